@@ -1,0 +1,29 @@
+"""Exceptions. Every message names the thing, what was expected, what came, and the way out."""
+
+
+class RdpgraphError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class ModelError(RdpgraphError, ValueError):
+    """A model, or a part of one, that cannot be built as declared."""
+
+
+class EvidenceError(RdpgraphError, ValueError):
+    """Evidence, or an assignment, that does not fit its model."""
+
+
+class ImpossibleEvidenceError(EvidenceError):
+    """A question with no answer because the evidence, or the whole model, has probability zero."""
+
+
+class FileFormatError(RdpgraphError, ValueError):
+    """A file that cannot be read; the message gives the place."""
+
+
+class BudgetError(RdpgraphError):
+    """A model that does not fit its memory or time budget; the message says by how much."""
+
+
+class UnsupportedError(RdpgraphError, NotImplementedError):
+    """A question that the chosen route cannot answer; the message names one that can."""

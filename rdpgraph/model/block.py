@@ -1,0 +1,193 @@
+"""The stored form of factors: blocks of like shape, scopes as numbers."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._types import Scopes
+from rdpgraph.errors import ModelError
+from rdpgraph.model.domain import Domain
+from rdpgraph.model.factor import Factor, FactorBlock, Slot
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable, VariableArray
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Factors of like shape.
+
+    Attributes:
+        scopes: (F, arity) numbers of variables.
+        potential: (*batch, *shape, sizes); if ``shape`` counts one, all factors share it.
+        shape: the potential's own block dims.
+        rows: (F,) for each factor its place in the flattened block dims; None: its own number.
+        declared: (F,) the place of each factor in the order of declaration.
+    """
+
+    scopes: Scopes
+    potential: Potential
+    shape: tuple[int, ...]
+    rows: Tensor | None
+    declared: Tensor
+
+    @property
+    def count(self) -> int:
+        """The number of factors."""
+        return self.scopes.shape[0]
+
+    @property
+    def arity(self) -> int:
+        """The number of slots."""
+        return self.scopes.shape[1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of states of each slot."""
+        return self.potential.slots(self.arity)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dims of the potential."""
+        lead = self.potential.lead(self.arity)
+        return lead[: max(len(lead) - len(self.shape), 0)]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all factors have one potential between them."""
+        return math.prod(self.shape) == 1
+
+    def select(self, rows: Tensor | None = None) -> Potential:
+        """The potential of some factors (all, if None): (*batch, F or 1, sizes)."""
+        if self.shared:
+            places = None
+        elif rows is None:
+            places = self.rows
+        else:
+            places = rows if self.rows is None else self.rows[rows]
+        return self.potential.select(self.shape, places, self.arity)
+
+    def unique(self) -> tuple[Tensor, Tensor | None]:
+        """The distinct tables (*batch, U, sizes), and which each factor has (None: U is 1 or F)."""
+        tables = self.potential.select(self.shape, None, self.arity).table(self.arity)
+        if tables.ndim == self.arity:
+            tables = tables.unsqueeze(0)
+        return tables, None if tables.shape[-self.arity - 1] == 1 else self.rows
+
+    @property
+    def slot_axis(self) -> int:
+        """The dim over factors of what `select` gives, from the end."""
+        return -self.arity - 1
+
+
+def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Block, ...]:
+    """Group factors of like shape; one table that many factors hold is stored once."""
+    singles: dict[object, list[tuple[Factor, int]]] = {}
+    blocks: list[Block] = []
+    declared = 0
+    for item in items:
+        if isinstance(item, Factor):
+            singles.setdefault(_group_key(item), []).append((item, declared))
+            declared += 1
+        else:
+            blocks.append(_declared_block(item, domain, declared))
+            declared += item.count
+    numbers = _numbers_by_name(domain)
+    for group in singles.values():
+        blocks.append(_grouped(group, numbers))
+    for block in blocks:
+        _refuse_repeats(block, domain)
+    return tuple(block for block in blocks if block.count)
+
+
+def _group_key(factor: Factor) -> object:
+    potential, arity = factor.potential, len(factor.variables)
+    if not isinstance(potential, Table):
+        return id(potential), arity
+    return (potential.shape, arity, potential.dtype, potential.device)
+
+
+def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
+    arity = len(group[0][0].variables)
+    scopes = [[numbers(v) for v in factor.variables] for factor, _ in group]
+    places = torch.tensor([place for _, place in group])
+    listed = torch.tensor(scopes, dtype=torch.long).reshape(len(group), arity)
+    tensors: dict[int, int] = {}
+    kept: list[Tensor] = []
+    rows: list[int] = []
+    for factor, _ in group:
+        potential = factor.potential
+        if not isinstance(potential, Table):
+            return Block(listed, potential, (), None, places)
+        row = tensors.setdefault(id(potential.log_values), len(kept))
+        if row == len(kept):
+            kept.append(potential.log_values)
+        rows.append(row)
+    if len(kept) == 1:
+        return Block(listed, group[0][0].potential, (), None, places)
+    stacked = Table(torch.stack(kept, dim=kept[0].ndim - arity))
+    own = None if len(kept) == len(group) else torch.tensor(rows)
+    return Block(listed, stacked, (len(kept),), own, places)
+
+
+def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
+    numbers = _numbers_by_name(domain)
+    columns = [_slot_numbers(slot, domain, numbers).expand(block.shape) for slot in block.scopes]
+    scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
+    places = torch.arange(declared, declared + block.count)
+    lead = block.potential.lead(len(block.scopes))
+    own = lead[max(len(lead) - len(block.shape), 0) :]
+    shared = math.prod(own) == 1
+    # The dims of a shared potential must still be told from its batch dims.
+    shape = (1,) * len(own) if shared and block.count != 1 else block.shape
+    return Block(scopes, block.potential, shape, None, places)
+
+
+def _slot_numbers(slot: Slot, domain: Domain, numbers: "_Numbers") -> Tensor:
+    if isinstance(slot, Variable | VariableArray):
+        return domain.numbers(slot)
+    return torch.tensor([numbers(variable) for variable in slot], dtype=torch.long)
+
+
+class _Numbers:
+    """The number of a variable, quickly: models in files have many single variables."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+        self._known = {
+            entry.name: start
+            for entry, start in zip(domain.entries, domain.starts, strict=False)
+            if isinstance(entry, Variable)
+        }
+
+    def __call__(self, variable: Variable) -> int:
+        known = self._known.get(variable.name)
+        return int(self._domain.numbers(variable)) if known is None else known
+
+
+def _numbers_by_name(domain: Domain) -> _Numbers:
+    return _Numbers(domain)
+
+
+def _refuse_repeats(block: Block, domain: Domain) -> None:
+    for i in range(block.arity):
+        for j in range(i):
+            same = (block.scopes[:, i] == block.scopes[:, j]).nonzero()
+            if len(same):
+                name = domain.variable(int(block.scopes[same[0, 0], i])).name
+                raise ModelError(
+                    f"A factor holds variable {name!r} in slots {j} and {i}; each variable once."
+                )
+
+
+def items_in_order(items: Iterable[Factor | FactorBlock]) -> Iterable[Variable | VariableArray]:
+    """The variables of factors in order of appearance."""
+    for item in items:
+        for slot in item.variables if isinstance(item, Factor) else item.scopes:
+            if isinstance(slot, Variable | VariableArray):
+                yield slot
+            else:
+                yield from slot

@@ -1,0 +1,154 @@
+"""The variables of a graph, numbered."""
+
+import difflib
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.variable import Variable, VariableArray
+
+Entry: TypeAlias = Variable | VariableArray
+Named: TypeAlias = Variable | VariableArray | str
+
+_MEMBER = re.compile(r"^(?P<array>.*)\[(?P<where>\d+(?:,\s*\d+)*)\]$", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Every variable of a graph under a number; the members of an array lie next to each other.
+
+    Attributes:
+        entries: single variables and whole arrays, in order of declaration.
+    """
+
+    entries: tuple[Entry, ...]
+
+    @staticmethod
+    def of(items: Iterable[Entry]) -> "Domain":
+        """The domain of variables, arrays and views of arrays, each entered once.
+
+        Raises:
+            ModelError: one name stands for two different things.
+        """
+        entries: dict[str, Entry] = {}
+        for item in items:
+            entry = _entry_of(item)
+            known = entries.setdefault(entry.name, entry)
+            if known is not entry and (known.states, known.shape) != (entry.states, entry.shape):
+                raise ModelError(
+                    f"Two variables named {entry.name!r} differ: {_brief(known)} and {_brief(entry)}."
+                )
+        return Domain(tuple(entries.values()))
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """The place of each entry."""
+        return {entry.name: place for place, entry in enumerate(self.entries)}
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each entry's first variable, and at the end their count."""
+        starts = [0]
+        for entry in self.entries:
+            starts.append(starts[-1] + math.prod(entry.shape))
+        return tuple(starts)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(V,) int64: the number of states of each variable."""
+        counts = torch.tensor([math.prod(entry.shape) for entry in self.entries], dtype=torch.long)
+        sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long)
+        return torch.repeat_interleave(sizes, counts)
+
+    @property
+    def count(self) -> int:
+        """The number of variables."""
+        return self.starts[-1]
+
+    def place(self, item: Named) -> int:
+        """The place of the entry that holds a variable, an array, or what a name stands for."""
+        if isinstance(item, str):
+            name = item if item in self.by_name else _split(item)[0]
+        else:
+            name = _entry_of(item).name if item.name not in self.by_name else item.name
+        if name not in self.by_name:
+            raise ModelError(self._unknown(item if isinstance(item, str) else item.name))
+        return self.by_name[name]
+
+    def numbers(self, item: Named) -> Tensor:
+        """The numbers of a variable (shape ``()``) or of an array's members (the array's shape)."""
+        place = self.place(item)
+        entry, start = self.entries[place], self.starts[place]
+        if isinstance(item, str):
+            if item == entry.name:
+                item = entry
+            elif isinstance(entry, VariableArray):
+                item = self._member(entry, item)
+        if isinstance(item, VariableArray):
+            if not isinstance(entry, VariableArray) or item.base.shape != entry.shape:
+                raise ModelError(
+                    f"{item.name!r} of shape {item.base.shape} is not the array of this graph: "
+                    f"{_brief(entry)}."
+                )
+            return start + item.positions
+        if isinstance(item, Variable) and isinstance(entry, VariableArray):
+            if item.home is None:
+                member = self._member(entry, item.name)
+                return self.numbers(member)
+            return torch.tensor(start + item.home[1])
+        return torch.tensor(start)
+
+    def variable(self, number: int) -> Variable:
+        """The variable of a number."""
+        place = bisect_right(self.starts, number) - 1
+        entry = self.entries[place]
+        return entry if isinstance(entry, Variable) else entry.member(number - self.starts[place])
+
+    def states_of(self, item: Named) -> int | tuple[str, ...]:
+        """The states that a variable, or each member of an array, has in this graph."""
+        return self.entries[self.place(item)].states
+
+    def _member(self, array: VariableArray, name: str) -> Variable:
+        where = _split(name)[1]
+        if len(where) != len(array.shape) or any(
+            i >= n for i, n in zip(where, array.shape, strict=True)
+        ):
+            raise ModelError(f"{name!r} is outside array {array.name!r} of shape {array.shape}.")
+        found = array[tuple(where)]
+        assert isinstance(found, Variable)
+        return found
+
+    def _unknown(self, name: str) -> str:
+        names = list(self.by_name)
+        close = difflib.get_close_matches(name, names[:20000], n=3)
+        shown = close or names[:5]
+        hint = "did you mean" if close else "it has"
+        listed = ", ".join(repr(known) for known in shown) or "no variables"
+        more = "" if close or len(names) <= 5 else f", ... ({len(names)} in all)"
+        return f"Variable {name!r} is not in this graph; {hint} {listed}{more}."
+
+
+def _entry_of(item: Entry) -> Entry:
+    if isinstance(item, VariableArray):
+        return item.base
+    return item if item.home is None else item.home[0]
+
+
+def _split(name: str) -> tuple[str, tuple[int, ...]]:
+    match = _MEMBER.match(name)
+    if match is None:
+        return name, ()
+    return match["array"], tuple(int(part) for part in match["where"].split(","))
+
+
+def _brief(entry: Entry) -> str:
+    shape = f" x {entry.shape}" if isinstance(entry, VariableArray) else ""
+    return f"{entry.size} states{shape}"

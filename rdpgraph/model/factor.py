@@ -1,0 +1,138 @@
+"""Factors, and blocks of alike factors."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.variable import Variable, VariableArray
+
+Slot: TypeAlias = Variable | VariableArray | Sequence[Variable]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A potential over variables, in the order of its slots.
+
+    Args:
+        variables: the scope; each variable once; may be empty (a constant).
+        potential: of shape (*batch, sizes of the variables).
+
+    Raises:
+        ModelError: the shapes do not fit, or a variable stands in two slots.
+    """
+
+    variables: tuple[Variable, ...]
+    potential: Potential
+
+    def __post_init__(self) -> None:
+        scope = (self.variables,) if isinstance(self.variables, Variable) else tuple(self.variables)
+        object.__setattr__(self, "variables", scope)
+        names = [_checked_variable(variable).name for variable in scope]
+        if len(set(names)) < len(names):
+            raise ModelError(f"Factor over {names} names a variable twice.")
+        _check_slots(f"Factor over {names}", [v.size for v in scope], self.potential)
+
+
+@dataclass(frozen=True, eq=False)
+class FactorBlock:
+    """Many alike factors at once: one slot per variable of the scope, each an array of variables.
+
+    Args:
+        scopes: per slot a `VariableArray` (or a view of one), a list of variables, or one
+            variable that stands in every factor. Their shapes broadcast to the block's shape.
+        potential: of shape (*batch, *block, sizes): the dims before the slots broadcast against
+            the block's shape from the right; what is left over in front is batch dims.
+
+    Raises:
+        ModelError: the shapes do not fit, or a factor would hold a variable twice.
+
+    Example:
+        >>> from rdpgraph.model.table import Table
+        >>> pixels = VariableArray("pixel", (4, 6), 2)
+        >>> FactorBlock((pixels[:, :-1], pixels[:, 1:]), Table(torch.zeros(2, 2))).shape
+        (4, 5)
+    """
+
+    scopes: tuple[Slot, ...]
+    potential: Potential
+
+    def __post_init__(self) -> None:
+        single = isinstance(self.scopes, Variable | VariableArray)
+        scopes = (self.scopes,) if single else tuple(self.scopes)
+        scopes = tuple(s if isinstance(s, Variable | VariableArray) else tuple(s) for s in scopes)
+        object.__setattr__(self, "scopes", scopes)
+        name = f"FactorBlock over {self.slot_names}"
+        if not scopes:
+            raise ModelError("FactorBlock needs at least one slot; use Factor for a constant.")
+        sizes = [_slot_size(name, slot) for slot in scopes]
+        _check_slots(name, sizes, self.potential)
+        block, lead = self.shape, self.potential.lead(len(scopes))
+        own = lead[max(len(lead) - len(block), 0) :]
+        for have, want in zip(reversed(own), reversed(block), strict=False):
+            if have not in (1, want):
+                raise ModelError(
+                    f"{name} has shape {block}; its potential's leading dims {lead} must broadcast "
+                    "to that from the right, batch dims in front (use size 1 to share a table)."
+                )
+
+    @property
+    def slot_names(self) -> list[str]:
+        """A name for each slot."""
+        return [
+            slot.name if isinstance(slot, Variable | VariableArray) else f"{len(slot)} variables"
+            for slot in self.scopes
+        ]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The block's dims: one factor for each element."""
+        shapes = [
+            slot.shape if isinstance(slot, Variable | VariableArray) else (len(slot),)
+            for slot in self.scopes
+        ]
+        try:
+            return tuple(torch.broadcast_shapes(*shapes))
+        except RuntimeError:
+            raise ModelError(
+                f"FactorBlock over {self.slot_names} needs slots whose shapes broadcast; got {shapes}."
+            ) from None
+
+    @property
+    def count(self) -> int:
+        """The number of factors."""
+        return math.prod(self.shape)
+
+
+def _checked_variable(variable: object) -> Variable:
+    if not isinstance(variable, Variable):
+        kind = type(variable).__name__
+        hint = "; use FactorBlock for arrays" if isinstance(variable, VariableArray) else ""
+        raise ModelError(f"A Factor's scope is a tuple of Variables; got {kind}{hint}.")
+    return variable
+
+
+def _slot_size(name: str, slot: Slot) -> int:
+    if isinstance(slot, Variable | VariableArray):
+        return slot.size
+    sizes = {_checked_variable(variable).size for variable in slot}
+    if len(sizes) != 1:
+        raise ModelError(f"{name} needs variables of one size in a slot; got sizes {sorted(sizes)}.")
+    return sizes.pop()
+
+
+def _check_slots(name: str, sizes: Sequence[int], potential: object) -> None:
+    if not isinstance(potential, Potential):
+        raise ModelError(
+            f"{name} needs a Potential, such as rdpgraph.Table(log_values); "
+            f"got {type(potential).__name__}."
+        )
+    if len(potential.shape) < len(sizes) or potential.slots(len(sizes)) != tuple(sizes):
+        raise ModelError(
+            f"{name} needs a potential of shape {tuple(sizes)} (batch dims in front); "
+            f"got {potential.shape}."
+        )

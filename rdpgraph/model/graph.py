@@ -1,0 +1,262 @@
+"""The factor graph: what a user declares, and every engine reads."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.block import Block, blocks_of, items_in_order
+from rdpgraph.model.domain import Domain, Entry, Named
+from rdpgraph.model.evidence import MISSING, states_given
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.support import Support
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable, VariableArray
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class FactorGraph:
+    """A discrete graphical model: p(x) is proportional to the exponential of the summed log-values.
+
+    Frozen; `condition`, `with_factors` and `restrict` return new graphs that share the tables.
+    Directed models are the special case in which each factor is a conditional table.
+
+    Args:
+        factors: `Factor` and `FactorBlock` objects; alike ones are grouped.
+        variables: further variables, or an order for all of them; those that no factor holds are
+            uniform.
+
+    Raises:
+        ModelError: two different variables of one name, or batch dims that do not broadcast.
+
+    Example:
+        >>> rain, wet = Variable("rain", ("no", "yes")), Variable("wet", 2)
+        >>> FactorGraph([
+        ...     Factor((rain,), Table(torch.tensor([0.8, 0.2]).log())),
+        ...     Factor((rain, wet), Table(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log())),
+        ... ])
+        FactorGraph of 2 variables and 2 factors
+          variables: rain (no, yes); wet (2 states)
+          factors: 1 of shape (2,); 1 of shape (2, 2)
+    """
+
+    domain: Domain
+    blocks: tuple[Block, ...]
+    observed: Tensor | None
+    batch_shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        factors: Iterable[Factor | FactorBlock],
+        variables: Iterable[Variable | VariableArray] = (),
+    ) -> None:
+        items = list(factors)
+        for item in items:
+            if not isinstance(item, Factor | FactorBlock):
+                raise ModelError(
+                    f"FactorGraph needs Factors and FactorBlocks; got {type(item).__name__}."
+                )
+        domain = Domain.of([*variables, *items_in_order(items)])
+        self._set(domain, blocks_of(items, domain), None)
+
+    def _set(self, domain: Domain, blocks: tuple[Block, ...], observed: Tensor | None) -> None:
+        shapes = [block.batch_shape for block in blocks]
+        if observed is not None:
+            shapes.append(tuple(observed.shape[:-1]))
+        try:
+            batch = tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
+        except RuntimeError:
+            kinds = sorted(set(shapes))
+            raise ModelError(f"Batch dims must broadcast; factors and evidence have {kinds}.") from None
+        for name, value in (
+            ("domain", domain), ("blocks", blocks), ("observed", observed), ("batch_shape", batch)
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_blocks(
+        cls, domain: Domain, blocks: Iterable[Block], observed: Tensor | None = None
+    ) -> Self:
+        """A graph of blocks that are already numbered."""
+        graph = cls.__new__(cls)
+        graph._set(domain, tuple(blocks), observed)
+        return graph
+
+    @property
+    def variables(self) -> tuple[Entry, ...]:
+        """The variables and arrays, in order of declaration."""
+        return self.domain.entries
+
+    @property
+    def num_variables(self) -> int:
+        """How many variables, members of arrays counted."""
+        return self.domain.count
+
+    @property
+    def num_factors(self) -> int:
+        """How many factors."""
+        return sum(block.count for block in self.blocks)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The widest floating type among the potentials."""
+        types = [block.potential.dtype for block in self.blocks]
+        widest = types[0] if types else torch.get_default_dtype()
+        for other in types[1:]:
+            widest = torch.promote_types(widest, other)
+        return widest
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the potentials live.
+
+        Raises:
+            ModelError: they live on different devices.
+        """
+        devices = {block.potential.device for block in self.blocks}
+        if len(devices) > 1:
+            raise ModelError(f"Potentials live on different devices: {sorted(map(str, devices))}.")
+        return devices.pop() if devices else torch.device("cpu")
+
+    def condition(self, evidence: Mapping[Named, Any]) -> "FactorGraph":
+        """The graph with some variables observed; log Z becomes the evidence's log-mass.
+
+        Args:
+            evidence: from variables (or names) to states: an index or a state's name; a batch of
+                evidence rows as a tensor or list, missing entries -1 (or None in a list); for an
+                array a tensor (*batch, *shape). Soft evidence is a unary factor: `with_factors`.
+
+        Raises:
+            EvidenceError: a state that the variable lacks, a shape that does not fit, or a
+                different state of a variable that is observed already.
+            ModelError: an unknown variable.
+        """
+        states = states_given(evidence, self.domain)
+        if self.observed is not None:
+            try:
+                earlier, states = torch.broadcast_tensors(self.observed, states)
+            except RuntimeError:
+                raise EvidenceError(
+                    f"Evidence of batch shape {tuple(states.shape[:-1])} does not broadcast with "
+                    f"that given before, {tuple(self.observed.shape[:-1])}."
+                ) from None
+            clash = (earlier != MISSING) & (states != MISSING) & (earlier != states)
+            if bool(clash.any()):
+                name = self.domain.variable(int(clash.nonzero()[0, -1])).name
+                raise EvidenceError(f"Variable {name!r} is observed already, in another state.")
+            states = torch.where(states == MISSING, earlier, states)
+        return FactorGraph.from_blocks(self.domain, self.blocks, states)
+
+    def with_factors(self, *factors: Factor | FactorBlock) -> "FactorGraph":
+        """The graph with more factors, and the variables that only they hold."""
+        more = FactorGraph(factors, variables=self.variables)
+        observed = self.observed
+        if observed is not None:
+            observed = torch.nn.functional.pad(
+                observed, (0, more.num_variables - self.num_variables), value=MISSING
+            )
+        before = self.num_factors
+        added = (
+            Block(b.scopes, b.potential, b.shape, b.rows, b.declared + before) for b in more.blocks
+        )
+        return FactorGraph.from_blocks(more.domain, (*self.blocks, *added), observed)
+
+    def restrict(self, supports: Mapping[Named, Support]) -> "FactorGraph":
+        """The graph on a few states of each variable, their log-weights as unary factors.
+
+        Potentials are evaluated on the chosen states only. See `rdpgraph.model.restriction`.
+        """
+        from rdpgraph.model.restriction import restricted
+
+        return restricted(self, supports)
+
+    def score(self, assignment: Mapping[Named, Any]) -> Tensor:
+        """The summed log-values of complete assignments (nats), unnormalised; differentiable.
+
+        Args:
+            assignment: as for `condition`, in every variable that is not observed. Leading dims
+                broadcast against the batch dims, so that n samples of shape (n, *batch) score
+                as (n, *batch).
+
+        Returns:
+            (*batch,); -inf where a configuration is impossible or contradicts the evidence.
+
+        Raises:
+            EvidenceError: a variable has no state.
+        """
+        states = states_given(assignment, self.domain)
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        if self.observed is not None:
+            observed, states = torch.broadcast_tensors(self.observed, states)
+            clash = ((observed != MISSING) & (states != MISSING) & (observed != states)).any(-1)
+            states = torch.where(states == MISSING, observed, states)
+            total = total + torch.where(clash, -math.inf, 0.0).to(total)
+        lacking = (states == MISSING).reshape(-1, self.num_variables).any(0).nonzero()
+        if len(lacking):
+            name = self.domain.variable(int(lacking[0])).name
+            raise EvidenceError(
+                f"An assignment gives every variable a state; {len(lacking)} have none, {name!r} first."
+            )
+        for block in self.blocks:
+            chosen = states[..., block.scopes].to(self.device)
+            slots = [chosen[..., slot].unsqueeze(-1) for slot in range(block.arity)]
+            values = block.select().evaluate(slots)
+            values = values.reshape(values.shape[: values.ndim - block.arity] or (1,))
+            total = total + values.expand(*values.shape[:-1], block.count).sum(-1)
+        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+
+    def factors(self) -> Iterator[Factor]:
+        """Every factor with a table of its own, in order of declaration."""
+        found: list[tuple[int, int, int]] = []
+        tables = [block.select().table(block.arity) for block in self.blocks]
+        for place, block in enumerate(self.blocks):
+            found.extend((number, place, row) for row, number in enumerate(block.declared.tolist()))
+        scopes = [block.scopes.tolist() for block in self.blocks]
+        for _, place, row in sorted(found):
+            block, table = self.blocks[place], tables[place]
+            if table.ndim > block.arity:
+                axis = table.ndim - block.arity - 1
+                table = table.select(axis, row if table.shape[axis] > 1 else 0)
+            variables = tuple(self.domain.variable(number) for number in scopes[place][row])
+            yield Factor(variables, Table(table))
+
+    def to(self, *args: Any) -> "FactorGraph":
+        """The graph with its tables on another device or of another floating type."""
+        items = [
+            Block(b.scopes, Table(b.potential.table(b.arity).to(*args)), b.shape, b.rows, b.declared)
+            for b in self.blocks
+        ]
+        return FactorGraph.from_blocks(self.domain, items, self.observed)
+
+    def __repr__(self) -> str:
+        lines = [f"FactorGraph of {self.num_variables:,} variables and {self.num_factors:,} factors"]
+        if self.batch_shape:
+            lines[0] += f", batch {self.batch_shape}"
+        lines.append(f"  variables: {_some([_described(entry) for entry in self.variables])}")
+        kinds = [
+            f"{b.count:,} of shape {b.sizes}{' (one table)' if b.shared and b.count > 1 else ''}"
+            for b in self.blocks
+        ]
+        lines.append(f"  factors: {_some(kinds)}")
+        if self.observed is not None:
+            seen = (self.observed != MISSING).reshape(-1, self.num_variables).any(0)
+            lines.append(f"  observed: {int(seen.sum()):,} variables")
+        return "\n".join(lines)
+
+
+def _described(entry: Entry) -> str:
+    if isinstance(entry, VariableArray):
+        return f"{entry.name} {entry.shape} of {entry.size} states"
+    if isinstance(entry.states, tuple) and len(entry.states) <= 4:
+        return f"{entry.name} ({', '.join(entry.states)})"
+    return f"{entry.name} ({entry.size} states)"
+
+
+def _some(parts: Sequence[str], most: int = 6) -> str:
+    shown = "; ".join(parts[:most]) or "none"
+    return shown if len(parts) <= most else f"{shown}; and {len(parts) - most:,} more"

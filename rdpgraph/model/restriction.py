@@ -1,0 +1,153 @@
+"""Restriction of a graph to supports: the rewrite that randomized estimators make."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain, Entry, Named
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.support import Support
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """The states kept, for variables that keep equally many.
+
+    ``states`` and ``log_weights`` are (*batch, members, kept); a variable's row is ``row[number]``.
+    """
+
+    states: Tensor
+    log_weights: Tensor
+
+
+def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorGraph:
+    """The graph on the kept states of each variable.
+
+    A variable without a support keeps all its states; a variable observed in every row keeps that
+    one. Weights become unary factors. Factors are evaluated on the chosen states only, so cost and
+    memory are those of the smaller tables; gradients flow through the potentials and not through
+    the choice.
+
+    Raises:
+        ModelError: a support names a state out of range, or is of the wrong shape.
+        EvidenceError: a variable is observed in some rows only; restrict first, then condition.
+    """
+    given = _by_entry(graph, supports)
+    entries: list[Entry] = []
+    rows = torch.zeros(graph.num_variables, dtype=torch.long)
+    sizes = torch.zeros(graph.num_variables, dtype=torch.long)
+    groups: dict[int, list[Support]] = {}
+    counts: dict[int, int] = {}
+    weighted: list[tuple[Tensor, Support]] = []
+    for place, entry in enumerate(graph.variables):
+        numbers = graph.domain.numbers(entry).reshape(-1)
+        support = given.get(place)
+        if support is None:
+            everything = torch.arange(entry.size).expand(len(numbers), -1)
+            flat = Support(everything, torch.zeros(1).expand_as(everything))
+            entries.append(entry)
+        else:
+            batch = support.states.ndim - len(entry.shape) - 1
+            flat = Support(
+                support.states.flatten(batch, -2) if entry.shape else support.states.unsqueeze(-2),
+                support.log_weights.flatten(batch, -2)
+                if entry.shape
+                else support.log_weights.unsqueeze(-2),
+            )
+            weighted.append((numbers, flat))
+            entries.append(_shrunk(entry, support))
+        kept = flat.kept
+        sizes[numbers] = kept
+        rows[numbers] = counts.get(kept, 0) + torch.arange(len(numbers))
+        counts[kept] = counts.get(kept, 0) + len(numbers)
+        groups.setdefault(kept, []).append(flat)
+    kept_states = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
+    blocks = [b for block in graph.blocks for b in _restricted(block, sizes, rows, kept_states)]
+    declared = graph.num_factors
+    for numbers, flat in weighted:
+        weights = flat.log_weights.to(dtype=graph.dtype, device=graph.device)
+        places = torch.arange(declared, declared + len(numbers))
+        declared += len(numbers)
+        blocks.append(
+            Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places)
+        )
+    return FactorGraph.from_blocks(Domain(tuple(entries)), blocks)
+
+
+def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int, Support]:
+    given: dict[int, Support] = {}
+    for item, support in supports.items():
+        place = graph.domain.place(item)
+        entry = graph.variables[place]
+        if tuple(graph.domain.numbers(item).shape) != entry.shape:
+            raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
+        own = support.states.shape[: -1]
+        if len(own) < len(entry.shape) or tuple(own[len(own) - len(entry.shape) :]) != entry.shape:
+            raise ModelError(
+                f"The support of {entry.name!r} needs shape (*batch, *{entry.shape}, kept); "
+                f"got {tuple(support.states.shape)}."
+            )
+        low, high = (int(bound) for bound in support.states.aminmax())
+        if low < 0 or high >= entry.size:
+            raise ModelError(
+                f"The support of {entry.name!r} names state {low if low < 0 else high}; "
+                f"it has states 0 to {entry.size - 1}."
+            )
+        given[place] = support
+    if graph.observed is None:
+        return given
+    seen = graph.observed != MISSING
+    for place, entry in enumerate(graph.variables):
+        numbers = graph.domain.numbers(entry)
+        here = seen[..., numbers]
+        if bool(here.all()) and here.numel():
+            states = graph.observed[..., numbers].unsqueeze(-1)
+            given[place] = Support(states, torch.zeros_like(states, dtype=graph.dtype))
+        elif bool(here.any()):
+            raise EvidenceError(
+                f"Variable {entry.name!r} is observed in part; restrict the graph, then condition."
+            )
+    return given
+
+
+def _shrunk(entry: Entry, support: Support) -> Entry:
+    states: int | tuple[str, ...] = support.kept
+    named = isinstance(entry, Variable) and isinstance(entry.states, tuple)
+    if named and support.states.ndim == 1:
+        names = [entry.states[int(i)] for i in support.states]
+        states = tuple(names) if len(set(names)) == len(names) else states
+    if isinstance(entry, Variable):
+        return Variable(entry.name, states)
+    return type(entry)(entry.name, entry.shape, states)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+    return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
+
+
+def _restricted(
+    block: Block, sizes: Tensor, rows: Tensor, kept_states: dict[int, Tensor]
+) -> list[Block]:
+    """A block on the kept states, split by how many each slot keeps."""
+    new_sizes, group = torch.unique(sizes[block.scopes], dim=0, return_inverse=True)
+    result: list[Block] = []
+    for number, kept in enumerate(new_sizes.tolist()):
+        members = (group == number).nonzero().flatten()
+        scopes = block.scopes[members]
+        slots = [kept_states[k][..., rows[scopes[:, slot]], :] for slot, k in enumerate(kept)]
+        whole = len(new_sizes) == 1
+        values = block.select(None if whole else members).evaluate(slots)
+        if values.ndim == block.arity:
+            values = values.unsqueeze(0)
+        shape = (values.shape[block.slot_axis],)
+        table = Table(values)
+        result.append(Block(scopes, table, shape, None, block.declared[members]))
+    return result

@@ -1,0 +1,132 @@
+"""Potentials that list their possible configurations."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potential import Decomposition, Potential, select_lead
+from rdpgraph.model.table import checked_log_values
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Potential):
+    """Listed configurations with their log-values (nats); every other one is impossible.
+
+    Memory is the list's: a parity check over 60 binary variables or a tuple constraint over
+    variables of a thousand states costs what it lists. The exact engine joins a long one to its
+    variables by an auxiliary variable instead of forming its table.
+
+    Args:
+        configurations: (C, n) int64, the states of each listed configuration; none twice.
+        log_values: (*lead, C) floating.
+        sizes: the number of states of each slot.
+
+    Raises:
+        ModelError: shapes that disagree, a state out of range, a configuration listed twice.
+
+    Example:
+        >>> same = Sparse(torch.tensor([[0, 0], [1, 1]]), torch.zeros(2), (2, 2))
+        >>> same.table(2).exp().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    configurations: Tensor
+    log_values: Tensor
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        checked_log_values("Sparse", self.log_values)
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        listed = self.configurations
+        if listed.ndim != 2 or listed.shape[1] != len(self.sizes) or listed.is_floating_point():
+            raise ModelError(
+                f"Sparse over {len(self.sizes)} slots needs integer configurations of shape "
+                f"(C, {len(self.sizes)}); got {tuple(listed.shape)} of {listed.dtype}."
+            )
+        if self.log_values.ndim < 1 or self.log_values.shape[-1] != len(listed):
+            raise ModelError(
+                f"Sparse with {len(listed)} configurations needs log-values of shape "
+                f"(..., {len(listed)}); got {tuple(self.log_values.shape)}."
+            )
+        limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
+        if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):
+            raise ModelError(f"Sparse of sizes {self.sizes} lists a state out of range.")
+        if len(torch.unique(listed, dim=0)) < len(listed):
+            raise ModelError(f"Sparse of sizes {self.sizes} lists a configuration twice.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading dims, then the number of states of each slot."""
+        return (*self.log_values.shape[:-1], *self.sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the log-values."""
+        return self.log_values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the log-values live."""
+        return self.log_values.device
+
+    @cached_property
+    def _levels(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The configurations as a prefix tree: per slot the sorted codes (parent, state)."""
+        listed = self.configurations.to(self.device).long()
+        rank = torch.zeros(len(listed), dtype=torch.long, device=self.device)
+        levels: list[Tensor] = []
+        for slot, size in enumerate(self.sizes):
+            codes, rank = torch.unique(rank * size + listed[:, slot], return_inverse=True)
+            levels.append(codes)
+        return tuple(levels), torch.argsort(rank)
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: a walk down a prefix tree, O(grid log C) a slot."""
+        levels, order = self._levels
+        lead = torch.broadcast_shapes(*(s.shape[:-1] for s in states)) if states else ()
+        rank = torch.zeros(lead, dtype=torch.long, device=self.device)
+        found = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
+        for codes, size, chosen in zip(levels, self.sizes, states, strict=True):
+            slot = rank.ndim - len(lead)
+            spread = chosen.to(self.device).reshape(
+                *chosen.shape[:-1], *(1,) * slot, chosen.shape[-1]
+            )
+            wanted = rank.unsqueeze(-1) * size + spread
+            rank = torch.searchsorted(codes, wanted).clamp(max=max(len(codes) - 1, 0))
+            matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
+            found = found.unsqueeze(-1) & matches
+        if not len(order):
+            return self.log_values.new_full((*self._joint_lead(lead), *found.shape[len(lead):]), -math.inf)
+        joint = self._joint_lead(lead)
+        grid = found.shape[len(lead) :]
+        place = order[rank].expand(*joint, *grid).reshape(*joint, -1)
+        values = self.log_values.expand(*joint, -1).gather(-1, place).reshape(*joint, *grid)
+        return torch.where(found, values, -math.inf)
+
+    def _joint_lead(self, lead: Sequence[int]) -> torch.Size:
+        return torch.broadcast_shapes(self.log_values.shape[:-1], lead)
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Sparse":
+        """The potentials of some factors of a block; they share one list of configurations."""
+        values = select_lead(self.log_values, trailing=1, block=block, rows=rows)
+        return Sparse(self.configurations, values, self.sizes)
+
+    def decompose(self) -> Decomposition | None:
+        """One auxiliary state per configuration, where that is smaller than the table."""
+        count = len(self.configurations)
+        dense, linked = math.prod(self.sizes), count * (sum(self.sizes) + 1)
+        if dense <= max(4096, linked) or not count:
+            return None
+        listed = self.configurations.to(self.device)
+        links = tuple(
+            torch.full((count, size), -math.inf, dtype=self.dtype, device=self.device).scatter(
+                1, listed[:, slot : slot + 1].long(), 0.0
+            )
+            for slot, size in enumerate(self.sizes)
+        )
+        return Decomposition(self.log_values, links)

@@ -1,0 +1,95 @@
+"""Dense log-tables."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potential import Potential, select_lead
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Potential):
+    """A dense table of log-values (nats); -inf is a hard zero.
+
+    Args:
+        log_values: (*lead, k_1, ..., k_n), floating; leading dims are batch dims or factors of a
+            block. Gradients flow to it.
+
+    Raises:
+        ModelError: not a floating tensor, or it holds NaN or +inf.
+
+    Example:
+        >>> Table(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()).shape
+        (2, 2)
+    """
+
+    log_values: Tensor
+
+    def __post_init__(self) -> None:
+        checked_log_values("Table", self.log_values)
+
+    @classmethod
+    def from_probabilities(cls, values: Tensor) -> "Table":
+        """The table of non-negative values, normalised or not; zeros become -inf.
+
+        The gradient with respect to a value of exactly zero is zero.
+        """
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            raise ModelError(f"Table.from_probabilities needs a floating tensor; got {values!r:.80}.")
+        if not bool((values >= 0).all()):
+            raise ModelError("Table.from_probabilities needs values >= 0; got a negative one or NaN.")
+        positive = values > 0
+        logs = torch.where(positive, values, torch.ones_like(values)).log()
+        return cls(torch.where(positive, logs, -math.inf))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading dims, then the number of states of each slot."""
+        return tuple(self.log_values.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the log-values."""
+        return self.log_values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the log-values live."""
+        return self.log_values.device
+
+    def table(self, arity: int) -> Tensor:
+        """The log-values themselves."""
+        return self.log_values
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states, by indexing; cost and memory of the result."""
+        arity = len(states)
+        leads = torch.broadcast_shapes(self.lead(arity), *(s.shape[:-1] for s in states))
+        values = self.log_values.expand(*leads, *self.slots(arity))
+        index: list[Tensor] = []
+        for dim, size in enumerate(leads):
+            places = torch.arange(size, device=self.device)
+            index.append(places.reshape(-1, *(1,) * (len(leads) - dim - 1 + arity)))
+        for slot, chosen in enumerate(states):
+            dims = (*chosen.shape[:-1], *(1,) * slot, chosen.shape[-1], *(1,) * (arity - slot - 1))
+            index.append(chosen.to(self.device).reshape(dims))
+        return values[tuple(index)] if index else values
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
+        """The tables of some factors of a block."""
+        return Table(select_lead(self.log_values, trailing=arity, block=block, rows=rows))
+
+
+def checked_log_values(name: str, log_values: Tensor) -> None:
+    """Refuse what cannot be log-values: not a floating tensor, NaN, +inf."""
+    if not isinstance(log_values, Tensor):
+        raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
+    if not log_values.is_floating_point():
+        raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
+    if not bool((log_values.detach() < math.inf).all()):
+        kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
+        raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")

@@ -1,0 +1,190 @@
+"""Variables, and named arrays of variables."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A discrete random variable: a name, and its states.
+
+    Two variables of the same name are the same variable; a graph refuses two of one name that
+    disagree about their states.
+
+    Args:
+        name: the identity of the variable.
+        states: how many states it has, or their names in order.
+
+    Example:
+        >>> rain = Variable("rain", ("no", "yes"))
+        >>> rain.size, rain.index_of("yes")
+        (2, 1)
+    """
+
+    name: str
+    states: int | tuple[str, ...]
+    home: "tuple[VariableArray, int] | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "states", _checked_states(self.name, self.states))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Variable) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def size(self) -> int:
+        """The number of states."""
+        return self.states if isinstance(self.states, int) else len(self.states)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``()``: a variable is an array of variables with no dims."""
+        return ()
+
+    def index_of(self, state: int | str) -> int:
+        """The index of a state given by index or by name.
+
+        Raises:
+            EvidenceError: the variable has no such state.
+        """
+        return state_index(self.name, self.states, state)
+
+
+@dataclass(frozen=True, eq=False)
+class VariableArray:
+    """A named array of alike variables, sliced as a tensor is, for models with millions of them.
+
+    ``pixels[1:, :]`` is a view of the same variables; ``pixels[3, 4]`` is the single
+    `Variable` named ``"pixel[3, 4]"``.
+
+    Args:
+        name: the identity of the array.
+        shape: its dims.
+        states: how many states every member has, or their names in order.
+
+    Example:
+        >>> pixels = VariableArray("pixel", (4, 6), 2)
+        >>> pixels[:, :-1].shape, pixels[0, 1].name
+        ((4, 5), 'pixel[0, 1]')
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    states: int | tuple[str, ...]
+    view: "tuple[VariableArray, Tensor] | None" = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        if not shape or any(not isinstance(n, int) or n < 0 for n in shape):
+            raise ModelError(
+                f"VariableArray {self.name!r} needs a shape of one or more sizes >= 0; got {shape}."
+            )
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "states", _checked_states(self.name, self.states))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, VariableArray):
+            return False
+        if self.name != other.name or self.shape != other.shape:
+            return False
+        return torch.equal(self.positions, other.positions)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.shape))
+
+    @property
+    def size(self) -> int:
+        """The number of states of every member."""
+        return self.states if isinstance(self.states, int) else len(self.states)
+
+    @property
+    def base(self) -> "VariableArray":
+        """The whole array that this one is a view of (itself, if it is whole)."""
+        return self if self.view is None else self.view[0]
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Where in the flattened base each member lies: int64, of this array's shape."""
+        if self.view is not None:
+            return self.view[1]
+        return torch.arange(math.prod(self.shape)).reshape(self.shape)
+
+    def __getitem__(self, key: Any) -> "VariableArray | Variable":
+        try:
+            positions = self.positions[key]
+        except (IndexError, TypeError) as error:
+            message = f"VariableArray {self.name!r} of shape {self.shape}: {error}"
+            raise IndexError(message) from None
+        if positions.ndim:
+            return VariableArray(
+                self.name, tuple(positions.shape), self.states, view=(self.base, positions)
+            )
+        return self.base.member(int(positions))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def member(self, position: int) -> Variable:
+        """The variable at a position of the flattened base array."""
+        rest, where = position, list[str]()
+        for size in reversed(self.base.shape):
+            rest, here = divmod(rest, size)
+            where.append(str(here))
+        name = f"{self.name}[{', '.join(reversed(where))}]"
+        return Variable(name, self.states, home=(self.base, position))
+
+    def index_of(self, state: int | str) -> int:
+        """The index of a state given by index or by name."""
+        return state_index(self.name, self.states, state)
+
+
+def state_index(name: str, states: int | tuple[str, ...], state: int | str) -> int:
+    """The index of a state of a variable, given by index or by name."""
+    size = states if isinstance(states, int) else len(states)
+    if isinstance(state, str):
+        if isinstance(states, tuple) and state in states:
+            return states.index(state)
+        known = f"{size} unnamed states" if isinstance(states, int) else _listed(states)
+        raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
+    if not 0 <= state < size:
+        raise EvidenceError(
+            f"Variable {name!r} has states 0 to {size - 1}; got {state}."
+        )
+    return int(state)
+
+
+def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, ...]:
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"A variable's name is a non-empty string; got {name!r}.")
+    if isinstance(states, bool) or isinstance(states, str):
+        raise ModelError(
+            f"Variable {name!r} needs a number of states or a tuple of their names; got {states!r}."
+        )
+    if isinstance(states, int):
+        if states < 1:
+            raise ModelError(f"Variable {name!r} needs at least one state; got {states}.")
+        return states
+    names = tuple(states)
+    if not names:
+        raise ModelError(f"Variable {name!r} needs at least one state; got none.")
+    if any(not isinstance(state, str) for state in names):
+        raise ModelError(f"Variable {name!r} needs strings as state names; got {names!r}.")
+    if len(set(names)) < len(names):
+        raise ModelError(f"Variable {name!r} has a state name twice: {_listed(names)}.")
+    return names
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"
