@@ -1,0 +1,35 @@
+"""Models, evidence and results in files: UAI, BIF, networkx."""
+
+from rdpgraph.io.bif import parse_bif, read_bif
+from rdpgraph.io.bif_text import format_bif, write_bif
+from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
+from rdpgraph.io.files import read, write
+from rdpgraph.io.graphs import from_networkx, to_networkx
+from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
+from rdpgraph.io.text import read_text, write_text_atomically
+from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
+
+__all__ = [
+    "format_bif",
+    "format_map",
+    "format_mar",
+    "format_mmap",
+    "format_pr",
+    "format_uai",
+    "from_networkx",
+    "parse_bif",
+    "parse_evidence",
+    "parse_query",
+    "parse_uai",
+    "read",
+    "read_bif",
+    "read_evidence",
+    "read_query",
+    "read_text",
+    "read_uai",
+    "to_networkx",
+    "write",
+    "write_bif",
+    "write_text_atomically",
+    "write_uai",
+]

@@ -1,0 +1,1 @@
+"""The built-in structures; importing this registers them."""

@@ -1,0 +1,96 @@
+"""Generalised arc consistency: states that no configuration allows are found before planning."""
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 24  # cells of the joint tables looked at together
+
+
+class Possible:
+    """Which states of which variables are still possible: one flat mask over all states.
+
+    Attributes:
+        starts: (V + 1,) where each variable's states begin.
+        mask: (total states,) bool.
+    """
+
+    def __init__(self, sizes: Tensor) -> None:
+        zero = torch.zeros(1, dtype=torch.long)
+        self.starts = torch.cat([zero, sizes.cumsum(0)])
+        self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool)
+
+    def places(self, numbers: Tensor, size: int) -> Tensor:
+        """(*numbers, size): where the states of variables lie in the mask."""
+        return self.starts[numbers].unsqueeze(-1) + torch.arange(size)
+
+    def allow_only(self, number: int, states: Tensor) -> None:
+        """Strike out every state of a variable but these."""
+        start, stop = int(self.starts[number]), int(self.starts[number + 1])
+        keep = torch.zeros(stop - start, dtype=torch.bool)
+        keep[states] = True
+        self.mask[start:stop] &= keep
+
+    def counts(self) -> Tensor:
+        """(V,) how many states each variable has left."""
+        total = torch.cat([torch.zeros(1, dtype=torch.long), self.mask.long().cumsum(0)])
+        return total[self.starts[1:]] - total[self.starts[:-1]]
+
+
+def strike_impossible(
+    possible: Possible, factors: list[tuple[Tensor, Tensor, Tensor | None]]
+) -> None:
+    """Strike out the states that some factor rules out, until nothing changes.
+
+    Exact: a struck state has probability zero. Hard zeros propagate from factor to factor as in a
+    constraint network (Mackworth 1977, generalised to any arity); only factors next to a change
+    are looked at again.
+
+    Args:
+        possible: changed in place.
+        factors: per block the scopes (F, n), the allowed configurations (U, *sizes) as bools, and
+            the row of U that each factor has (None: U is 1 or F).
+    """
+    work = [_with_zeros(*factor) for factor in factors]
+    changed = torch.ones(len(possible.starts) - 1, dtype=torch.bool)
+    while bool(changed.any()):
+        struck = torch.zeros_like(changed)
+        for scopes, allowed, rows in work:
+            if not len(scopes):
+                continue
+            active = changed[scopes].any(1).nonzero().flatten()
+            if len(active):
+                _revise(possible, scopes[active], allowed, rows[active], struck)
+        changed = struck
+
+
+def _with_zeros(
+    scopes: Tensor, allowed: Tensor, rows: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Only the factors that rule something out; the others never strike a state."""
+    count = len(scopes)
+    if rows is None:
+        rows = torch.arange(count) if len(allowed) > 1 else torch.zeros(count, dtype=torch.long)
+    some = ~allowed.flatten(1).all(1) if scopes.shape[1] else torch.zeros(len(allowed)).bool()
+    chosen = some[rows].nonzero().flatten()
+    return scopes[chosen], allowed, rows[chosen]
+
+
+def _revise(
+    possible: Possible, scopes: Tensor, allowed: Tensor, rows: Tensor, struck: Tensor
+) -> None:
+    sizes = tuple(allowed.shape[1:])
+    step = max(1, _CHUNK // max(allowed[0].numel(), 1))
+    for start in range(0, len(scopes), step):
+        part = scopes[start : start + step]
+        places = [possible.places(part[:, slot], size) for slot, size in enumerate(sizes)]
+        joint = allowed[rows[start : start + step]]
+        for slot, place in enumerate(places):
+            dims = [len(part), *(1,) * len(sizes)]
+            dims[slot + 1] = sizes[slot]
+            joint = joint & possible.mask[place].reshape(dims)
+        for slot, place in enumerate(places):
+            others = [dim + 1 for dim in range(len(sizes)) if dim != slot]
+            supported = joint.amax(others) if others else joint
+            lost = possible.mask[place] & ~supported
+            possible.mask[place[lost]] = False
+            struck[part[lost.any(1), slot]] = True

@@ -1,0 +1,256 @@
+"""The exact engine: a network, a plan, and the answers of the passes over its contraction tree."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.contraction import (
+    Upward,
+    downward,
+    log_total,
+    traceback,
+    upward,
+)
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.program import Owner, compiled
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.values import Value, float_limits, normalised
+from rdpgraph.plan.tree import ContractionTree
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSolution(Solution):
+    """Answers by contraction; each pass runs when it is first asked for.
+
+    Attributes:
+        network: the reduced model.
+        tree: the order of contraction.
+        keep: whether log Z alone keeps its tables for a pass down (more memory, no second run).
+        constrained: gives a tree that eliminates some active variables after all others.
+    """
+
+    network: Network
+    tree: ContractionTree
+    keep: bool
+    constrained: Callable[[frozenset[int]], ContractionTree]
+
+    @cached_property
+    def _layout(self) -> tuple[int, ...]:
+        return tuple(len(group.scopes) for group in self.network.groups)
+
+    @cached_property
+    def _sums(self) -> Upward:
+        return upward(compiled(self.tree, self._layout), self.network.groups)
+
+    @cached_property
+    def _maxima(self) -> Upward:
+        return upward(compiled(self.tree, self._layout), self.network.groups, maximise=True)
+
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats, differentiable."""
+        return self._log_partition
+
+    @cached_property
+    def _log_partition(self) -> Tensor:
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        if self.keep:
+            up = self._sums
+        else:
+            up = upward(compiled(self.tree, self._layout), network.groups, keep=False)
+        total = log_total(up).to(network.constant) + network.constant
+        return total.expand(network.batch)
+
+    @cached_property
+    def _beliefs(self) -> tuple[Tensor, ...]:
+        """Per group (batch or 1, F, *sizes) probabilities."""
+        down = downward(self._sums)
+        leaves = zip(self._sums.pools, down, strict=False)
+        return tuple(_belief(leaf, message) for leaf, message in leaves)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities, read off the smallest factor of each variable."""
+        if self.network.impossible:
+            return self._scattered([], [], 0.0, 0.0)
+        owners = compiled(self.tree, self._layout).owners
+        parts = [self._of_owner(owner, self._beliefs[owner.group], torch.sum) for owner in owners]
+        flat = self._scattered(owners, parts, 0.0, 1.0)
+        alive = (self.log_partition().detach() > -math.inf).unsqueeze(1)
+        return torch.where(alive, flat, 0.0)
+
+    def _of_owner(
+        self, owner: Owner, beliefs: Tensor, fold: Callable[[Tensor, list[int]], Tensor]
+    ) -> Tensor:
+        """(batch or 1, variables, states) of the variables that a factor's slot owns."""
+        rows = beliefs[:, owner.rows.to(beliefs.device)]
+        others = [dim for dim in range(2, rows.ndim) if dim != owner.slot + 2]
+        return fold(rows, others) if others else rows
+
+    def _scattered(
+        self, owners: "tuple[Owner, ...] | list[Owner]", parts: list[Tensor], empty: float,
+        settled: Tensor | float,
+    ) -> Tensor:  # fmt: skip
+        """Values of the states left as a flat (B, S) table over all states."""
+        network, domain = self.network, self.network.graph.domain
+        device = network.constant.device
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), domain.sizes.cumsum(0)])
+        flat = torch.full(
+            (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
+        )
+        rows = torch.arange(network.batch).unsqueeze(1)
+        fixed = (network.settled[0] >= 0).nonzero().flatten()
+        if len(fixed) and not network.impossible:
+            places = (starts[fixed] + network.settled[:, fixed]).expand(network.batch, -1)
+            value = settled if isinstance(settled, float) else settled.unsqueeze(1)
+            index = (rows.to(device), places.to(device))
+            flat = flat.index_put(index, torch.as_tensor(value, device=device).to(flat))
+        for owner, part in zip(owners, parts, strict=True):
+            own = owner.variables < len(network.numbers)
+            numbers = network.numbers[owner.variables[own]]
+            if not len(numbers):
+                continue
+            size = part.shape[2]
+            places = starts[numbers].unsqueeze(1) + network.states_left(numbers, size)
+            values = part[:, own.to(device)].reshape(part.shape[0], -1)
+            flat = flat.index_copy(
+                1, places.reshape(-1).to(device), values.expand(network.batch, -1).to(flat)
+            )
+        return flat
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities, settled slots included."""
+        network = self.network
+        declared = network.graph.blocks[block]
+        sizes = declared.sizes
+        shape = (network.batch, declared.count, math.prod(sizes))
+        flat = torch.zeros(shape, dtype=network.constant.dtype, device=network.constant.device)
+        batch = torch.arange(network.batch).reshape(-1, 1, 1)
+        for members, group, slots in network.origins[block]:
+            scopes = declared.scopes[members]
+            places = torch.zeros(1, len(members), 1, dtype=torch.long)
+            for slot, size in enumerate(sizes):
+                if slot in slots:
+                    kept = network.groups[group].log_tables.shape[2 + slots.index(slot)]
+                    states = network.states_left(scopes[:, slot], kept).unsqueeze(0)
+                else:
+                    states = network.settled[:, scopes[:, slot]].unsqueeze(-1)
+                places = (places.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(2)
+            if group < 0:
+                values = torch.ones(1, 1, 1).to(flat)
+            else:
+                values = self._beliefs[group].flatten(2)
+            index = (batch, members.reshape(1, -1, 1), places)
+            values = values.expand(network.batch, len(members), -1)
+            flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)
+        alive = (self.log_partition().detach() > -math.inf).reshape(-1, 1, 1)
+        return torch.where(alive, flat, 0.0).reshape(*shape[:2], *sizes)
+
+    def expected_score(self) -> Tensor:
+        """(B,) the expectation of the summed log-values; zero where log Z is -inf."""
+        network = self.network
+        total = network.constant.expand(network.batch)
+        if network.impossible:
+            return torch.zeros_like(total)
+        for group, belief in zip(network.groups, self._beliefs, strict=True):
+            logs = torch.where(belief > 0, group.each(), 0.0)
+            total = total + (belief * logs).flatten(1).sum(1)
+        alive = self.log_partition().detach() > -math.inf
+        return torch.where(alive, total, 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score with each state; one pass up and one down in logs."""
+        network = self.network
+        if network.impossible:
+            return self._scattered([], [], -math.inf, 0.0)
+        up, program = self._maxima, compiled(self.tree, self._layout)
+        down = downward(up, maximise=True)
+        total = log_total(up).to(network.constant) + network.constant
+        parts = []
+        for owner in program.owners:
+            leaf, message = up.pools[owner.group], down[owner.group]
+            assert leaf is not None
+            logs = leaf.values + message.values
+            parts.append(self._of_owner(owner, logs, torch.amax))
+        # A component's best score is the maximum over any of its variables: raise it to the total.
+        alive = (total > -math.inf).reshape(-1, 1, 1)
+        others = [total.reshape(-1, 1, 1) - part.amax(2, keepdim=True) for part in parts]
+        raised = [
+            torch.where(alive, part + torch.where(alive, other, 0.0), -math.inf)
+            for part, other in zip(parts, others, strict=True)
+        ]
+        return self._scattered(program.owners, raised, -math.inf, total.expand(network.batch))
+
+    def log_maximum(self) -> Tensor:
+        """(B,) the score of the mode."""
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        total = log_total(self._maxima).to(network.constant) + network.constant
+        return total.expand(network.batch)
+
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration; the first maximum wins at every step."""
+        up = self._maxima
+        chosen = traceback(
+            up, self.network.batch, 1, len(self.network.sizes), generator=None, noise=False
+        )
+        return self._full(chosen)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) independent draws."""
+        drawn = traceback(
+            self._sums, self.network.batch, count, len(self.network.sizes),
+            generator=generator, noise=True,
+        )  # fmt: skip
+        return self._full(drawn)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) the best states of some variables with the others summed; ties go to the first."""
+        network = self.network
+        wanted = network.active[numbers]
+        last = frozenset(wanted[wanted >= 0].tolist())
+        program = compiled(self.constrained(last), self._layout, last)
+        up = upward(program, network.groups)
+        chosen = traceback(
+            up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
+        )
+        return self._full(chosen)[0][:, numbers.to(chosen.device)]
+
+    def _full(self, active: Tensor) -> Tensor:
+        """States of active variables, numbered as left, as states of all variables."""
+        network = self.network
+        device = active.device
+        settled = network.settled.to(device).expand(network.batch, -1)
+        full = settled.expand(len(active), *settled.shape).clone()
+        numbers = network.numbers
+        left = torch.tensor(network.sizes, dtype=torch.long)[: len(numbers)]
+        for size in torch.unique(left).tolist():
+            chosen = (left == size).nonzero().flatten()
+            table = network.states_left(numbers[chosen], size).to(device)
+            states = active[:, :, chosen.to(device)]
+            rows = torch.arange(len(chosen), device=device)
+            full[:, :, numbers[chosen].to(device)] = table[rows, states]
+        return full
+
+
+def _belief(leaf: Value | None, message: Value) -> Tensor:
+    """A factor times the product of all others, normalised; in logs where the range asks for it."""
+    assert leaf is not None
+    dims = list(range(2, message.values.ndim))
+    if not leaf.is_log and not message.is_log:
+        least = float_limits(message.values.dtype)[0]
+        message = message if leaf.low + message.low > least else normalised(message)
+        if leaf.low + message.low > least:
+            product = leaf.values * message.values
+            total = product.sum(dims, keepdim=True)
+            return product / torch.where(total > 0, total, 1.0)
+    logs = leaf.logs() + message.logs()
+    peak = logs.detach().amax(dims, keepdim=True)
+    product = (logs - torch.where(peak == -math.inf, torch.zeros_like(peak), peak)).exp()
+    total = product.sum(dims, keepdim=True)
+    return product / torch.where(total > 0, total, 1.0)

@@ -1,0 +1,133 @@
+"""Exact inference in slices: fix a few variables, solve each configuration of them, and add up."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.exact import ExactSolution
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import BudgetError
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedSolution(Solution):
+    """The sum, or the maximum, over the configurations of a cutset of variables.
+
+    Exact. Holds one slice at a time, so that memory is a slice's and time is their number times a
+    slice's (cutset conditioning: Pearl 1988, section 4.3). With potentials that require gradients
+    the graphs of all slices are held.
+
+    Attributes:
+        numbers: the fixed variables.
+        count: how many slices.
+        solve: gives the solution of a slice.
+    """
+
+    numbers: tuple[int, ...]
+    count: int
+    solve: Callable[[int], ExactSolution]
+
+    def _slices(self) -> Iterator[ExactSolution]:
+        return (self.solve(number) for number in range(self.count))
+
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats."""
+        return _log_sum(self._log_partitions)
+
+    @cached_property
+    def _log_partitions(self) -> Tensor:
+        return torch.stack([part.log_partition() for part in self._slices()])
+
+    def _averaged(self, answer: Callable[[ExactSolution], Tensor]) -> Tensor:
+        """An expectation: the slices' answers weighted by their mass, in one pass."""
+        logs: list[Tensor] = []
+        total: Tensor | None = None
+        shift: Tensor | None = None
+        for part in self._slices():
+            log_z, value = part.log_partition(), answer(part)
+            logs.append(log_z)
+            peak = log_z.detach() if shift is None else torch.maximum(shift, log_z.detach())
+            safe = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            ends = (-1, *(1,) * (value.ndim - 1))
+            weighted = value * (log_z - safe).exp().reshape(ends)
+            if total is not None and shift is not None:
+                weighted = weighted + total * (shift - safe).exp().reshape(ends)
+            total, shift = weighted, peak
+        assert total is not None and shift is not None
+        safe = torch.where(shift == -math.inf, torch.zeros_like(shift), shift)
+        mass = (_log_sum(torch.stack(logs)) - safe).exp()
+        return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities."""
+        return self._averaged(lambda part: part.variable_marginals())
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities."""
+        return self._averaged(lambda part: part.factor_marginals(block))
+
+    def expected_score(self) -> Tensor:
+        """(B,) the expectation of the summed log-values."""
+        return self._averaged(lambda part: part.expected_score())
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score with each state."""
+        best: Tensor | None = None
+        for part in self._slices():
+            here = part.max_marginals()
+            best = here if best is None else torch.maximum(best, here)
+        assert best is not None
+        return best
+
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration; the first slice wins a tie."""
+        best: Tensor | None = None
+        score: Tensor | None = None
+        for part in self._slices():
+            value = part.log_maximum()
+            if best is None or score is None:
+                best, score = part.mode(), value
+                continue
+            better = value > score
+            if bool(better.any()):
+                best = torch.where(better.unsqueeze(1), part.mode(), best)
+                score = torch.where(better, value, score)
+        assert best is not None
+        return best
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) independent draws: a slice by its mass, then within it."""
+        logs = self._log_partitions.detach().double()
+        weights = torch.softmax(logs, 0).T
+        slices = torch.multinomial(weights, count, replacement=True, generator=generator).T
+        drawn: Tensor | None = None
+        for number in torch.unique(slices).tolist():
+            chosen = slices == number
+            here = self.solve(number).sample(count, generator)
+            drawn = here if drawn is None else torch.where(chosen.unsqueeze(-1), here, drawn)
+        assert drawn is not None
+        return drawn
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available in slices.
+
+        Raises:
+            BudgetError: always.
+        """
+        raise BudgetError(
+            "Marginal MAP does not run in slices; give the plan more memory "
+            "(Contraction(memory=...)) so that the model fits without."
+        )
+
+
+def _log_sum(logs: Tensor) -> Tensor:
+    """logsumexp over dim 0 without NaN, in value or gradient, where all are -inf."""
+    peak = logs.detach().amax(0)
+    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    total = (logs - peak).exp().sum(0)
+    alive = total > 0
+    return torch.where(alive, torch.where(alive, total, 1.0).log() + peak, -math.inf)

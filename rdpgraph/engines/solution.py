@@ -1,0 +1,45 @@
+"""What every engine answers about a factor graph; the query room asks nothing else."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Solution(ABC):
+    """A solved factor graph, in numbers: B batch items (flattened), V variables, S states in all.
+
+    A flat table (B, S) holds the states of variable 0, then those of variable 1, and so on.
+    """
+
+    @abstractmethod
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats; -inf where no configuration is possible."""
+
+    @abstractmethod
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities; zero throughout where log Z is -inf."""
+
+    @abstractmethod
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities of the configurations of a block's factors."""
+
+    @abstractmethod
+    def expected_score(self) -> Tensor:
+        """(B,) the expectation of the summed log-values (nats)."""
+
+    @abstractmethod
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score of a configuration with each state (nats)."""
+
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration."""
+
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) independent draws."""
+
+    @abstractmethod
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""

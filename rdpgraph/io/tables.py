@@ -1,0 +1,123 @@
+"""A graph's factors as tables for a file's writer."""
+
+import graphlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.variable import Variable
+
+Array = NDArray[np.float64]
+
+_RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
+_TOLERANCE = 0.1  # rounded files: a row of a hundred states, each off by 0.001
+
+
+@dataclass(frozen=True, eq=False)
+class Conditional:
+    """P(child | parents) as log-values of shape (child, *parents)."""
+
+    child: Variable
+    parents: tuple[Variable, ...]
+    log_values: Array
+
+
+def all_variables(graph: FactorGraph) -> list[Variable]:
+    """Every variable of a graph, members of arrays included, in order."""
+    return [graph.domain.variable(number) for number in range(graph.num_variables)]
+
+
+def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Array]]:
+    """Each factor's scope and log-values, one after the other.
+
+    Raises:
+        UnsupportedError: the graph is batched, or holds evidence.
+    """
+    refuse_evidence(graph)
+    if graph.batch_shape:
+        raise UnsupportedError(
+            f"A file holds one model; this graph is a batch of shape {graph.batch_shape}. "
+            "Write its items one by one."
+        )
+    for factor in graph.factors():
+        log_values = factor.potential.table(len(factor.variables)).detach()
+        yield factor.variables, log_values.cpu().double().numpy()
+
+
+def refuse_evidence(graph: FactorGraph) -> None:
+    """Raise an `UnsupportedError` where a graph holds evidence, which would be lost."""
+    if graph.observed is not None:
+        raise UnsupportedError(
+            "A model's file or networkx graph holds no evidence, and this graph is conditioned. "
+            "Write the graph as it was before `condition`."
+        )
+
+
+def values_of(scope: Sequence[Variable], log_values: Array, form: str) -> Array:
+    """The values of a table.
+
+    Raises:
+        UnsupportedError: a log-value that would become 0 or infinity in a file of float64s.
+    """
+    finite = log_values[np.isfinite(log_values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    if low < _RANGE[0] or high > _RANGE[1]:
+        raise UnsupportedError(
+            f"Factor over {[v.name for v in scope]} has log-values from {low:.6g} to {high:.6g}; "
+            f"{form} files hold values whose logarithm is -inf or from {_RANGE[0]:.6g} to "
+            f"{_RANGE[1]:.6g}. Subtract a constant from the factor."
+        )
+    return np.exp(log_values)
+
+
+def conditional_tables(graph: FactorGraph) -> list[Conditional]:
+    """The factors as P(child | parents), one per variable, in the order of the variables.
+
+    The children are the factors' first variables, or else their last ones: each variable once,
+    every table normalised over it up to rounding, and no cycle.
+
+    Raises:
+        UnsupportedError: neither reading holds.
+    """
+    # Clipped where no probability can be: a large log-value is refused, not an overflow.
+    tables = [(scope, log_values.clip(max=1.0)) for scope, log_values in factor_tables(graph)]
+    for slot in (0, -1):
+        found = {
+            scope[slot].name: Conditional(
+                scope[slot],
+                tuple(v for v in scope if v != scope[slot]),
+                np.moveaxis(log_values, slot, 0),
+            )
+            for scope, log_values in tables
+            if scope and is_conditional(np.exp(log_values), slot)
+        }
+        parents = {name: [v.name for v in c.parents] for name, c in found.items()}
+        if len(found) == len(tables) == graph.num_variables and find_cycle(parents) is None:
+            return [found[variable.name] for variable in all_variables(graph)]
+    raise UnsupportedError(
+        "Not a Bayesian network: expected one table P(x | parents) per variable, x first or last "
+        f"in its scope; got {len(tables)} factors over {graph.num_variables} variables. "
+        "Write it as a MARKOV file (.uai)."
+    )
+
+
+def is_conditional(values: Array, slot: int) -> bool:
+    """Whether the sums over a slot are 1 up to a file's rounding, or 0 where nothing is said."""
+    with np.errstate(over="ignore"):
+        sums = values.sum(axis=slot)
+    return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
+
+
+def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """The names along a directed cycle, or None."""
+    try:
+        graphlib.TopologicalSorter(parents).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return None

@@ -1,0 +1,342 @@
+"""Elimination orders: greedy ones on the primal graph, and the linear-time one of a forest."""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import exp, inf, log
+from random import Random
+from typing import Protocol
+
+import numpy as np
+
+from rdpgraph.plan.topology import Topology
+
+
+@dataclass(frozen=True)
+class PrimalGraph:
+    """Who shares a tensor with whom: one set of neighbours per variable, and the sizes."""
+
+    adjacency: tuple[Set[int], ...]
+    sizes: tuple[int, ...]
+
+
+class Rule(Protocol):
+    """A greedy elimination rule: an order of all variables, or None past the cost limit."""
+
+    def __call__(
+        self,
+        graph: PrimalGraph,
+        *,
+        rng: Random | None = None,
+        noise: float = 0.0,
+        last: Set[int] = frozenset(),
+        limit: float = inf,
+    ) -> list[int] | None:
+        """The order.
+
+        Args:
+            graph: left as it is.
+            rng: breaks ties at random; without one the smaller clique, then the smaller id, wins.
+            noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
+            last: variables to eliminate after all others (marginal MAP).
+            limit: give up (None) once the summed clique weights exceed this.
+        """
+        ...
+
+
+def primal_graph(topology: Topology) -> PrimalGraph:
+    """The primal graph: variables are adjacent when a tensor has both."""
+    adjacency: list[set[int]] = [set() for _ in topology.sizes]
+    for scope in topology.scopes:
+        for v in scope:
+            adjacency[v].update(scope)
+    for v, neighbours in enumerate(adjacency):
+        neighbours.discard(v)
+    return PrimalGraph(tuple(adjacency), topology.sizes)
+
+
+def elimination_order(
+    topology: Topology,
+    rule: Rule | None = None,
+    *,
+    rng: Random | None = None,
+    noise: float = 0.0,
+    last: Set[int] = frozenset(),
+) -> list[int]:
+    """A permutation of the variables: the safe ones first, the rest by `rule` (min-fill).
+
+    Cost: 1,000 variables take 5 to 100 ms; 25,000 sparse ones one or two seconds.
+    """
+    prefix, core, names = peel(primal_graph(topology), last=last)
+    kept = frozenset(i for i, name in enumerate(names) if name in last)
+    order = (rule or min_fill)(core, rng=rng, noise=noise, last=kept)
+    assert order is not None
+    return prefix + [names[i] for i in order]
+
+
+def peel(
+    graph: PrimalGraph, *, last: Set[int] = frozenset()
+) -> tuple[list[int], PrimalGraph, list[int]]:
+    """Variables whose early elimination is safe, the graph that remains, and its old ids.
+
+    Safe are simplicial variables (degree 0 and 1 among them) and those in series: degree 2, and
+    no smaller than one of the two neighbours. Whole rounds are taken at a time, from all sides,
+    so that trees stay shallow. Variables in `last` stay.
+
+    Source: van den Eijkhof, Bodlaender and Koster (2007), Safe reduction rules for weighted
+    treewidth.
+    """
+    sizes = graph.sizes
+    adjacency = [set(neighbours) for neighbours in graph.adjacency]
+    prefix: list[int] = []
+    gone = bytearray(len(sizes))
+    frontier: Iterable[int] = [v for v in range(len(sizes)) if v not in last]
+    while frontier:
+        touched: set[int] = set()
+        for v in frontier:
+            near = adjacency[v]
+            degree = len(near)
+            if degree == 2:
+                a, b = near
+                if b not in adjacency[a]:
+                    if sizes[v] < sizes[a] and sizes[v] < sizes[b]:
+                        continue
+                    adjacency[a].add(b)
+                    adjacency[b].add(a)
+            elif degree > 2 and any(len(near & adjacency[u]) < degree - 1 for u in near):
+                continue
+            gone[v] = 1
+            prefix.append(v)
+            touched.update(near)
+            for u in near:
+                adjacency[u].discard(v)
+        frontier = sorted(v for v in touched if not gone[v] and v not in last)
+    names = [v for v in range(len(sizes)) if not gone[v]]
+    rank = {name: i for i, name in enumerate(names)}
+    core = tuple({rank[u] for u in adjacency[name]} for name in names)
+    return prefix, PrimalGraph(core, tuple(sizes[name] for name in names)), names
+
+
+def min_fill(
+    graph: PrimalGraph,
+    *,
+    rng: Random | None = None,
+    noise: float = 0.0,
+    last: Set[int] = frozenset(),
+    limit: float = inf,
+) -> list[int] | None:
+    """Eliminate the variable whose neighbours lack the fewest edges among themselves."""
+    return _fill_order(graph, [1] * len(graph.sizes), rng, noise, last, limit)
+
+
+def weighted_min_fill(
+    graph: PrimalGraph,
+    *,
+    rng: Random | None = None,
+    noise: float = 0.0,
+    last: Set[int] = frozenset(),
+    limit: float = inf,
+) -> list[int] | None:
+    """As `min_fill`, every missing edge counted as the product of its ends' sizes."""
+    return _fill_order(graph, graph.sizes, rng, noise, last, limit)
+
+
+def min_weight(
+    graph: PrimalGraph,
+    *,
+    rng: Random | None = None,
+    noise: float = 0.0,
+    last: Set[int] = frozenset(),
+    limit: float = inf,
+) -> list[int] | None:
+    """Eliminate the variable that makes the clique with the smallest product of sizes."""
+    adjacency = [set(neighbours) for neighbours in graph.adjacency]
+    logs = [log(size) for size in graph.sizes]
+    weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
+    queue = _Queue(adjacency, rng, noise)
+    order: list[int] = []
+    spent = 0.0
+    for phase in _phases(len(adjacency), last):
+        for v in phase:
+            queue.push(v, weights[v])
+        waiting = set(phase)
+        while (v := queue.pop()) is not None:
+            near = adjacency[v]
+            order.append(v)
+            waiting.discard(v)
+            spent += exp(weights[v]) if weights[v] < 700 else inf
+            if spent > limit:
+                return None
+            for u in near:
+                mine = adjacency[u]
+                new = near - mine
+                mine |= new
+                mine.discard(u)
+                mine.discard(v)
+                weights[u] += sum([logs[w] for w in new]) - logs[u] - logs[v]
+                if u in waiting:
+                    queue.push(u, weights[u])
+    return order
+
+
+def _phases(count: int, last: Set[int]) -> list[list[int]]:
+    phases = [[v for v in range(count) if v not in last], sorted(last)]
+    return [phase for phase in phases if phase]
+
+
+class _Queue:
+    """A heap of variables by score, in which a later push of a variable replaces an earlier."""
+
+    def __init__(self, adjacency: list[set[int]], rng: Random | None, noise: float) -> None:
+        self._heap: list[tuple[float, float, int]] = []
+        self._now: dict[int, tuple[float, float, int]] = {}
+        self._adjacency = adjacency
+        self._random = rng.random if rng else None
+        self._noise = noise
+
+    def push(self, v: int, score: float) -> None:
+        if self._random:
+            if self._noise:
+                score *= 1.0 + self._noise * self._random()
+            entry = (score, self._random(), v)
+        else:
+            entry = (score, float(len(self._adjacency[v])), v)
+        self._now[v] = entry
+        heappush(self._heap, entry)
+
+    def pop(self) -> int | None:
+        while self._heap:
+            entry = heappop(self._heap)
+            v = entry[2]
+            if self._now.get(v) is entry:
+                del self._now[v]
+                return v
+        return None
+
+
+def _fill_order(
+    graph: PrimalGraph,
+    weights: Sequence[int],
+    rng: Random | None,
+    noise: float,
+    last: Set[int],
+    limit: float,
+) -> list[int] | None:
+    """Min-fill with incremental scores: exact fill counts at every step.
+
+    Eliminating v makes a clique of its neighbours N. For u in N with neighbours O outside N, the
+    pairs left without an edge are those between N and O and those inside O; for y outside N, the
+    new edges between its neighbours in N are subtracted.
+    """
+    plain = all(w == 1 for w in weights)
+    get = weights.__getitem__
+
+    def mass(these: Set[int]) -> int:
+        return len(these) if plain else sum(map(get, these))
+
+    adjacency = [set(neighbours) for neighbours in graph.adjacency]
+    logs = [log(size) for size in graph.sizes]
+    fill = [0.0] * len(adjacency)
+    for v, near in enumerate(adjacency):
+        whole = mass(near)
+        for u in near:
+            fill[v] += 0.5 * weights[u] * (whole - weights[u] - mass(near & adjacency[u]))
+    queue = _Queue(adjacency, rng, noise)
+    order: list[int] = []
+    spent = 0.0
+    for phase in _phases(len(adjacency), last):
+        for v in phase:
+            queue.push(v, fill[v])
+        waiting = set(phase)
+        while (v := queue.pop()) is not None:
+            near = adjacency[v]
+            order.append(v)
+            waiting.discard(v)
+            exponent = logs[v] + sum([logs[u] for u in near])
+            spent += exp(exponent) if exponent < 700 else inf
+            if spent > limit:
+                return None
+            for u in near:
+                adjacency[u].discard(v)
+            if not fill[v]:
+                changed: Iterable[int] = near
+                for u in near:
+                    outside = adjacency[u] - near
+                    fill[u] -= weights[v] * mass(outside)
+            else:
+                changed = _make_clique(adjacency, near, fill, weights, mass)
+            for u in changed:
+                if u in waiting:
+                    queue.push(u, fill[u])
+    return order
+
+
+def _make_clique(adjacency, near, fill, weights, mass) -> set[int]:  # type: ignore
+    """Connect `near` to a clique and update the fill scores; the variables with new scores."""
+    outside = {u: adjacency[u] - near for u in near}
+    changed = set(near)
+    for a in near:
+        for b in near - adjacency[a]:
+            if a < b:
+                gain = weights[a] * weights[b]
+                for y in outside[a] & outside[b]:
+                    fill[y] -= gain
+                    changed.add(y)
+    inside: dict[int, int] = {}
+    for u, beyond in outside.items():
+        for y in beyond:
+            inside[y] = inside.get(y, 0) + weights[u]
+    whole = mass(near)
+    for u, beyond in outside.items():
+        rest = mass(beyond)
+        total = 0.0
+        for y in beyond:
+            inner = rest - weights[y] - mass(beyond & adjacency[y])
+            total += weights[y] * (whole - inside[y] + 0.5 * inner)
+        fill[u] = total
+        adjacency[u] |= near
+        adjacency[u].discard(u)
+    return changed
+
+
+def forest_order(topology: Topology) -> list[int] | None:
+    """A leaves-to-root order when the factor graph is a forest, else None.
+
+    Leaves are peeled from all sides, round by round, so levels are as shallow as the forest
+    allows; every clique fits inside one factor. Cost: linear; 10^6 variables take about 2 s.
+
+    A variable is a leaf when at most one tensor with other remaining variables has it. The sums
+    of remaining neighbours' ids stand in for adjacency lists: with one left, the sum is its id.
+    """
+    count = topology.num_variables
+    alive = topology.lengths > 1
+    slots = alive[topology.owners]
+    flat, owners = topology.flat[slots], topology.owners[slots]
+    degree = np.bincount(flat, minlength=count).tolist()
+    tensors = np.zeros(count, np.int64)
+    np.add.at(tensors, flat, owners)
+    tensor_of: list[int] = tensors.tolist()
+    variables = np.zeros(topology.num_tensors, np.int64)
+    np.add.at(variables, owners, flat)
+    variable_of: list[int] = variables.tolist()
+    arity: list[int] = topology.lengths.tolist()
+    order: list[int] = []
+    frontier = [v for v, d in enumerate(degree) if d <= 1]
+    while frontier:
+        order += frontier
+        ahead: list[int] = []
+        for v in frontier:
+            if not degree[v]:
+                continue
+            tensor = tensor_of[v]
+            degree[v] = 0
+            arity[tensor] -= 1
+            variable_of[tensor] -= v
+            if arity[tensor] == 1:
+                other = variable_of[tensor]
+                degree[other] -= 1
+                tensor_of[other] -= tensor
+                if degree[other] == 1:
+                    ahead.append(other)
+        frontier = ahead
+    return order if len(order) == count else None

@@ -1,0 +1,24 @@
+"""Settings that every test shares."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Seeded, so that a failure repeats; no deadline, because the first call of a shape plans.
+hypothesis.settings.register_profile("rdpgraph", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("rdpgraph")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of evaluation data beside the checkout; the test is skipped where it is absent."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the evaluation data is not here: {folder}")
+    return folder

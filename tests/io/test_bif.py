@@ -1,0 +1,270 @@
+"""BIF networks: what is read, what is written, what is refused."""
+
+import gzip
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.io.helpers import assignments, networks, refused, same_graph
+
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.io.bif import parse_bif, read_bif
+from rdpgraph.io.bif_text import format_bif, write_bif
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable
+
+SMALL = """
+// a comment with "a quote { and a brace
+network "a name" { property author = "x; y"; }
+/* over
+   lines } */
+variable rain { type discrete [ 2 ] { no, yes }; property position = (73, 165) ; }
+variable "wind speed" {
+  property unit {odd;
+  type discrete[3] { "<5 m/s", 5-10, >10 }
+}
+variable wet { type discrete [2] {no,yes}; }
+probability ( wet | rain, "wind speed" ) {
+  (yes, >10) 1e-1, 9.E-1;
+  default 0.5, 0.5;
+  property note free text;
+  (no, "<5 m/s") 1 0;
+}
+probability ( rain ) { table 0.8, 0.2; }
+property after all ;
+probability ( "wind speed" | rain ) { table .2, .3, .3 .3 .5 .4 }
+"""
+RAIN = "variable rain { type discrete [2] { no, yes }; }\n"
+WET = "variable wet { type discrete [2] { no, yes }; }\n"
+PRIOR = "probability (rain) { table 0.8, 0.2; }\n"
+
+
+def test_a_small_network_equals_the_drawing():
+    graph = parse_bif(SMALL)
+    assert [(v.name, v.states) for v in graph.variables] == [
+        ("rain", ("no", "yes")),
+        ("wind speed", ("<5 m/s", "5-10", ">10")),
+        ("wet", ("no", "yes")),
+    ]
+    rain = [0.8, 0.2]
+    wind = [[0.2, 0.3, 0.5], [0.3, 0.3, 0.4]]  # a table's first variable, the child, is slowest
+    for assignment in assignments(graph):
+        r, s, w = assignment.values()
+        rows = {(1, 2): [0.1, 0.9], (0, 0): [1.0, 0.0]}
+        p = rain[r] * wind[r][s] * rows.get((r, s), [0.5, 0.5])[w]
+        expected = math.log(p) if p else -math.inf
+        assert float(graph.score(assignment)) == pytest.approx(expected)
+
+
+@given(networks())
+@settings(deadline=None)
+def test_round_trip(graph):
+    again = parse_bif(format_bif(graph))
+    same_graph(again, graph)
+    assert [v.states for v in again.variables] == [v.states for v in graph.variables]
+
+
+def test_unnamed_states_and_children_last():
+    a, b = Variable("a", 2), Variable("b", 3)
+    table = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
+    prior = torch.tensor([0.4, 0.6], dtype=torch.float64).log()
+    again = parse_bif(format_bif(FactorGraph([Factor((a, b), Table(table)), Factor((a,), Table(prior))])))
+    assert again.domain.states_of("b") == ("0", "1", "2")
+    for assignment in assignments(again):
+        expected = table[assignment["a"], assignment["b"]] + prior[assignment["a"]]
+        torch.testing.assert_close(again.score(assignment), expected)
+
+
+@pytest.mark.parametrize("name", ["m.bif", "m.bif.gz"])
+def test_files(tmp_path, name):
+    graph = parse_bif(SMALL)
+    write_bif(graph, tmp_path / name)
+    same_graph(read_bif(tmp_path / name), graph)
+
+
+def test_names_with_spaces_and_no_quotes():
+    text = RAIN.replace("{ no, yes }", "{ not at all, a lot }") + PRIOR
+    assert parse_bif(text).variables[0].states == ("not at all", "a lot")
+
+
+def test_rounded_and_empty_rows_are_read():
+    text = RAIN + WET + PRIOR
+    text += "probability (wet | rain) { (no) 0.33, 0.65; (yes) 0, 0; }"
+    assert float(parse_bif(text).score({"rain": 1, "wet": 1})) == -math.inf
+
+
+def test_dtype_follows_the_argument():
+    (factor,) = parse_bif(RAIN + PRIOR, dtype=torch.float32).factors()
+    assert factor.potential.dtype == torch.float32
+
+
+def many_parents(body, count=40):
+    """A variable with 40 parents of 2 states: 2 ** 40 rows, on the word of a header."""
+    names = [f"x{n}" for n in range(count)]
+    text = "".join(f"variable {n} {{ type discrete [2] {{ a, b }}; }}\n" for n in names)
+    text += "".join(f"probability ({n}) {{ table 0.5, 0.5; }}\n" for n in names)
+    return RAIN + text + f"probability (rain | {', '.join(names)}) {{ {body} }}"
+
+
+HOSTILE = {
+    "empty": ("", "declares none"),
+    "only a comment": ("// nothing", "declares none"),
+    "another format": ("MARKOV 1 2", "line 1", "network, variable", "'MARKOV'"),
+    "stray word": (RAIN + "oops", "line 2", "'oops'"),
+    "open comment": (RAIN + PRIOR + "/* no end", None),
+    "open quote": (RAIN + 'variable "x {', "line 2", "name of a variable"),
+    "open brace": (RAIN + "variable x {", "end of the file"),
+    "no name": ("variable { type discrete [2] {a, b}; }", "name of a variable", "'{'"),
+    "no type": ("variable x { }", "type of variable 'x'", "'}'"),
+    "two types": (RAIN.replace("; }", "; type discrete [2] {a, b}; }"), "closing brace"),
+    "continuous": ("variable x { type continuous; }", "'discrete'", "'continuous'"),
+    "huge cardinality": (
+        "variable x { type discrete [ 1000000000 ] { a, b }; }",
+        "line 1",
+        "'1000000000'",
+    ),
+    "endless cardinality": (f"variable x {{ type discrete [0{'9' * 5000}] {{ a }}; }}", "states"),
+    "wrong cardinality": (RAIN.replace("[2]", "[3]"), "3 state names", "there are 2"),
+    "no states": ("variable x { type discrete [0] { }; }", "'0'"),
+    "state named twice": (RAIN.replace("no", "yes"), "'rain'", "twice"),
+    "declared twice": (RAIN + RAIN, "line 2", "not declared yet", "'rain'"),
+    "defined twice": (RAIN + PRIOR + PRIOR, "line 3", "no probability block", "'rain'"),
+    "not defined": (RAIN + WET + PRIOR, "probability block for variable 'wet'"),
+    "unknown child": (RAIN + "probability (snow) { table 1, 0; }", "line 2", "declared", "'snow'"),
+    "unknown parent": (RAIN + "probability (rain | snow) { }", "line 2", "declared", "'snow'"),
+    "repeated parent": (
+        RAIN + WET + PRIOR + "probability (wet | rain, rain) { }",
+        "line 4",
+        "hold yet",
+        "'rain'",
+    ),
+    "its own parent": (RAIN + "probability (rain | rain) { }", "hold yet"),
+    "no scope": (RAIN + "probability () { table 1; }", "1 to 60"),
+    "cycle": (
+        RAIN + WET + "probability (rain | wet) { default 1, 0; }"
+        "probability (wet | rain) { default 1, 0; }",
+        "without a cycle",
+    ),
+    "unknown state": (
+        RAIN + WET + PRIOR + "probability (wet | rain) {\n(maybe) 1, 0; }",
+        "line 5",
+        "'maybe'",
+    ),
+    "too many states": (
+        RAIN + WET + PRIOR + "probability (wet | rain) { (no, no) 1, 0; }",
+        "1 states",
+        "there are 2",
+    ),
+    "repeated row": (
+        RAIN + WET + PRIOR + "probability (wet | rain) { (no) 1, 0; (no) 1, 0; }",
+        "not listed yet",
+    ),
+    "missing row": (
+        RAIN + WET + PRIOR + "probability (wet | rain) { (no) 1, 0; }",
+        "2 rows of 'wet'",
+        "there are 1",
+    ),
+    "short row": (RAIN + "probability (rain) { table 1; }", "2 probabilities", "there are 1"),
+    "long row": (RAIN + "probability (rain) { table 1, 0, 0; }", "2 prob", "there are 3"),
+    "two tables": (RAIN + "probability (rain) { table 1, 0; table 1, 0; }", "'table'"),
+    "table and row": (RAIN + "probability (rain) { table 1, 0; () 1, 0; }", "1 rows"),
+    "stray statement": (RAIN + "probability (rain) { tabel 1, 0; }", "'tabel'"),
+    "negative": (RAIN + "probability (rain) { table 1.5, -0.5; }", ">= 0", "'-0.5'"),
+    "nan": (RAIN + "probability (rain) { table nan, 1; }", "'nan'"),
+    "inf": (RAIN + "probability (rain) { table 0, Infinity; }", "'Infinity'"),
+    "overflow": (RAIN + "probability (rain) { table 0, 1e999; }", "'1e999'"),
+    "underscore": (RAIN + "probability (rain) { table 0_1, 0; }", "'0_1'"),
+    "a word": (RAIN + "probability (rain) { table\nhalf, 0.5; }", "line 3", "'half'"),
+    "not normalised": (RAIN + "probability (rain) { table 0.8, 0.9; }", "'rain'", "sum to 1"),
+    "huge values": (RAIN + "probability (rain) { table 1e308, 1e308; }", "sum to 1"),
+    "rows without end": (many_parents("(a) 1, 0;"), "40 states"),
+    "lying header": (many_parents("property none;"), str(2**40)),
+    "lying table": (many_parents("table 1, 0;"), str(2**41)),
+    "default without end": (many_parents("default 1, 0;"), "default", str(2**41)),
+    "many parents": (many_parents("default 1, 0;", 61), "1 to 60", "62"),
+    "stray punctuation": (RAIN.replace("no, yes", "no, |"), "state names", "'|'"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refused(case):
+    text, *fragments = HOSTILE[case]
+    if fragments == [None]:
+        assert parse_bif(text).num_variables == 1
+    else:
+        refused(lambda: parse_bif(text, source="bad.bif"), "bad.bif: ", *fragments)
+
+
+def test_every_cut_is_refused():
+    """No shorter text that ends inside the last block is a network."""
+    text = SMALL.rstrip()
+    for count in range(len(text)):
+        refused(lambda count=count: parse_bif(text[:count]))
+
+
+@pytest.mark.parametrize("piece", ['"', "/* ", "// ", "property ", "( ", "a/*", '"a" ', "{ "])
+def test_hostile_repeats_take_linear_time(piece):
+    """A megabyte of what a backtracking tokenizer chokes on (the suite's timeout is the check)."""
+    text = piece * (1_000_000 // len(piece))
+    refused(lambda: parse_bif(text))
+    refused(lambda: parse_bif(RAIN + "probability (rain) {" + text))
+
+
+def test_what_a_file_cannot_hold_is_not_written():
+    a, b = Variable("a", 2), Variable("b", 2)
+    half = Table(torch.full((2, 2), 0.5).log())
+    prior = Table(torch.full((2,), 0.5).log())
+    for factors in (
+        [],
+        [Factor((a,), Table(torch.zeros(2)))],
+        [Factor((a,), prior), Factor((a,), prior)],
+        [Factor((a, b), half), Factor((b, a), half)],
+        [Factor((a,), Table(torch.full((2,), 5000.0)))],
+    ):
+        with pytest.raises(UnsupportedError, match="Not a Bayesian network"):
+            format_bif(FactorGraph(factors, variables=[a, b][: len(factors) or 1]))
+    with pytest.raises(UnsupportedError, match="Rename"):
+        format_bif(FactorGraph([Factor((Variable('a"', 2),), prior)]))
+    with pytest.raises(UnsupportedError, match="condition"):
+        format_bif(FactorGraph([Factor((a,), prior)]).condition({"a": 0}))
+
+
+def example_models():
+    pgmpy = pytest.importorskip("pgmpy", reason="its wheel holds the bnlearn networks")
+    paths = sorted((Path(pgmpy.__file__).parent / "utils" / "example_models").glob("*.bif.gz"))
+    assert len(paths) >= 20
+    return paths
+
+
+def test_the_networks_of_pgmpy():
+    for path in example_models():
+        graph = read_bif(path)
+        text = gzip.decompress(path.read_bytes()).decode()
+        declared = re.findall(r"^variable (\S+) \{\s+type discrete \[ (\d+) \]", text, re.MULTILINE)
+        assert [(v.name, str(v.size)) for v in graph.variables] == declared
+        children = re.findall(r"^probability \( (\S+)", text, re.MULTILINE)
+        assert [f.variables[0].name for f in graph.factors()] == children
+        for factor in graph.factors():
+            sums = factor.potential.log_values.exp().sum(0)
+            torch.testing.assert_close(sums, torch.ones_like(sums), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["asia", "cancer", "survey", "sachs"])
+def test_tables_equal_those_that_pgmpy_reads(name):
+    paths = {path.name.removesuffix(".bif.gz"): path for path in example_models()}
+    readwrite = pytest.importorskip("pgmpy.readwrite", reason="pgmpy is not whole here")
+    text = gzip.decompress(paths[name].read_bytes()).decode()
+    model = readwrite.BIFReader(string=text).get_model()
+    for factor in read_bif(paths[name]).factors():
+        child, *parents = factor.variables
+        cpd = model.get_cpds(child.name)
+        assert list(cpd.variables) == [child.name, *(p.name for p in parents)]
+        assert all(tuple(cpd.state_names[v.name]) == v.states for v in factor.variables)
+        torch.testing.assert_close(
+            factor.potential.log_values.exp(), torch.as_tensor(cpd.values, dtype=torch.float64)
+        )

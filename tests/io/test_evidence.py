@@ -1,0 +1,85 @@
+"""Evidence and queries in both dialects."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.io.helpers import refused
+
+from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
+from rdpgraph.io.uai import parse_uai
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "uai2014"
+ROWS = st.lists(st.dictionaries(st.integers(0, 50).map(str), st.integers(0, 5), max_size=4))
+
+
+def line(row):
+    return " ".join(map(str, [len(row), *(x for pair in row.items() for x in pair)]))
+
+
+@given(ROWS.filter(bool).map(lambda rows: rows[0]))
+def test_one_row_in_either_dialect(row):
+    assert parse_evidence(line(row)) == [row]
+    assert parse_evidence(f"1\n{line(row)}\n") == [row]
+
+
+@given(ROWS)
+def test_many_rows(rows):
+    text = "\n".join([str(len(rows)), *map(line, rows)])
+    if len(text.split()) != 1 + 2 * len(rows):  # else both dialects fit, and the first is taken
+        assert parse_evidence(text) == rows
+
+
+@pytest.mark.parametrize("text", ["", " \n", "0", "0\n", "# none\n0", "1\n0"])
+def test_no_evidence(text):
+    assert parse_evidence(text) == [{}]
+
+
+def test_rows_condition_a_graph(tmp_path):
+    graph = parse_uai("MARKOV 2 2 2 1 2 0 1 4 1 2 3 4")
+    (tmp_path / "m.evid").write_text("1 1 0\n")
+    (row,) = read_evidence(tmp_path / "m.evid")
+    torch.testing.assert_close(
+        graph.condition(row).score({"0": 1}), torch.tensor(3.0).log().double()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fragments"),
+    [
+        ("x", ("token 1", "'x'")),
+        ("-1", ("token 1", "'-1'")),
+        ("1000000000000 1 1", ("token 1", "1000000000000")),
+        ("2 0 1 1", ("token 3", "a number of observed variables up to 0")),
+        ("2 0 0 1", ("token 4", "end of the file after 2 samples", "or 5 tokens in all")),
+        ("1 0 1 1", ("end of the file after 1 samples",)),
+        ("1 0.5 1", ("token 2", "a variable", "'0.5'")),
+        ("1 0 nan", ("token 3", "'nan'")),
+        ("2 0 1 0 0", ("token 5", "state 1", "already", "'0'")),
+        ("1 2 0 1 4", ("up to 1", "'2'")),
+        ("3 1 0 1", ("end of the file",)),
+    ],
+)
+def test_refused(text, fragments):
+    refused(lambda: parse_evidence(text, source="m.evid"), "m.evid: ", *fragments)
+
+
+def test_queries(tmp_path):
+    (tmp_path / "m.map").write_text("3 4 0 2\n")
+    assert read_query(tmp_path / "m.map") == ["4", "0", "2"]
+    assert parse_query("0") == []
+    for text in ("", "2 1", "1 1 2", "2 1 1", "1 -1", "99999999999999"):
+        refused(lambda text=text: parse_query(text))
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the UAI-2014 models lie beside the project only")
+def test_the_competition_evidence():
+    for path in sorted(DATA.glob("*/*.evid")):
+        (row,) = read_evidence(path)
+        words = path.read_text().split()
+        assert 2 * len(row) in (len(words) - 1, len(words) - 2, 0)
+        assert [w for pair in row.items() for w in map(str, pair)] == words[-2 * len(row) :][
+            : 2 * len(row)
+        ]

@@ -1,0 +1,81 @@
+"""Mutated files: a graph, or a `FileFormatError` of one line, and nothing else."""
+
+import gzip
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rdpgraph.errors import FileFormatError
+from rdpgraph.io.bif import parse_bif
+from rdpgraph.io.evidence import parse_evidence, parse_query
+from rdpgraph.io.files import read
+from rdpgraph.io.uai import parse_uai
+
+UAI = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n0\n2 1 4\n6 1 2 3 4 5 6\n1 .5 # a tail\n"
+BIF = """network x { property a = "b"; } // c
+variable a { type discrete [ 2 ] { no, yes }; }
+variable "b c" { type discrete [ 3 ] { "u v", w, x }; } /* d */
+probability ( a ) { table 0.8, 0.2; }
+probability ( "b c" | a ) { (no) 0.1, 0.2, 0.7; default 0.3, 0.3, 0.4; }
+"""
+CASES = {
+    "uai": (parse_uai, UAI),
+    "bif": (parse_bif, BIF),
+    "evidence": (parse_evidence, "2\n2 0 1 3 0\n1 2 1\n"),
+    "query": (parse_query, "3 0 4 2\n"),
+}
+PIECES = st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from(list("0123456789.-+eE \n{}()[]|,;\"'#/*_")),
+    st.sampled_from(
+        ["1e9", "1e999", "-1", "nan", "inf", "999999999999", "0", "/*", "//", "\x00", "default",
+         "table", "variable", "property", "probability", "9" * 5000, "٣", "1_0"]
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+@given(data=st.data())
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_mutations(kind, data):
+    parse, text = CASES[kind]
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = min(len(text), start + data.draw(st.integers(0, 12)))
+        middle = data.draw(st.one_of(PIECES, st.just(""), st.just(text[start:stop] * 2)))
+        text = text[:start] + middle + text[stop:]
+    accepted_or_refused(lambda: parse(text))
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_cuts_and_deletions(kind):
+    parse, text = CASES[kind]
+    for at in range(len(text)):
+        for changed in (text[:at], text[at:], text[:at] + text[at + 1 :]):
+            accepted_or_refused(lambda changed=changed: parse(changed))
+
+
+@pytest.mark.parametrize("kind", ["uai", "bif"])
+@given(data=st.data())
+@settings(
+    deadline=None,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_mutated_bytes(tmp_path, kind, data):
+    text = CASES[kind][1].encode()
+    raw = bytearray(data.draw(st.sampled_from([text, gzip.compress(text, mtime=0)])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / f"m.{kind}"
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    accepted_or_refused(lambda: read(path))
+
+
+def accepted_or_refused(parse):
+    try:
+        parse()
+    except FileFormatError as error:
+        assert len(str(error).splitlines()) == 1
+        assert len(str(error)) < 600

@@ -1,0 +1,93 @@
+"""Imports point one way: each room imports only rooms to its left."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rdpgraph
+
+PACKAGE = Path(rdpgraph.__file__).parent
+
+# Rooms of one row know nothing of each other. `testing` and the package itself may import all.
+ROWS = (
+    {"errors", "_types"},
+    {"model"},
+    {"io", "plan"},
+    {"estimate"},
+    {"engines"},
+    {"structures"},
+    {"query"},
+    {"nn"},
+    {"infer"},
+    {"cli"},
+    {"testing", "__init__"},
+)
+COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}
+HEAVY = ("networkx", "cotengra", "opt_einsum", "matplotlib", "typer", "rich")
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted module name inside the package."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and room of every import of our own in one file, those inside functions included."""
+    package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            anchor = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join((*anchor, *filter(None, [node.module])))
+            # `from rdpgraph import plan` names a room; `from rdpgraph.plan import Plan` does not.
+            bare = base == PACKAGE.name
+            modules = [f"{base}.{alias.name}" for alias in node.names] if bare else [base]
+        else:
+            continue
+        for module in modules:
+            if module.split(".")[0] == PACKAGE.name:
+                room = room_of(module)
+                yield node.lineno, room if room in COLUMN else "__init__"
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_left(path: Path) -> None:
+    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    assert room in COLUMN, f"{path.name} is in no room; add it to the rooms or move it into one"
+    for line, other in imported_rooms(path):
+        assert other == room or COLUMN[other] < COLUMN[room], (
+            f"{path.relative_to(PACKAGE.parent)}:{line} is in the room '{room}' and imports "
+            f"'{other}', which is not to its left"
+        )
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import rdpgraph;"
+        f"print(*[name for name in {HEAVY} if name in sys.modules and name not in before])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
+def test_importing_the_package_is_quick() -> None:
+    code = (
+        "import time, torch; start = time.perf_counter(); import rdpgraph;"
+        "print(time.perf_counter() - start)"
+    )
+    times = []
+    for _ in range(3):
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        times.append(float(run.stdout))
+    assert min(times) < 0.5
