@@ -1,8 +1,10 @@
 """How the documentation is built: `make docs`, warnings are errors."""
 
 import os
+import re
 
 import matplotlib
+from sphinx.application import Sphinx
 
 matplotlib.use("Agg")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -13,11 +15,11 @@ project_copyright = "2026, the rdpgraph authors"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_gallery.gen_gallery",
 ]
+default_role = "py:obj"
 html_theme = "furo"
 html_title = "rdpgraph"
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
@@ -25,7 +27,6 @@ exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -44,3 +45,19 @@ sphinx_gallery_conf = {
     "min_reported_time": 60,
     "copyfile_regex": r".*\.bif",
 }
+
+LITERAL_OR_STAR = re.compile(r"(``.*?``|`[^`]*`)|\*(?=\w)")
+
+
+def escape_stars(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Docstrings write shapes as (*batch, states); reStructuredText takes a star for emphasis."""
+    for place, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[place] = LITERAL_OR_STAR.sub(lambda match: match[1] or r"\*", line)
+
+
+def setup(app: Sphinx) -> None:
+    """Join the steps of autodoc, before the one that reads Google's sections."""
+    app.connect("autodoc-process-docstring", escape_stars, priority=100)

@@ -14,15 +14,14 @@ import rdpgraph as rg
 
 length, states = 8, 3
 ring = rg.VariableArray("x", (length,), states)
-members = [ring[i] for i in range(length)]
-following = members[1:] + members[:1]
+following = ring[[*range(1, length), 0]]
 
 
 def model(unary, pairwise):
     """A ring in which every variable has the same leanings and every pair the same table."""
     return rg.FactorGraph([
-        rg.FactorBlock((members,), rg.Table(unary)),
-        rg.FactorBlock((members, following), rg.Table(pairwise)),
+        rg.FactorBlock((ring,), rg.Table(unary)),
+        rg.FactorBlock((ring, following), rg.Table(pairwise)),
     ])
 
 

@@ -20,7 +20,7 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert re.findall(r"^\$ (make \w+)", first_block, re.MULTILINE) == ["make demo", "make test"]
 
 
-@pytest.mark.parametrize("shown", SHOWN.finditer(README), ids=lambda shown: f"at {shown.start()}")
+@pytest.mark.parametrize("shown", list(SHOWN.finditer(README)), ids=lambda shown: shown.start())
 def test_readme_python_prints_what_it_shows(shown: re.Match[str]) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -33,9 +33,7 @@ def test_readme_python_prints_what_it_shows(shown: re.Match[str]) -> None:
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "examples").glob("plot_*.py")), ids=lambda script: script.stem
 )
-def test_example_runs(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")

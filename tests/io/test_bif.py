@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.io.helpers import assignments, networks, refused, same_graph
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif import parse_bif, read_bif
@@ -17,6 +16,7 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable
+from tests.io.helpers import assignments, networks, refused, same_graph
 
 SMALL = """
 // a comment with "a quote { and a brace
@@ -73,7 +73,9 @@ def test_unnamed_states_and_children_last():
     a, b = Variable("a", 2), Variable("b", 3)
     table = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
     prior = torch.tensor([0.4, 0.6], dtype=torch.float64).log()
-    again = parse_bif(format_bif(FactorGraph([Factor((a, b), Table(table)), Factor((a,), Table(prior))])))
+    again = parse_bif(
+        format_bif(FactorGraph([Factor((a, b), Table(table)), Factor((a,), Table(prior))]))
+    )
     assert again.domain.states_of("b") == ("0", "1", "2")
     for assignment in assignments(again):
         expected = table[assignment["a"], assignment["b"]] + prior[assignment["a"]]

@@ -1,17 +1,14 @@
 """Evidence and queries in both dialects."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.io.helpers import refused
 
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
 from rdpgraph.io.uai import parse_uai
+from tests.io.helpers import refused
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "uai2014"
 ROWS = st.lists(st.dictionaries(st.integers(0, 50).map(str), st.integers(0, 5), max_size=4))
 
 
@@ -74,12 +71,9 @@ def test_queries(tmp_path):
         refused(lambda text=text: parse_query(text))
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the UAI-2014 models lie beside the project only")
-def test_the_competition_evidence():
-    for path in sorted(DATA.glob("*/*.evid")):
+def test_the_competition_evidence(shared_data):
+    for path in sorted((shared_data / "uai2014").glob("*/*.evid")):
         (row,) = read_evidence(path)
         words = path.read_text().split()
-        assert 2 * len(row) in (len(words) - 1, len(words) - 2, 0)
-        assert [w for pair in row.items() for w in map(str, pair)] == words[-2 * len(row) :][
-            : 2 * len(row)
-        ]
+        assert len(words) - 2 * len(row) in (0, 1, 2)
+        assert [str(x) for pair in row.items() for x in pair] == words[len(words) - 2 * len(row) :]

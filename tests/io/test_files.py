@@ -6,7 +6,6 @@ import stat
 
 import pytest
 import torch
-from tests.io.helpers import refused, same_graph
 
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io import text as text_module
@@ -16,6 +15,7 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable
+from tests.io.helpers import refused, same_graph
 
 UAI = "MARKOV 1 2 1 1 0 2 0.25 0.75"
 BIF = "variable x { type discrete [2] { a, b }; } probability (x) { table 0.25, 0.75; }"
@@ -46,7 +46,9 @@ def test_dtype_is_passed_on(tmp_path):
         assert read(tmp_path / name, dtype=torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize("text", ["", "hello", "3 4 5", "/* open", "/**/" * 100_000, "\n" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "hello", "3 4 5", "/* open", "/**/" * 100_000, "\n" * 100_000]
+)
 def test_unknown_content(tmp_path, text):
     (tmp_path / "model.txt").write_text(text)
     refused(lambda: read(tmp_path / "model.txt"), "model.txt", "expected a UAI file")

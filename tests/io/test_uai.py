@@ -2,13 +2,11 @@
 
 import gzip
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.io.helpers import assignments, graphs, networks, refused, same_graph
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
@@ -16,8 +14,8 @@ from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+from tests.io.helpers import assignments, graphs, networks, refused, same_graph
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "uai2014"
 SMALL = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n2 2 1\n2 1 4\n6 1 2 3 4 5 6\n6 .5 1e-1 2E0 7 8. 0\n"
 
 
@@ -26,9 +24,7 @@ def reference(text):
     words = iter(text.split())
     next(words)
     sizes = [int(next(words)) for _ in range(int(next(words)))]
-    scopes = [
-        [int(next(words)) for _ in range(int(next(words)))] for _ in range(int(next(words)))
-    ]
+    scopes = [[int(next(words)) for _ in range(int(next(words)))] for _ in range(int(next(words)))]
     tables = [[float(next(words)) for _ in range(int(next(words)))] for _ in scopes]
     return sizes, scopes, tables
 
@@ -215,16 +211,15 @@ def test_what_a_file_cannot_hold_is_not_written():
         format_uai(FactorGraph([unary]), kind="BAYES")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="the UAI-2014 models lie beside the project only")
-@pytest.mark.parametrize("path", sorted(DATA.glob("*/*.uai.gz")), ids=lambda path: path.name)
-def test_the_competition_models(path):
-    text = gzip.decompress(path.read_bytes()).decode()
-    graph = read_uai(path)
-    sizes, scopes, tables = reference(text)
-    assert graph.domain.sizes.tolist() == sizes
-    assert graph.num_factors == sum(map(bool, scopes)) + any(not scope for scope in scopes)
-    states = [(7 * n + 3) % size for n, size in enumerate(sizes)]
-    expected = reference_score(text, states)
-    score = graph.score({str(n): state for n, state in enumerate(states)})
-    assert float(score) == pytest.approx(expected, rel=1e-9)
-    assert sum(map(len, tables)) == sum(b.count * math.prod(b.sizes) for b in graph.blocks)
+def test_the_competition_models(shared_data):
+    for path in sorted((shared_data / "uai2014").glob("*/*.uai.gz")):
+        text = gzip.decompress(path.read_bytes()).decode()
+        graph = read_uai(path)
+        sizes, scopes, tables = reference(text)
+        assert graph.domain.sizes.tolist() == sizes
+        assert graph.num_factors == sum(map(bool, scopes)) + any(not scope for scope in scopes)
+        states = [(7 * n + 3) % size for n, size in enumerate(sizes)]
+        expected = reference_score(text, states)
+        score = graph.score({str(n): state for n, state in enumerate(states)})
+        assert float(score) == pytest.approx(expected, rel=1e-9)
+        assert sum(map(len, tables)) == sum(b.count * math.prod(b.sizes) for b in graph.blocks)
