@@ -39,8 +39,9 @@ for who, posterior in posteriors.items():
     print(f"{who}: {chances}")
 
 # %%
-# Each marginal is exact. Shortness of breath points at bronchitis first. A visit to Asia raises
-# tuberculosis ninefold, and lowers the other two a little: they are needed less as an explanation.
+# Each marginal is exact. Shortness of breath points at bronchitis first. A visit to Asia makes
+# tuberculosis almost five times as likely, and lowers the other two a little: they are needed less
+# as an explanation.
 
 figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
 height = 0.8 / len(patients)

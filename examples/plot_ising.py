@@ -50,7 +50,7 @@ pictures = {
 figure, axes = plt.subplots(1, len(pictures), figsize=(11, 2.6), layout="constrained")
 for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
     limits = (-1.5, 1.5) if picture is leaning else (0, 1)
-    axis.imshow(picture, cmap="RdBu_r", vmin=limits[0], vmax=limits[1])
+    axis.imshow(picture.numpy(), cmap="RdBu_r", vmin=limits[0], vmax=limits[1])
     axis.set_title(title)
     axis.set_axis_off()
 plt.show()

@@ -16,3 +16,13 @@ from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.estimate.exact import Estimator, Exact, Problem
+from rdpgraph.infer import Auto, Contraction, Scheduler, explain, infer
+from rdpgraph.io import from_networkx, read, to_networkx, write
+from rdpgraph.model.structure import REGISTRY, Match, Structure
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.query.status import Status
+from rdpgraph.query.structured import StructuredPosterior
+
+register = REGISTRY.add

@@ -125,7 +125,7 @@ def traceback(
     so a draw costs the eliminated dims and not the tables. Exact and independent draws, by
     Gumbel-max on those entries; without noise the first maximum wins.
     """
-    device = next(pool.values.device for pool in up.pools if pool is not None)
+    device = next((pool.values.device for pool in up.pools if pool is not None), None)
     states = torch.zeros(count, batch, num_variables, dtype=torch.long, device=device)
     for step in reversed(up.program.steps):
         if not step.gone or (only is not None and not step.maximise):

@@ -148,7 +148,7 @@ class ExactSolution(Solution):
             values = values.expand(network.batch, len(members), -1)
             flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)
         alive = (self.log_partition().detach() > -math.inf).reshape(-1, 1, 1)
-        return torch.where(alive, flat, 0.0).reshape(*shape[:2], *sizes)
+        return torch.where(alive, flat, 0.0).reshape([*shape[:2], *sizes])
 
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values; zero where log Z is -inf."""

@@ -88,10 +88,14 @@ class _Tables:
     block: int | None
 
 
-def reduce_graph(graph: FactorGraph) -> Network:
+def reduce_graph(graph: FactorGraph, *, possible: Possible | None = None) -> Network:
     """Apply evidence, drop states that hard zeros make impossible, and squeeze settled slots.
 
     Exact. Linear in the tables' sizes per round of propagation. Gradients flow to the potentials.
+
+    Args:
+        graph: the model.
+        possible: the states left, if they are known already from a graph with less evidence.
     """
     batch = math.prod(graph.batch_shape)
     sizes, tables = _dense(graph, batch)
@@ -105,7 +109,8 @@ def reduce_graph(graph: FactorGraph) -> Network:
         settled, indicators = _split_evidence(settled, sizes, graph)
         tables.extend(indicators)
     tables.extend(_uniform(tables, settled, sizes, graph))
-    possible = _possible_states(settled, sizes, tables)
+    if possible is None:
+        possible = _possible_states(settled, sizes, tables)
     counts = sizes if possible is None else possible.counts()
     unseen = settled[0, : graph.num_variables] == MISSING
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
@@ -243,7 +248,7 @@ def _squeezed(
                 constant = constant + values.expand(-1, len(members)).sum(1)
     return Network(
         graph=graph,
-        sizes=tuple(left[free].tolist()),
+        sizes=tuple(left[free].clamp(min=1).tolist()),
         groups=tuple(groups),
         constant=constant,
         active=active[: graph.num_variables],

@@ -208,7 +208,8 @@ class FactorGraph:
             values = block.select().evaluate(slots)
             values = values.reshape(values.shape[: values.ndim - block.arity] or (1,))
             total = total + values.expand(*values.shape[:-1], block.count).sum(-1)
-        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+        lead = torch.broadcast_shapes(total.shape, states.shape[:-1], self.batch_shape)
+        return total.expand(lead)
 
     def factors(self) -> Iterator[Factor]:
         """Every factor with a table of its own, in order of declaration."""

@@ -112,8 +112,8 @@ def select_lead(
     batch = tuple(lead[: max(len(lead) - len(block), 0)])
     shared = all(size == 1 for size in own)
     kept = own if shared else block
-    flat = values.reshape(*batch, *own, *ends).expand(*batch, *kept, *ends)
-    flat = flat.reshape(*batch, math.prod(kept), *ends)
+    flat = values.reshape([*batch, *own, *ends]).expand([*batch, *kept, *ends])
+    flat = flat.reshape([*batch, math.prod(kept), *ends])
     if rows is None or flat.shape[len(batch)] == 1:
         return flat
     return flat.index_select(len(batch), rows.to(flat.device))

@@ -69,7 +69,7 @@ class Table(Potential):
         """The log-values on a grid of states, by indexing; cost and memory of the result."""
         arity = len(states)
         leads = torch.broadcast_shapes(self.lead(arity), *(s.shape[:-1] for s in states))
-        values = self.log_values.expand(*leads, *self.slots(arity))
+        values = self.log_values.expand([*leads, *self.slots(arity)])
         index: list[Tensor] = []
         for dim, size in enumerate(leads):
             places = torch.arange(size, device=self.device)

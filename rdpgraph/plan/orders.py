@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp, inf, log
 from random import Random
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ class PrimalGraph:
 
 
 class Rule(Protocol):
-    """A greedy elimination rule: an order of all variables, or None past the cost limit."""
+    """A greedy elimination rule: an order of all variables, or None past a limit."""
 
     def __call__(
         self,
@@ -31,6 +32,7 @@ class Rule(Protocol):
         noise: float = 0.0,
         last: Set[int] = frozenset(),
         limit: float = inf,
+        deadline: float = inf,
     ) -> list[int] | None:
         """The order.
 
@@ -40,6 +42,7 @@ class Rule(Protocol):
             noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
             last: variables to eliminate after all others (marginal MAP).
             limit: give up (None) once the summed clique weights exceed this.
+            deadline: give up (None) when `time.perf_counter` passes this.
         """
         ...
 
@@ -124,9 +127,10 @@ def min_fill(
     noise: float = 0.0,
     last: Set[int] = frozenset(),
     limit: float = inf,
+    deadline: float = inf,
 ) -> list[int] | None:
     """Eliminate the variable whose neighbours lack the fewest edges among themselves."""
-    return _fill_order(graph, [1] * len(graph.sizes), rng, noise, last, limit)
+    return _fill_order(graph, [1] * len(graph.sizes), rng, noise, last, limit, deadline)
 
 
 def weighted_min_fill(
@@ -136,9 +140,10 @@ def weighted_min_fill(
     noise: float = 0.0,
     last: Set[int] = frozenset(),
     limit: float = inf,
+    deadline: float = inf,
 ) -> list[int] | None:
     """As `min_fill`, every missing edge counted as the product of its ends' sizes."""
-    return _fill_order(graph, graph.sizes, rng, noise, last, limit)
+    return _fill_order(graph, graph.sizes, rng, noise, last, limit, deadline)
 
 
 def min_weight(
@@ -148,6 +153,7 @@ def min_weight(
     noise: float = 0.0,
     last: Set[int] = frozenset(),
     limit: float = inf,
+    deadline: float = inf,
 ) -> list[int] | None:
     """Eliminate the variable that makes the clique with the smallest product of sizes."""
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
@@ -165,7 +171,7 @@ def min_weight(
             order.append(v)
             waiting.discard(v)
             spent += exp(weights[v]) if weights[v] < 700 else inf
-            if spent > limit:
+            if spent > limit or perf_counter() > deadline:
                 return None
             for u in near:
                 mine = adjacency[u]
@@ -221,6 +227,7 @@ def _fill_order(
     noise: float,
     last: Set[int],
     limit: float,
+    deadline: float,
 ) -> list[int] | None:
     """Min-fill with incremental scores: exact fill counts at every step.
 
@@ -254,7 +261,7 @@ def _fill_order(
             waiting.discard(v)
             exponent = logs[v] + sum([logs[u] for u in near])
             spent += exp(exponent) if exponent < 700 else inf
-            if spent > limit:
+            if spent > limit or perf_counter() > deadline:
                 return None
             for u in near:
                 adjacency[u].discard(v)

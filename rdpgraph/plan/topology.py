@@ -1,7 +1,6 @@
 """The shape of a model as integers: which variables each tensor touches, and their sizes."""
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -118,17 +117,6 @@ class Topology:
         bounds = [0, *cuts.tolist(), len(order)]
         listed = order.tolist()
         return tuple(tuple(listed[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
-
-    def part(self, tensors: Iterable[int]) -> tuple["Topology", tuple[int, ...]]:
-        """The topology of some tensors, variables ranked in ascending order, and the old ids.
-
-        Two components that are alike up to such a ranking give equal topologies.
-        """
-        scopes = [self.scopes[t] for t in tensors]
-        names = tuple(sorted(set(chain.from_iterable(scopes))))
-        rank = {name: i for i, name in enumerate(names)}
-        ranked = tuple(tuple(rank[v] for v in scope) for scope in scopes)
-        return Topology(ranked, tuple(self.sizes[v] for v in names)), names
 
 
 def _component_labels(

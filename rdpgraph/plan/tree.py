@@ -11,7 +11,7 @@ from rdpgraph.plan.topology import Topology
 __all__ = ["ContractionTree", "Step", "tree_from_order", "tree_from_path"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ContractionTree:
     """Steps that reduce every connected component of a topology to one scalar.
 

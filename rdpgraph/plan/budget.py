@@ -1,0 +1,63 @@
+"""How much memory and time a plan may take."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdpgraph.errors import ModelError
+
+SHARE = 0.6
+"""The part of the machine's available memory that a plan takes by default."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits for a plan.
+
+    Attributes:
+        memory_bytes: for the tables of one run.
+        seconds: predicted run time, planning not counted.
+    """
+
+    memory_bytes: float
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.memory_bytes > 0 or not self.seconds > 0:
+            raise ModelError(
+                f"A budget needs memory and seconds above zero; got {self.memory_bytes} bytes and "
+                f"{self.seconds} s."
+            )
+
+    @staticmethod
+    def of_machine(seconds: float = 60.0) -> "Budget":
+        """60% of the memory that this machine, or its container, has available."""
+        return Budget(SHARE * _available(), seconds)
+
+
+def _available() -> float:
+    free = [_from_meminfo(), _from_cgroup()]
+    known = [value for value in free if value is not None]
+    if known:
+        return min(known)
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _from_meminfo() -> float | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None
+
+
+def _from_cgroup() -> float | None:
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = (root / "memory.current").read_text().strip()
+        return None if limit == "max" else max(float(limit) - float(used), 1.0)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,111 @@
+"""From a topology and a budget to a plan; remembered by topology."""
+
+from collections import OrderedDict
+from dataclasses import replace
+from math import prod
+from threading import Lock
+from time import perf_counter
+
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.cost import cost
+from rdpgraph.plan.orders import forest_order
+from rdpgraph.plan.plan import Plan, duration, quantity
+from rdpgraph.plan.search import search
+from rdpgraph.plan.slicing import choose_slices
+from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import tree_from_order
+
+PASSES = 3
+"""All marginals cost one pass up and two products down for each step."""
+
+_MOST = 128
+_known: OrderedDict[object, Plan] = OrderedDict()
+_lock = Lock()
+
+
+def make_plan(
+    topology: Topology,
+    *,
+    budget: Budget,
+    element_bytes: int,
+    batch: int = 1,
+    last: frozenset[int] = frozenset(),
+    dropped_states: int = 0,
+) -> Plan:
+    """The plan for a topology, from memory if one of this shape was made before.
+
+    Args:
+        topology: what is left of the model.
+        budget: the limits; a plan that cannot keep to them says so in ``fits`` and ``remedy``.
+        element_bytes: 4 or 8.
+        batch: items solved together.
+        last: variables eliminated after all others.
+        dropped_states: for the report.
+    """
+    room = (round(budget.memory_bytes / 2**27), budget.seconds)
+    key = (topology.key(), room, element_bytes, batch, last, dropped_states)
+    with _lock:
+        if key in _known:
+            _known.move_to_end(key)
+            return _known[key]
+    start = perf_counter()
+    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states)
+    plan = replace(plan, planning_seconds=perf_counter() - start)
+    with _lock:
+        _known[key] = plan
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+    return plan
+
+
+def _plan(
+    topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
+    dropped: int,
+) -> Plan:  # fmt: skip
+    elements = budget.memory_bytes / element_bytes / batch
+    order = None if last else forest_order(topology)
+    if order is not None:
+        tree = tree_from_order(topology, order)
+        route, why = "forest", "the factor graph has no cycles: two passes are exact"
+    else:
+        tree = search(topology, seconds=budget.seconds / 4, memory_elements=elements, last=last)
+        route, why = "contraction", "exact, in the cheapest order found"
+    price = cost(tree, batch=batch)
+    seconds = PASSES * price.seconds
+    plan = Plan(
+        route=route,
+        why=why,
+        num_variables=topology.num_variables,
+        num_factors=topology.num_tensors,
+        num_components=len(topology.components()),
+        dropped_states=dropped,
+        width=price.width,
+        flops=float(price.flops) if price.flops < 1e300 else float("inf"),
+        peak_bytes=float(min(price.peak, 10**300)) * element_bytes,
+        stored_bytes=float(min(price.stored, 10**300)) * element_bytes,
+        seconds=seconds,
+        tree=tree,
+    )
+    if plan.stored_bytes <= budget.memory_bytes:
+        return plan if seconds <= budget.seconds else _too_slow(plan, budget)
+    slices = () if last else choose_slices(tree, elements=elements)
+    count = prod(topology.sizes[v] for v in slices)
+    sliced = seconds / max(1, count) * count if count < 10**9 else float("inf")
+    if slices and sliced <= budget.seconds:
+        why = f"exact in {count:,} slices: all at once needs {quantity(plan.stored_bytes)}B"
+        return replace(plan, slices=slices, num_slices=count, why=why, seconds=sliced)
+    need, have = quantity(plan.stored_bytes), quantity(budget.memory_bytes)
+    remedy = (
+        f"needs {need}B of memory (width {plan.width:.0f}) and the budget is {have}B; raise the "
+        "memory or time budget, condition on more evidence, or use an approximate method"
+    )
+    return replace(plan, fits=False, remedy=remedy)
+
+
+def _too_slow(plan: Plan, budget: Budget) -> Plan:
+    remedy = (
+        f"needs about {duration(plan.seconds)} (width {plan.width:.0f}) and the budget is "
+        f"{duration(budget.seconds)}; raise the time budget, condition on more evidence, or use an "
+        "approximate method"
+    )
+    return replace(plan, fits=False, remedy=remedy)

@@ -1,0 +1,233 @@
+"""The posterior: every question one can ask, whatever the route."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.model.domain import Entry, Named
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.status import Status
+
+Assignment: TypeAlias = dict[Entry, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The distribution of a factor graph's variables given its evidence.
+
+    Answers are computed when first asked for, and kept. All are differentiable in the potentials
+    except states (modes and samples).
+
+    Attributes:
+        graph: the model, evidence included.
+        plan: how it is solved.
+        status: whether the answers are exact.
+        solution: the engine's side of it.
+    """
+
+    graph: FactorGraph
+    plan: Plan
+    status: Status
+    solution: Solution = field(repr=False)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible."""
+        return self.solution.log_partition().reshape(self.graph.batch_shape)
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        return self.solution.variable_marginals()
+
+    def marginal(self, item: Named) -> Tensor:
+        """Probabilities of the states of a variable, (*batch, states), or of an array's members.
+
+        An array (or a view of one) gives (*batch, *shape, states). Zero where log Z is -inf.
+
+        Raises:
+            ModelError: the graph has no such variable.
+        """
+        return self._read(self._flat, item)
+
+    def marginals(self) -> dict[Entry, Tensor]:
+        """The marginal of every variable and array, from one pass up and one down."""
+        return {entry: self._read(self._flat, entry) for entry in self.graph.variables}
+
+    def factor_marginal(self, factor: Factor | FactorBlock | Iterable[Named]) -> Tensor:
+        """The joint probabilities over the scope of a factor.
+
+        Args:
+            factor: a factor or block of the graph, or variables that some factor holds together.
+
+        Returns:
+            (*batch, *sizes) in the order of the variables asked for; for a block
+            (*batch, *block, sizes).
+
+        Raises:
+            ModelError: no factor holds these variables together.
+        """
+        if isinstance(factor, FactorBlock):
+            columns = [self._numbers(slot, factor.shape) for slot in factor.scopes]
+            return self._joint(torch.stack(columns, 1), factor.shape)
+        items = factor.variables if isinstance(factor, Factor) else tuple(factor)
+        numbers = [int(self.graph.domain.numbers(item)) for item in items]
+        if len(set(numbers)) < len(numbers):
+            raise ModelError("factor_marginal needs different variables; one is named twice.")
+        return self._joint(torch.tensor([numbers], dtype=torch.long), ())
+
+    def _numbers(self, slot: object, shape: tuple[int, ...]) -> Tensor:
+        if isinstance(slot, tuple):
+            numbers = torch.stack([self.graph.domain.numbers(variable) for variable in slot])
+        else:
+            numbers = self.graph.domain.numbers(slot)  # pyright: ignore[reportArgumentType]
+        return numbers.expand(shape).reshape(-1)
+
+    def _joint(self, wanted: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The marginal over (n, k) numbers, read off a block whose factors hold each row."""
+        for number, block in enumerate(self.graph.blocks):
+            if block.arity < wanted.shape[1]:
+                continue
+            found = _find(block.scopes, wanted)
+            if found is None:
+                continue
+            rows, slots = found
+            values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]
+            others = [slot + 2 for slot in range(block.arity) if slot not in slots]
+            values = values.sum(others) if others else values
+            kept = sorted(slots)
+            values = values.permute(0, 1, *(2 + kept.index(slot) for slot in slots))
+            return values.reshape([*self.graph.batch_shape, *shape, *values.shape[2:]])
+        names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
+        raise ModelError(
+            f"No factor holds {names} together; add one of zeros over them to ask for their joint."
+        )
+
+    def entropy(self) -> Tensor:
+        """(*batch,) entropy in nats: log Z minus the expected score."""
+        score = self.solution.expected_score().reshape(self.graph.batch_shape)
+        alive = self.log_partition.detach() > -torch.inf
+        return torch.where(alive, torch.where(alive, self.log_partition, 0.0) - score, 0.0)
+
+    def mode(self) -> Assignment:
+        """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
+
+        By max-product with a traceback, so consistent; ties go to the first maximum of each step,
+        the same one every time.
+
+        Raises:
+            ImpossibleEvidenceError: the evidence has probability zero.
+        """
+        self._require_possible("a mode")
+        return self._assigned(self.solution.mode())
+
+    def max_marginals(self) -> dict[Entry, Tensor]:
+        """For every state the largest score (nats, unnormalised) of a configuration with it."""
+        flat = self.solution.max_marginals()
+        return {entry: self._read(flat, entry) for entry in self.graph.variables}
+
+    def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
+        """The most probable configuration of some variables, the others summed out (marginal MAP).
+
+        Exact, along an order that eliminates the summed variables first, which may be much wider
+        than the unconstrained one.
+
+        Raises:
+            ImpossibleEvidenceError: the evidence has probability zero.
+            BudgetError: the constrained order does not fit the budget.
+        """
+        self._require_possible("a marginal mode")
+        domain, items = self.graph.domain, list(variables)
+        numbers = [domain.numbers(item).reshape(-1) for item in items]
+        if not numbers:
+            raise ModelError("marginal_mode needs at least one variable to maximise over.")
+        states = self.solution.marginal_mode(torch.cat(numbers))
+        result: Assignment = {}
+        for item, own, part in zip(
+            items, numbers, states.split([len(n) for n in numbers], 1), strict=True
+        ):
+            entry: Entry = domain.variable(int(own[0])) if isinstance(item, str) else item
+            shape = tuple(domain.numbers(item).shape)
+            if isinstance(item, str) and shape:
+                entry = domain.entries[domain.place(item)]
+            result[entry] = part.reshape([*self.graph.batch_shape, *shape])
+        return result
+
+    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Assignment:
+        """Independent exact draws: (count, *batch, *shape) state indices per variable or array.
+
+        Raises:
+            ImpossibleEvidenceError: the evidence has probability zero.
+        """
+        if count < 0:
+            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        self._require_possible("samples")
+        return self._assigned(self.solution.sample(count, generator), count)
+
+    def _require_possible(self, what: str) -> None:
+        if bool((self.log_partition.detach() == -torch.inf).any()):
+            rows = " in at least one batch item" if self.graph.batch_shape else ""
+            raise ImpossibleEvidenceError(
+                f"There is no {what}: the evidence, or the model, has probability zero{rows}."
+            )
+
+    def _assigned(self, states: Tensor, *lead: int) -> Assignment:
+        """Numbered states (*lead, B, V) as one tensor per variable or array."""
+        starts = self.graph.domain.starts
+        batch = self.graph.batch_shape
+        return {
+            entry: states[..., start:stop].reshape([*lead, *batch, *entry.shape])
+            for entry, start, stop in zip(self.graph.variables, starts, starts[1:], strict=False)
+        }
+
+    @cached_property
+    def _state_starts(self) -> Tensor:
+        return torch.nn.functional.pad(self.graph.domain.sizes.cumsum(0), (1, 0))
+
+    def _read(self, flat: Tensor, item: Named) -> Tensor:
+        """The part of a flat (B, S) table that belongs to a variable or an array."""
+        domain = self.graph.domain
+        numbers = domain.numbers(item)
+        size = domain.entries[domain.place(item)].size
+        if not numbers.ndim:
+            start = int(self._state_starts[numbers])
+            return flat[:, start : start + size].reshape(*self.graph.batch_shape, size)
+        first = numbers.reshape(-1)
+        count = len(first)
+        if count and int(first[-1] - first[0]) == count - 1 and item in domain.entries:
+            start = int(self._state_starts[first[0]])
+            values = flat[:, start : start + count * size]
+        else:
+            places = self._state_starts[first].unsqueeze(1) + torch.arange(size)
+            values = flat[:, places.reshape(-1).to(flat.device)]
+        return values.reshape(*self.graph.batch_shape, *numbers.shape, size)
+
+
+def _find(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+    """The rows of a block that hold each row of numbers, and in which slots; None if some do not."""
+    if not wanted.shape[1]:
+        return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
+    slots: list[int] = []
+    hits = torch.ones(len(scopes), dtype=torch.bool)
+    for column in range(wanted.shape[1]):
+        here = scopes == wanted[0, column]
+        match = (here & hits.unsqueeze(1)).any(0) if column == 0 else here[hits].any(0)
+        if not bool(match.any()):
+            return None
+        slot = int(match.nonzero()[0])
+        slots.append(slot)
+        hits &= here[:, slot]
+    if not bool(hits.any()):
+        return None
+    if len(wanted) == 1:
+        return hits.nonzero()[0], tuple(slots)
+    rows = {tuple(row): place for place, row in enumerate(scopes[:, slots].tolist())}
+    places = [rows.get(tuple(row), -1) for row in wanted.tolist()]
+    return None if min(places) < 0 else (torch.tensor(places), tuple(slots))

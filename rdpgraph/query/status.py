@@ -1,0 +1,28 @@
+"""What an answer is worth."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a posterior is exact, converged and unbiased, and what to do if not.
+
+    Attributes:
+        exact: the answers are exact up to rounding.
+        converged: the iteration, if there was one, reached its tolerance.
+        biased: log Z is a biased estimate.
+        iterations: sweeps, or None where nothing iterates.
+        residual: the last change of a message, or None.
+        effective_sample_size: over replicates, or None.
+        standard_error: of log Z over replicates, in nats, or None.
+        remedy: what would give a better answer; empty where there is nothing to mend.
+    """
+
+    exact: bool = True
+    converged: bool = True
+    biased: bool = False
+    iterations: int | None = None
+    residual: float | None = None
+    effective_sample_size: float | None = None
+    standard_error: float | None = None
+    remedy: str = ""
