@@ -39,9 +39,9 @@ data = rg.infer(model(true_unary, true_pairwise)).sample(5000, generator=generat
 
 unary = torch.zeros(states, requires_grad=True)
 pairwise = torch.zeros(states, states, requires_grad=True)
-optimizer = torch.optim.Adam([unary, pairwise], lr=0.1, maximize=True)
+optimizer = torch.optim.Adam([unary, pairwise], lr=0.05, maximize=True)
 history = []
-for _ in range(100):
+for _ in range(150):
     graph = model(unary, pairwise)
     log_likelihood = graph.score(data).mean() - rg.infer(graph).log_partition
     optimizer.zero_grad()
