@@ -1,0 +1,1 @@
+"""Plans: elimination and contraction orders, schedules and their costs; integers, no tensors."""

@@ -136,9 +136,10 @@ class _Rotations:
                 masks[x] = kept
                 work[x] = inner
                 work[p] = outer
-            for child in (left[p], right[p]):
-                if child >= leaves:
-                    stack.append(child)
+            if left[p] >= leaves:
+                stack.append(left[p])
+            if right[p] >= leaves:
+                stack.append(right[p])
 
     def _parents_first(self, left: list[int], right: list[int]) -> list[int]:
         order: list[int] = []

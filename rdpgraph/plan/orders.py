@@ -1,6 +1,6 @@
 """Elimination orders: greedy ones on the primal graph, and the linear-time one of a forest."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp, inf, log
@@ -278,7 +278,13 @@ def _fill_order(
     return order
 
 
-def _make_clique(adjacency, near, fill, weights, mass) -> set[int]:  # type: ignore
+def _make_clique(
+    adjacency: list[set[int]],
+    near: set[int],
+    fill: list[float],
+    weights: Sequence[int],
+    mass: Callable[[Set[int]], int],
+) -> set[int]:
     """Connect `near` to a clique and update the fill scores; the variables with new scores."""
     outside = {u: adjacency[u] - near for u in near}
     changed = set(near)

@@ -2,16 +2,17 @@
 
 from collections import OrderedDict
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from threading import Lock
 from time import perf_counter
 
+from rdpgraph.errors import BudgetError
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.cost import cost
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.plan import Plan, duration, quantity
-from rdpgraph.plan.search import search
-from rdpgraph.plan.slicing import choose_slices
+from rdpgraph.plan.search import HOPELESS_BITS, search
+from rdpgraph.plan.slicing import choose_slices, sliced_tree
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
 
@@ -68,7 +69,16 @@ def _plan(
         tree = tree_from_order(topology, order)
         route, why = "forest", "the factor graph has no cycles: two passes are exact"
     else:
-        tree = search(topology, seconds=budget.seconds / 4, memory_elements=elements, last=last)
+        try:
+            tree = search(
+                topology,
+                seconds=budget.seconds / 4,
+                memory_elements=elements * batch,
+                last=last,
+                batch=batch,
+            )
+        except BudgetError:
+            return _out_of_reach(topology, dropped)
         route, why = "contraction", "exact, in the cheapest order found"
     price = cost(tree, batch=batch)
     seconds = PASSES * price.seconds
@@ -80,7 +90,7 @@ def _plan(
         num_components=len(topology.components()),
         dropped_states=dropped,
         width=price.width,
-        flops=float(price.flops) if price.flops < 1e300 else float("inf"),
+        flops=float(price.flops) if price.flops < 1e300 else inf,
         peak_bytes=float(min(price.peak, 10**300)) * element_bytes,
         stored_bytes=float(min(price.stored, 10**300)) * element_bytes,
         seconds=seconds,
@@ -90,8 +100,9 @@ def _plan(
         return plan if seconds <= budget.seconds else _too_slow(plan, budget)
     slices = () if last else choose_slices(tree, elements=elements)
     count = prod(topology.sizes[v] for v in slices)
-    sliced = seconds / max(1, count) * count if count < 10**9 else float("inf")
-    if slices and sliced <= budget.seconds:
+    one = cost(sliced_tree(tree, slices), batch=batch)
+    sliced = PASSES * one.seconds * count if count < 10**9 else inf
+    if slices and one.stored <= elements * batch and sliced <= budget.seconds:
         why = f"exact in {count:,} slices: all at once needs {quantity(plan.stored_bytes)}B"
         return replace(plan, slices=slices, num_slices=count, why=why, seconds=sliced)
     need, have = quantity(plan.stored_bytes), quantity(budget.memory_bytes)
@@ -100,6 +111,27 @@ def _plan(
         "memory or time budget, condition on more evidence, or use an approximate method"
     )
     return replace(plan, fits=False, remedy=remedy)
+
+
+def _out_of_reach(topology: Topology, dropped: int) -> Plan:
+    return Plan(
+        route="none",
+        why="no elimination order is cheap enough to begin with",
+        num_variables=topology.num_variables,
+        num_factors=topology.num_tensors,
+        num_components=len(topology.components()),
+        dropped_states=dropped,
+        width=inf,
+        flops=inf,
+        peak_bytes=inf,
+        stored_bytes=inf,
+        seconds=inf,
+        fits=False,
+        remedy=(
+            f"needs more than 2^{HOPELESS_BITS} operations in every elimination order tried; "
+            "condition on more evidence, or use an approximate method"
+        ),
+    )
 
 
 def _too_slow(plan: Plan, budget: Budget) -> Plan:

@@ -1,15 +1,16 @@
-"""The anytime portfolio of contraction orders."""
+"""The search for a good contraction tree: greedy orders first, then annealing while it pays."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, log
+from collections.abc import Set
+from itertools import chain
+from math import inf, log2
 from random import Random
 from time import perf_counter
 
-from rdpgraph.plan.anneal import anneal
-from rdpgraph.plan.cost import Cost, cost
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan.anneal import HOT, anneal
+from rdpgraph.plan.cost import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
 from rdpgraph.plan.orders import (
-    PrimalGraph,
+    Rule,
     forest_order,
     min_fill,
     min_weight,
@@ -17,25 +18,37 @@ from rdpgraph.plan.orders import (
     primal_graph,
     weighted_min_fill,
 )
+from rdpgraph.plan.steps import Step, Workbench
 from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, Step, tree_from_order, tree_from_path
+from rdpgraph.plan.tree import ContractionTree, tree_from_order
 
-RULES = (min_fill, weighted_min_fill, min_weight)
-LEAST_SEARCH = 2e-3
-"""Predicted seconds under which the greedy orders are good enough."""
+HOPELESS_BITS = 64
+"""When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
+gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
 
+FIRST_SWEEPS = 50
+"""Length of the first annealing run of a component."""
 
-@dataclass(frozen=True)
-class Candidate:
-    """A tree and its cost; ranked by how far it exceeds the memory, then by predicted time."""
+SWEEP_GROWTH = 1.5
+"""Each annealing run is this much longer than the one before."""
 
-    tree: ContractionTree
-    cost: Cost
+MOST_SWEEPS = 20_000
+"""Longest annealing run."""
 
-    def rank(self, memory_elements: float) -> tuple[float, float]:
-        """What is minimised."""
-        over = log(self.cost.stored / memory_elements) if self.cost.stored > memory_elements else 0
-        return (over, self.cost.seconds)
+LONG_RUN = 500
+"""Annealing runs with at least this many sweeps start hotter, every other time."""
+
+MEMORY_WRITE_WEIGHT = 4.0
+"""Weight of a stored element against an operation once the best tree exceeds the memory."""
+
+STALE_RUNS = 8
+"""Tries in a row without gaining `WORTHWHILE` that end the search in a component."""
+
+WORTHWHILE = 0.98
+"""A better tree must cost at most this fraction to keep the search going."""
+
+FRESH_EVERY = 4
+"""Every so many annealing runs start from a new randomised order, not from the best tree."""
 
 
 def search(
@@ -44,165 +57,223 @@ def search(
     seconds: float,
     memory_elements: float,
     seed: int = 0,
-    last: frozenset[int] = frozenset(),
+    last: Set[int] = frozenset(),
+    batch: int = 1,
 ) -> ContractionTree:
-    """The cheapest contraction tree that a bounded search finds.
+    """The cheapest contraction tree found in reasonable time.
 
-    A forest is solved at once. Otherwise every component gets the greedy orders (min-fill,
-    weighted min-fill, min-weight), then randomised restarts of them, opt_einsum's and cotengra's
-    greedy searches, and annealing of the best tree, for as long as the search has cost less than
-    what it could still save: the predicted run time of the best tree so far. Components that are
-    alike are searched once.
+    A forest gets its optimal tree at once. Otherwise every component is peeled of its safe
+    variables, tried with the greedy orders, and annealed; components that are alike are solved
+    once. The search stops when it has taken as long as the best tree is predicted to run, when
+    it no longer gains, or after `seconds` (which the first greedy orders may overrun).
 
     Args:
-        topology: the model.
-        seconds: an upper bound for the search.
-        memory_elements: trees that store more than this are ranked by how far they exceed it.
-        seed: of the randomised parts.
-        last: variables to eliminate after all others (marginal MAP).
+        topology: the model's shape.
+        seconds: most time to search.
+        memory_elements: trees that store more elements than this rank behind all that fit, by how
+            far they exceed and by predicted time (slicing turns the first into the second).
+        seed: decides every random choice; the time limits decide how many there are.
+        last: variables eliminated after all others (marginal MAP). Every step of the tree then
+            eliminates at most one variable.
+        batch: number of items that run at once; multiplies operations and storage.
+
+    Raises:
+        BudgetError: when no order of fewer than 2^64 operations is in sight.
     """
-    if not last:
-        order = forest_order(topology)
-        if order is not None:
-            return tree_from_order(topology, order)
-    components = topology.components()
-    deadline = perf_counter() + seconds
-    found: dict[object, tuple[tuple[Step, ...], int]] = {}
-    steps: list[Step] = []
-    leaves = topology.num_tensors
-    for left, tensors in enumerate(components):
-        part, names = _part(topology, tensors)
-        own_last = frozenset(i for i, name in enumerate(names) if name in last)
-        key = (part, own_last)
-        if key not in found:
-            share = (deadline - perf_counter()) / (len(components) - left)
-            tree = _search_component(
-                part, seconds=max(share, 0.0), memory=memory_elements, seed=seed, last=own_last
-            )
-            found[key] = (tree.steps, part.num_tensors)
-        own, count = found[key]
-        made = leaves + len(steps)
-
-        def place(node: int, tensors: tuple[int, ...] = tensors, count: int = count, made: int = made) -> int:
-            if node < 0:
-                return node
-            return tensors[node] if node < count else made + node - count
-
-        steps.extend(
-            Step(place(step.left), place(step.right), tuple(names[v] for v in step.scope))
-            for step in own
-        )
-    return ContractionTree(topology, tuple(steps))
-
-
-def _part(topology: Topology, tensors: Sequence[int]) -> tuple[Topology, tuple[int, ...]]:
-    """The topology of some tensors, variables ranked in ascending order, and their old numbers.
-
-    Two components that are alike up to such a ranking give equal topologies.
-    """
-    scopes = [topology.scopes[t] for t in tensors]
-    names = tuple(sorted({v for scope in scopes for v in scope}))
-    rank = {name: i for i, name in enumerate(names)}
-    ranked = tuple(tuple(rank[v] for v in scope) for scope in scopes)
-    return Topology(ranked, tuple(topology.sizes[v] for v in names)), names
-
-
-def _search_component(
-    topology: Topology, *, seconds: float, memory: float, seed: int, last: frozenset[int]
-) -> ContractionTree:
-    start = perf_counter()
-    prefix, core, names = peel(primal_graph(topology), last=last)
-    own_last = frozenset(i for i, name in enumerate(names) if name in last)
-    eager = not last
-
-    def ordered(order: list[int]) -> Candidate:
-        tree = tree_from_order(topology, [*prefix, *(names[i] for i in order)], eager=eager)
-        return Candidate(tree, cost(tree))
-
-    best: Candidate | None = None
-    for rule in RULES:
-        order = rule(core, last=own_last)
-        if order is None:
-            continue
-        candidate = ordered(order)
-        if best is None or candidate.rank(memory) < best.rank(memory):
-            best = candidate
-        if best.cost.seconds < LEAST_SEARCH:
-            break
-    assert best is not None
-    if best.cost.seconds < LEAST_SEARCH or not core.sizes:
-        return best.tree
-    tries = _tries(topology, core, ordered, own_last, seed, eager=eager)
-    while True:
-        spent = perf_counter() - start
-        fits = best.cost.stored <= memory
-        worth = min(seconds, best.cost.seconds) if fits else seconds
-        if spent >= worth:
-            return best.tree
-        candidate = next(tries)(best, start + worth)
-        if candidate is not None and candidate.rank(memory) < best.rank(memory):
-            best = candidate
-
-
-Try = Callable[[Candidate, float], Candidate | None]
-
-
-def _tries(
-    topology: Topology, core: PrimalGraph, ordered: Callable[[list[int]], Candidate],
-    last: frozenset[int], seed: int, *, eager: bool,
-) -> Iterator[Try]:  # fmt: skip
-    """One attempt after the other: noisy greedy orders, other libraries' searches, annealing."""
+    began = perf_counter()
+    order = None if last else forest_order(topology)
+    if order is not None:
+        return tree_from_order(topology, order)
+    parts = _parts(topology, last, memory_elements, batch)
     rng = Random(seed)
-
-    def noisy(noise: float) -> Try:
-        rule = RULES[rng.randrange(len(RULES))]
-
-        def attempt(best: Candidate, deadline: float) -> Candidate | None:
-            order = rule(core, rng=rng, noise=noise, last=last, limit=best.cost.flops)
-            return None if order is None else ordered(order)
-
-        return attempt
-
-    def annealed(best: Candidate, deadline: float) -> Candidate | None:
-        share = perf_counter() + max((deadline - perf_counter()) / 3, 0.05)
-        tree = anneal(best.tree, rng=rng, deadline=min(share, deadline))
-        return Candidate(tree, cost(tree))
-
-    def foreign(path: Callable[[Topology, int], list[tuple[int, ...]]]) -> Try:
-        def attempt(best: Candidate, deadline: float) -> Candidate | None:
-            tree = tree_from_path(topology, path(topology, rng.randrange(1 << 30)), ssa=False)
-            return Candidate(tree, cost(tree))
-
-        return attempt
-
-    for _ in range(4):
-        yield noisy(0.0)
-    if eager:
-        yield annealed
-        if topology.num_tensors < 20_000:
-            yield foreign(_opt_einsum_path)
-            yield foreign(_cotengra_path)
-            yield annealed
-    while True:
-        for noise in (0.0, 0.1, 0.3, 0.0, 0.1):
-            yield noisy(noise)
-        if eager:
-            yield annealed
+    stop = began + seconds
+    for part in parts:
+        part.try_greedy(stop)
+    while waiting := [part for part in parts if part.improvable]:
+        fits = all(part.excess() <= 0 for part in parts)
+        end = min(stop, began + sum(part.predicted() for part in parts)) if fits else stop
+        if perf_counter() >= end:
+            break
+        max(waiting, key=_Part.rank).improve(rng, end)
+    return _joined(topology, parts)
 
 
-def _opt_einsum_path(topology: Topology, seed: int) -> list[tuple[int, ...]]:
-    from opt_einsum.paths import greedy
+def _parts(topology: Topology, last: Set[int], memory_elements: float, batch: int) -> list["_Part"]:
+    """The distinct components, each with all its places in the topology."""
+    found: dict[object, _Part] = {}
+    for tensors in topology.components():
+        scopes = [topology.scopes[t] for t in tensors]
+        names = tuple(sorted(set(chain.from_iterable(scopes))))
+        rank = {name: i for i, name in enumerate(names)}
+        ranked = tuple([tuple([rank[v] for v in scope]) for scope in scopes])
+        sizes = tuple([topology.sizes[v] for v in names])
+        late = frozenset([rank[v] for v in last if v in rank])
+        signature = ranked, sizes, late
+        part = found.get(signature)
+        if part is None:
+            part = _Part(Topology(ranked, sizes), late)
+            found[signature] = part
+        part.places.append((tensors, names))
+    for part in found.values():
+        part.copies = len(part.places) * batch
+        part.memory = memory_elements / part.copies
+    return list(found.values())
 
-    sizes = dict(enumerate(topology.sizes))
-    path = greedy([frozenset(scope) for scope in topology.scopes], frozenset(), sizes, inf)
-    return [tuple(group) for group in path]
+
+class _Part:
+    """One component and its copies: the peeled prefix, the core, the best core tree so far."""
+
+    def __init__(self, topology: Topology, last: Set[int]) -> None:
+        self.topology = topology
+        self.places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.copies = 1
+        self.memory = inf
+        self.bench = Workbench(topology, eager=not last)
+        prefix, _, _ = peel(primal_graph(topology), last=last)
+        for variable in prefix:
+            self.bench.eliminate(variable)
+        self.core, self.live, self.names = self.bench.residual()
+        self.last = frozenset(i for i, name in enumerate(self.names) if name in last)
+        self.graph = primal_graph(self.core)
+        self.levels = 1 + max(self.bench.levels, default=0)
+        self.best: ContractionTree | None = None
+        self.cost: Cost | None = None
+        self.improvable = False
+        self.sweeps = float(FIRST_SWEEPS)
+        self.runs = 0
+        self.stale = 0
+        self.visit_seconds = 4e-6
+
+    def rank(self, tree_cost: Cost | None = None) -> tuple[bool, float]:
+        """Sorts trees and parts: what fits the memory by time, the rest by time and excess."""
+        excess = self.excess(tree_cost)
+        return excess > 0, log2(self.predicted(tree_cost)) + 2.0 * excess
+
+    def excess(self, tree_cost: Cost | None = None) -> float:
+        """log2 of stored elements over memory, prefix included; 0 when they fit."""
+        known = tree_cost or self.cost
+        stored = self.bench.stored + (known.stored if known else 0)
+        return log2(stored) - log2(self.memory) if stored > self.memory else 0.0
+
+    def predicted(self, tree_cost: Cost | None = None) -> float:
+        """Predicted seconds for all copies, prefix included."""
+        known = tree_cost or self.cost
+        flops = self.bench.flops + (known.flops if known else 0)
+        groups = known.groups if known else 0
+        return predicted_seconds(flops * self.copies, groups) + self.levels * SECONDS_PER_GROUP
+
+    def try_greedy(self, stop: float) -> None:
+        """Each deterministic rule once; the quickest one first, so that there is a tree."""
+        if not self.core.num_tensors:
+            return
+        began = perf_counter()
+        hopeless = 2.0**HOPELESS_BITS
+        self._try_rule(min_weight, hopeless, inf)
+        now = perf_counter()
+        # Without a tree yet, min-fill gets its chance whatever the time limit.
+        deadline = stop if self.best else now + 2.0 + 2.0 * (now - began)
+        weighted = len(set(self.core.sizes)) > 1
+        for rule in (weighted_min_fill, min_fill) if weighted else (min_fill,):
+            self._try_rule(rule, hopeless, deadline)
+        if self.best is None:
+            raise BudgetError(
+                f"Exact contraction of a component of {self.topology.num_variables} variables and "
+                f"{self.topology.num_tensors} factors is out of reach: every elimination order "
+                f"tried needs more than 2^{HOPELESS_BITS} operations. Use an approximate method."
+            )
+        self.improvable = self.core.num_tensors > 2
+
+    def improve(self, rng: Random, end: float) -> None:
+        """One more try for a better tree: annealing, or another order if some come last."""
+        before = self.rank()
+        if self.last:
+            self._reorder(rng, end)
+        else:
+            self._anneal(rng, end)
+        after = self.rank()
+        gained = after[0] < before[0] or after[1] < before[1] + log2(WORTHWHILE)
+        self.stale = 0 if gained else self.stale + 1
+        if self.stale >= STALE_RUNS * (20 if self.last else 1):
+            self.improvable = False
+
+    def _reorder(self, rng: Random, end: float) -> None:
+        assert self.cost is not None
+        rule = weighted_min_fill if rng.random() < 0.7 else min_fill
+        limit = 2.0 * min(self.cost.flops, 1 << 500)
+        self._try_rule(rule, limit, end, rng=rng, noise=rng.choice((0.1, 0.5, 1.0)))
+
+    def _anneal(self, rng: Random, end: float) -> None:
+        assert self.best is not None
+        start = self.best
+        self.runs += 1
+        if self.runs % FRESH_EVERY == 0:
+            order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
+            start = tree_from_order(self.core, order) if order else start
+        began = perf_counter()
+        affordable = (end - began) / (len(start.steps) * self.visit_seconds)
+        sweeps = int(min(self.sweeps, affordable))
+        if sweeps < FIRST_SWEEPS / 4:
+            self.improvable = False
+            return
+        tree = anneal(
+            start,
+            rng=rng,
+            sweeps=sweeps,
+            hot=2.0 * HOT if sweeps >= LONG_RUN and self.runs % 2 else HOT,
+            write_weight=MEMORY_WRITE_WEIGHT if self.excess() > 0 else 1.0,
+            deadline=end,
+        )
+        self.visit_seconds = (perf_counter() - began) / (len(start.steps) * sweeps)
+        self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
+        if tree is not self.best:
+            self._offer(tree)
+
+    def _try_rule(
+        self,
+        rule: Rule,
+        limit: float,
+        deadline: float,
+        *,
+        rng: Random | None = None,
+        noise: float = 0.0,
+    ) -> None:
+        order = rule(
+            self.graph, rng=rng, noise=noise, last=self.last, limit=limit, deadline=deadline
+        )
+        if order is not None:
+            self._offer(tree_from_order(self.core, order, eager=self.bench.eager))
+
+    def _offer(self, tree: ContractionTree) -> None:
+        tree_cost = cost(tree)
+        if self.best is None or self.rank(tree_cost) < self.rank():
+            self.best, self.cost = tree, tree_cost
+
+    def steps(self) -> list[Step]:
+        """Steps of the whole component, prefix first."""
+        steps = list(self.bench.steps)
+        if self.best is None:
+            return steps
+        made = len(self.bench.scopes)
+        ids = [*self.live, *range(made, made + len(self.best.steps))]
+        return steps + _renamed(self.best.steps, ids, self.names)
 
 
-def _cotengra_path(topology: Topology, seed: int) -> list[tuple[int, ...]]:
-    from cotengra import RandomGreedyOptimizer
+def _renamed(
+    steps: tuple[Step, ...] | list[Step], ids: list[int], names: tuple[int, ...]
+) -> list[Step]:
+    """Steps with other numbers for tensors and variables (ascending ones, so scopes stay so)."""
+    return [
+        Step(ids[left], ids[right] if right >= 0 else -1, tuple([names[v] for v in scope]))
+        for left, right, scope in steps
+    ]
 
-    names = {v: f"{v}" for scope in topology.scopes for v in scope}
-    inputs = [tuple(names[v] for v in scope) for scope in topology.scopes]
-    sizes = {name: topology.sizes[v] for v, name in names.items()}
-    optimizer = RandomGreedyOptimizer(max_repeats=16, parallel=False, seed=seed)
-    return [tuple(group) for group in optimizer(inputs, (), sizes)]
+
+def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
+    """The parts' steps, written once per copy in the topology's own numbers."""
+    joined: list[Step] = []
+    for part in parts:
+        steps = part.steps()
+        for tensors, names in part.places:
+            made = topology.num_tensors + len(joined)
+            joined += _renamed(steps, [*tensors, *range(made, made + len(steps))], names)
+    return ContractionTree(topology, tuple(joined))

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -116,7 +116,7 @@ class Topology:
         cuts = np.flatnonzero(np.diff(owner[order])) + 1
         bounds = [0, *cuts.tolist(), len(order)]
         listed = order.tolist()
-        return tuple(tuple(listed[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+        return tuple(tuple(listed[a:b]) for a, b in pairwise(bounds))
 
 
 def _component_labels(

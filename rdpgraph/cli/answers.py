@@ -1,0 +1,194 @@
+"""Answers in words: for people, for programs, and in the competitions' format."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from rdpgraph.cli.arguments import Format, Task
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
+from rdpgraph.model.domain import Entry
+from rdpgraph.query.posterior import Posterior
+
+_MOST_ROWS = 400
+_BAR = 24
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked of a posterior, as plain lists: one entry per evidence row.
+
+    Attributes:
+        task: the question.
+        names: the variables reported.
+        states: the names of their states, or None.
+        log_partition: log Z per row, nats.
+        values: per row and variable the probabilities (MAR) or the state (MAP, MMAP).
+        scores: per row the log-score of the configuration (MAP), nats.
+        numbers: the variables' places in the model.
+    """
+
+    posterior: Posterior
+    task: Task
+    names: tuple[str, ...]
+    states: tuple[tuple[str, ...] | None, ...]
+    log_partition: tuple[float, ...]
+    values: tuple[tuple[Any, ...], ...]
+    scores: tuple[float, ...]
+    numbers: tuple[int, ...]
+
+
+def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
+    """Ask a posterior.
+
+    Raises:
+        ImpossibleEvidenceError: the evidence or the model has probability zero.
+    """
+    graph = posterior.graph
+    if graph.num_variables != len(graph.variables):
+        raise ModelError("The command line answers models of single variables.")
+    log_z = posterior.log_partition.reshape(-1).tolist()
+    if any(value == -math.inf for value in log_z):
+        which = "The evidence" if graph.observed is not None else "The model"
+        rows = [str(row) for row, value in enumerate(log_z) if value == -math.inf]
+        where = f" (row {', '.join(rows[:5])})" if len(log_z) > 1 else ""
+        raise ImpossibleEvidenceError(f"{which} has probability zero{where}: nothing to infer.")
+    places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
+    entries = [graph.variables[place] for place in places]
+    values: list[list[Any]] = [[] for _ in log_z]
+    scores: list[float] = []
+    if task is Task.MAR:
+        found = posterior.marginals()
+        values = _rows([found[entry] for entry in entries], len(log_z), vectors=True)
+    elif task is Task.MAP:
+        mode = posterior.mode()
+        scores = graph.score(mode).reshape(-1).expand(len(log_z)).tolist()
+        values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
+    elif task is Task.MMAP:
+        best = posterior.marginal_mode(entries)
+        values = _rows([best[entry] for entry in entries], len(log_z), vectors=False)
+    return Answer(
+        posterior=posterior,
+        task=task,
+        names=tuple(entry.name for entry in entries),
+        states=tuple(_state_names(entry) for entry in entries),
+        log_partition=tuple(log_z),
+        values=tuple(tuple(row) for row in values),
+        scores=tuple(scores),
+        numbers=tuple(places),
+    )
+
+
+def as_text(found: Answer, style: Format) -> str:
+    """The answer in the ``uai`` or ``json`` format."""
+    if style is Format.JSON:
+        return _json(found)
+    if len(found.log_partition) > 1:
+        raise ModelError(
+            f"The uai format holds one evidence row; got {len(found.log_partition)}. Use json."
+        )
+    if found.task is Task.PR:
+        return format_pr(found.log_partition[0] / math.log(10))
+    if found.task is Task.MAR:
+        return format_mar(found.values[0])
+    if found.task is Task.MAP:
+        return format_map(found.values[0])
+    return format_mmap(found.numbers, found.values[0])
+
+
+def print_table(found: Answer, console: Console) -> None:
+    """The answer for people."""
+    plan, status = found.posterior.plan, found.posterior.status
+    for row, log_z in enumerate(found.log_partition):
+        if len(found.log_partition) > 1:
+            console.print(f"evidence row {row}", highlight=False)
+        console.print(f"log Z = {log_z:.6f} nats, log10 Z = {log_z / math.log(10):.6f}", highlight=False)
+        if found.task is not Task.PR:
+            console.print(_table(found, row, console))
+        if found.scores:
+            share = math.exp(min(found.scores[row] - log_z, 0.0))
+            console.print(
+                f"log-score = {found.scores[row]:.6f} nats, probability = {share:.4g}", highlight=False
+            )
+    worth = "exact" if status.exact else "approximate"
+    console.print(f"{worth}, by {plan.route} (width {plan.width:.1f})", highlight=False)
+
+
+def _table(found: Answer, row: int, console: Console) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variable", overflow="fold")
+    table.add_column("state", overflow="fold")
+    if found.task is Task.MAR:
+        table.add_column("probability", justify="right")
+        table.add_column("")
+    count = 0
+    for name, states, value in zip(found.names, found.states, found.values[row], strict=True):
+        if found.task is not Task.MAR:
+            table.add_row(name, states[value] if states else str(value))
+            count += 1
+        else:
+            for state, probability in enumerate(value):
+                label = states[state] if states else str(state)
+                bar = "█" * round(_BAR * probability)
+                table.add_row(name if not state else "", label, f"{probability:.6f}", bar)
+                count += 1
+        if count >= _MOST_ROWS and console.is_terminal:
+            table.add_row("...", "cut here; pipe the output, or use --query or --format json")
+            break
+    return table
+
+
+def _json(found: Answer) -> str:
+    status = found.posterior.status
+    body: dict[str, Any] = {
+        "task": found.task.value,
+        "exact": status.exact,
+        "converged": status.converged,
+        "route": found.posterior.plan.route,
+        "rows": [],
+    }
+    for row, log_z in enumerate(found.log_partition):
+        entry: dict[str, Any] = {"log_partition": log_z, "log10_partition": log_z / math.log(10)}
+        pairs = zip(found.names, found.states, found.values[row], strict=False)
+        if found.task is Task.MAR:
+            entry["marginals"] = {
+                name: dict(zip(states, value, strict=True)) if states else value
+                for name, states, value in pairs
+            }
+        elif found.task is not Task.PR:
+            entry["assignment"] = {
+                name: states[value] if states else value for name, states, value in pairs
+            }
+        if found.scores:
+            entry["log_score"] = found.scores[row]
+        body["rows"].append(entry)
+    if len(body["rows"]) == 1:
+        body.update(body.pop("rows")[0])
+    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]]:
+    """Per evidence row the list of the variables' values."""
+    if not tensors:
+        return [[] for _ in range(count)]
+    sizes = [tensor.shape[-1] if vectors else 1 for tensor in tensors]
+    flat = torch.cat([t.detach().reshape(-1, n).expand(count, n) for t, n in zip(tensors, sizes, strict=True)], 1)
+    rows: list[list[Any]] = []
+    for row in flat.tolist():
+        at, parts = 0, []
+        for size in sizes:
+            parts.append(row[at : at + size] if vectors else row[at])
+            at += size
+        rows.append(parts)
+    return rows
+
+
+def _state_names(entry: Entry) -> tuple[str, ...] | None:
+    return entry.states if isinstance(entry.states, tuple) else None

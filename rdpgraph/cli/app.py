@@ -1,0 +1,198 @@
+"""The commands: infer, explain, convert, draw."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rdpgraph.cli.answers import answer, as_text, print_table
+from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
+from rdpgraph.cli.drawing import draw as draw_graph
+from rdpgraph.errors import BudgetError, RdpgraphError, UnsupportedError
+from rdpgraph.infer import Auto, Contraction, Scheduler, explain, infer
+from rdpgraph.io.files import read, write
+from rdpgraph.io.text import write_text_atomically
+from rdpgraph.query.posterior import Posterior
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Inference in discrete graphical models: exact, planned before it runs.",
+)
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A .uai or .bif file, or its .gz.")]
+Evidence = Annotated[Path | None, typer.Option("--evidence", help="A UAI evidence file.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=STATE", help="Evidence; repeatable.")
+]
+Memory = Annotated[
+    float | None,
+    typer.Option("--memory", parser=memory, metavar="4GB", help="Budget for the tables."),
+]
+Time = Annotated[
+    float, typer.Option("--time", parser=seconds, metavar="60s", help="Budget for the run.")
+]
+
+
+@app.command("infer")
+def infer_command(
+    model: Model,
+    evidence: Evidence = None,
+    settings: Settings = None,
+    task: Annotated[
+        Task, typer.Option(help="log Z, marginals, MAP, or marginal MAP over --query.")
+    ] = Task.MAR,
+    query: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Report these only; repeatable.")
+    ] = None,
+    method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
+    output: Annotated[
+        Path | None, typer.Option(help="Write here, whole or not at all, instead of printing.")
+    ] = None,
+    style: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
+    memory_bytes: Memory = None,
+    time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
+    damping: Annotated[float | None, typer.Option(help="Of loopy messages.")] = None,
+    sweeps: Annotated[int | None, typer.Option(help="Of loopy messages, at most.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of randomized methods.")] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
+) -> None:
+    """Answer a question about a model."""
+    del seed  # exact answers have no randomness
+    if method is Method.LOOPY or damping is not None or sweeps is not None:
+        raise UnsupportedError(
+            "Loopy belief propagation (--method loopy, --damping, --sweeps) is not available yet; "
+            "use --method exact."
+        )
+    if task is Task.MMAP and not query:
+        raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
+    names = list(query or ())
+    kind = Auto if method is Method.AUTO else Contraction
+    scheduler: Scheduler = kind(memory_bytes, time_seconds)
+    with _progress("solving"):
+        graph = load(model, evidence, settings or (), device)
+        posterior = _posterior(graph, scheduler)
+        found = answer(posterior, task, [] if style is Format.UAI and task is not Task.MMAP else names)
+    if style is Format.TABLE:
+        if output is None:
+            print_table(found, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
+            return
+        console = Console(file=(lines := StringIO()), width=120, highlight=False)
+        print_table(found, console)
+        write_text_atomically(output, lines.getvalue())
+        return
+    text = as_text(found, style)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_text_atomically(output, text)
+
+
+@app.command("explain")
+def explain_command(
+    model: Model,
+    evidence: Evidence = None,
+    settings: Settings = None,
+    memory_bytes: Memory = None,
+    time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
+) -> None:
+    """Print the plan for a model, without running it."""
+    with _progress("planning"):
+        graph = load(model, evidence, settings or ())
+        plan = explain(graph, scheduler=Auto(memory_bytes, time_seconds))
+    typer.echo(str(plan))
+
+
+@app.command()
+def convert(
+    model: Model,
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="A .uai or .bif name, or its .gz.")],
+) -> None:
+    """Read a model in one format and write it in another."""
+    write(read(model), target)
+
+
+@app.command()
+def draw(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .png, .svg or .pdf name.")],
+    evidence: Evidence = None,
+    settings: Settings = None,
+    marginals: Annotated[  # noqa: FBT002
+        bool, typer.Option("--marginals/--no-marginals", help="Bars where the model is small.")
+    ] = True,
+) -> None:
+    """Draw a model's factor graph."""
+    with _progress("drawing"):
+        graph = load(model, evidence, settings or ())
+        posterior = _posterior(graph, Auto()) if marginals and graph.num_variables <= 40 else None
+        draw_graph(graph, output, posterior)
+
+
+def _print_version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(f"rdpgraph {version('rdpgraph')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[  # noqa: FBT002
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    """Inference in discrete graphical models: exact, planned before it runs."""
+    _print_version(asked=show_version)
+
+
+def main() -> None:
+    """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage."""
+    try:
+        app()
+    except RdpgraphError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        _fail(f"{name}{error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        _fail("Out of memory; lower --memory so that the plan stays within what there is.")
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"Error: {' '.join(message.split())}", err=True)
+    sys.exit(1)
+
+
+def _posterior(graph: object, scheduler: Scheduler) -> Posterior:
+    try:
+        posterior = infer(graph, scheduler=scheduler)  # pyright: ignore[reportArgumentType]
+    except BudgetError:
+        plan = explain(graph, scheduler=scheduler)  # pyright: ignore[reportArgumentType]
+        typer.echo(str(plan), err=True)
+        raise
+    assert isinstance(posterior, Posterior)
+    return posterior
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} ..."):
+        yield
+
