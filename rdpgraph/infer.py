@@ -162,9 +162,7 @@ def _topology(network: Network) -> Topology:
     return Topology(tuple(scopes), network.sizes)
 
 
-def _planned(
-    network: Network, budget: Budget, last: frozenset[int] = frozenset()
-) -> Plan:
+def _planned(network: Network, budget: Budget, last: frozenset[int] = frozenset()) -> Plan:
     return make_plan(
         _topology(network),
         budget=budget,
@@ -189,14 +187,15 @@ def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
         return narrow.tree
 
     assert plan.tree is not None
-    return ExactSolution(network, plan.tree, True, constrained)
+    return ExactSolution(network, plan.tree, keep=True, constrained=constrained)
 
 
 def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     """One exact solution per configuration of the cutset, made by conditioning."""
     graph = network.graph
     numbers = network.numbers[torch.tensor(plan.slices)]
-    kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in zip(numbers, plan.slices, strict=True)]
+    pairs = zip(numbers, plan.slices, strict=True)
+    kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
     grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
     observed = graph.observed
     if observed is None:

@@ -62,14 +62,14 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
         raise ImpossibleEvidenceError(f"{which} has probability zero{where}: nothing to infer.")
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
-    values: list[list[Any]] = [[] for _ in log_z]
+    values: list[list[Any]] = [list[Any]() for _ in log_z]
     scores: list[float] = []
     if task is Task.MAR:
         found = posterior.marginals()
         values = _rows([found[entry] for entry in entries], len(log_z), vectors=True)
     elif task is Task.MAP:
         mode = posterior.mode()
-        scores = graph.score(mode).reshape(-1).expand(len(log_z)).tolist()
+        scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
         values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
     elif task is Task.MMAP:
         best = posterior.marginal_mode(entries)
@@ -95,7 +95,7 @@ def as_text(found: Answer, style: Format) -> str:
             f"The uai format holds one evidence row; got {len(found.log_partition)}. Use json."
         )
     if found.task is Task.PR:
-        return format_pr(found.log_partition[0] / math.log(10))
+        return format_pr(next(iter(found.log_partition)) / math.log(10))
     if found.task is Task.MAR:
         return format_mar(found.values[0])
     if found.task is Task.MAP:
@@ -108,17 +108,15 @@ def print_table(found: Answer, console: Console) -> None:
     plan, status = found.posterior.plan, found.posterior.status
     for row, log_z in enumerate(found.log_partition):
         if len(found.log_partition) > 1:
-            console.print(f"evidence row {row}", highlight=False)
-        console.print(f"log Z = {log_z:.6f} nats, log10 Z = {log_z / math.log(10):.6f}", highlight=False)
+            console.print(f"evidence row {row}")
+        console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
         if found.task is not Task.PR:
             console.print(_table(found, row, console))
         if found.scores:
             share = math.exp(min(found.scores[row] - log_z, 0.0))
-            console.print(
-                f"log-score = {found.scores[row]:.6f} nats, probability = {share:.4g}", highlight=False
-            )
+            console.print(f"log-score = {_shown(found.scores[row])} nats, probability {share:.4g}")
     worth = "exact" if status.exact else "approximate"
-    console.print(f"{worth}, by {plan.route} (width {plan.width:.1f})", highlight=False)
+    console.print(f"{worth}, by {plan.route} (width {plan.width:.1f})")
 
 
 def _table(found: Answer, row: int, console: Console) -> Table:
@@ -179,7 +177,8 @@ def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]
     if not tensors:
         return [[] for _ in range(count)]
     sizes = [tensor.shape[-1] if vectors else 1 for tensor in tensors]
-    flat = torch.cat([t.detach().reshape(-1, n).expand(count, n) for t, n in zip(tensors, sizes, strict=True)], 1)
+    parts_of = zip(tensors, sizes, strict=True)
+    flat = torch.cat([t.detach().reshape(-1, n).expand(count, n) for t, n in parts_of], 1)
     rows: list[list[Any]] = []
     for row in flat.tolist():
         at, parts = 0, []
@@ -188,6 +187,11 @@ def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]
             at += size
         rows.append(parts)
     return rows
+
+
+def _shown(value: float) -> str:
+    """Six digits, and no minus sign before a zero."""
+    return f"{round(value, 6) + 0.0:.6f}"
 
 
 def _state_names(entry: Entry) -> tuple[str, ...] | None:

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -80,7 +79,8 @@ def infer_command(
     with _progress("solving"):
         graph = load(model, evidence, settings or (), device)
         posterior = _posterior(graph, scheduler)
-        found = answer(posterior, task, [] if style is Format.UAI and task is not Task.MMAP else names)
+        whole = style is Format.UAI and task is not Task.MMAP
+        found = answer(posterior, task, [] if whole else names)
     if style is Format.TABLE:
         if output is None:
             print_table(found, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
@@ -187,12 +187,7 @@ def _posterior(graph: object, scheduler: Scheduler) -> Posterior:
     return posterior
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[None]:
+def _progress(what: str) -> AbstractContextManager[object]:
+    """A spinner on a terminal's standard error, nothing elsewhere."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(f"{what} ..."):
-        yield
-
+    return console.status(f"{what} ...") if console.is_terminal else nullcontext()

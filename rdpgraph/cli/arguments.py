@@ -1,9 +1,10 @@
 """What the options say, as values."""
 
 import re
-from collections.abc import Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -11,6 +12,7 @@ import typer
 from rdpgraph.errors import EvidenceError
 from rdpgraph.io.evidence import read_evidence
 from rdpgraph.io.files import read
+from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
 
 _BYTES = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -18,7 +20,7 @@ _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"ms": 1e-3, "": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
-class Task(str, Enum):
+class Task(StrEnum):
     """What is asked."""
 
     PR = "PR"
@@ -27,7 +29,7 @@ class Task(str, Enum):
     MMAP = "MMAP"
 
 
-class Method(str, Enum):
+class Method(StrEnum):
     """How it is answered."""
 
     AUTO = "auto"
@@ -35,7 +37,7 @@ class Method(str, Enum):
     LOOPY = "loopy"
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How the answer is written."""
 
     TABLE = "table"
@@ -43,7 +45,7 @@ class Format(str, Enum):
     JSON = "json"
 
 
-class Device(str, Enum):
+class Device(StrEnum):
     """Where it is computed."""
 
     CPU = "cpu"
@@ -105,13 +107,13 @@ def load(
     return graph
 
 
-def _by_place(graph: FactorGraph, row: dict[str, object]) -> dict[str, object]:
+def _by_place(graph: FactorGraph, row: Mapping[str, Any]) -> dict[Named, Any]:
     """Evidence files number the variables; a model with names is asked by its order."""
     names = graph.domain.by_name
     if all(name in names for name in row):
-        return row
+        return dict(row.items())
     entries = graph.variables
-    result: dict[str, object] = {}
+    result: dict[Named, Any] = {}
     for name, state in row.items():
         if not 0 <= int(name) < len(entries):
             raise EvidenceError(

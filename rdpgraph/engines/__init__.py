@@ -1,0 +1,1 @@
+"""What solves a model: kernels, exact contraction, and what they share."""

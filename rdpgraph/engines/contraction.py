@@ -108,9 +108,7 @@ def downward(up: Upward, *, maximise: bool = False) -> list[Value]:
         ):
             private = [d for d in dims if d not in other_dims and d not in step.out_dims]
             shown = tuple(d for d in dims if d not in private)
-            message = multiply(
-                above, step.out_dims, other, other_dims, shown, maximise=maximise
-            )
+            message = multiply(above, step.out_dims, other, other_dims, shown, maximise=maximise)
             _deposit(_reordered(message, shown, dims, private, up, target), target, waiting)
     return [_assembled(parts) for parts in waiting[: program.groups]]
 

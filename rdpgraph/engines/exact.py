@@ -106,9 +106,10 @@ class ExactSolution(Solution):
         fixed = (network.settled[0] >= 0).nonzero().flatten()
         if len(fixed) and not network.impossible:
             places = (starts[fixed] + network.settled[:, fixed]).expand(network.batch, -1)
-            value = settled if isinstance(settled, float) else settled.unsqueeze(1)
-            index = (rows.to(device), places.to(device))
-            flat = flat.index_put(index, torch.as_tensor(value, device=device).to(flat))
+            value = (
+                settled.unsqueeze(1) if isinstance(settled, Tensor) else flat.new_tensor(settled)
+            )
+            flat = flat.index_put((rows.to(device), places.to(device)), value.to(flat))
         for owner, part in zip(owners, parts, strict=True):
             own = owner.variables < len(network.numbers)
             numbers = network.numbers[owner.variables[own]]
@@ -140,10 +141,7 @@ class ExactSolution(Solution):
                 else:
                     states = network.settled[:, scopes[:, slot]].unsqueeze(-1)
                 places = (places.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(2)
-            if group < 0:
-                values = torch.ones(1, 1, 1).to(flat)
-            else:
-                values = self._beliefs[group].flatten(2)
+            values = flat.new_ones(1, 1, 1) if group < 0 else self._beliefs[group].flatten(2)
             index = (batch, members.reshape(1, -1, 1), places)
             values = values.expand(network.batch, len(members), -1)
             flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)

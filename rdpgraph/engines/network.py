@@ -10,7 +10,6 @@ from torch import Tensor
 from rdpgraph.engines.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,5 +295,7 @@ def _cut(
             states = settled[:, scopes[:, slot]].unsqueeze(-1)
         else:
             states = _states_left(possible, scopes[:, slot], size).unsqueeze(0)
-        index.append(states.reshape(*states.shape[:2], *(1,) * slot, size, *(1,) * (dims - slot - 1)))
+        index.append(
+            states.reshape(*states.shape[:2], *(1,) * slot, size, *(1,) * (dims - slot - 1))
+        )
     return tables[tuple(place.to(tables.device) for place in index)], None

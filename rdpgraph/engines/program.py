@@ -172,8 +172,10 @@ class _Compiler:
         members: Sequence[tuple[int, int, int, tuple[int, ...]]],
     ) -> BatchedStep:
         sizes, first, right_dims, out_dims, joined, largest = signature
-        assert isinstance(sizes, tuple) and isinstance(first, int)
-        assert isinstance(right_dims, tuple) and isinstance(out_dims, tuple)
+        assert isinstance(sizes, tuple)
+        assert isinstance(first, int)
+        assert isinstance(right_dims, tuple)
+        assert isinstance(out_dims, tuple)
         return BatchedStep(
             left=self._operand([member[1] for member in members]),
             right=self._operand([member[2] for member in members]) if joined else None,

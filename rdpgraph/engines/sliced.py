@@ -57,7 +57,8 @@ class SlicedSolution(Solution):
             if total is not None and shift is not None:
                 weighted = weighted + total * (shift - safe).exp().reshape(ends)
             total, shift = weighted, peak
-        assert total is not None and shift is not None
+        assert total is not None
+        assert shift is not None
         safe = torch.where(shift == -math.inf, torch.zeros_like(shift), shift)
         mass = (_log_sum(torch.stack(logs)) - safe).exp()
         return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
@@ -125,7 +126,7 @@ class SlicedSolution(Solution):
 
 
 def _log_sum(logs: Tensor) -> Tensor:
-    """logsumexp over dim 0 without NaN, in value or gradient, where all are -inf."""
+    """The logsumexp over dim 0 without NaN, in value or gradient, where all are -inf."""
     peak = logs.detach().amax(0)
     peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
     total = (logs - peak).exp().sum(0)

@@ -81,7 +81,7 @@ def normalised(value: Value) -> Value:
 
 
 def safe_log(values: Tensor) -> Tensor:
-    """log with log 0 = -inf and a zero gradient there."""
+    """The log with log 0 = -inf and a zero gradient there."""
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 

@@ -1,0 +1,1 @@
+"""Rewrites of a model into one that is cheaper to solve."""

@@ -52,7 +52,9 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
     if not isinstance(value, Tensor):
         value = torch.as_tensor(_indices(value, entry.index_of))
     if value.is_floating_point() or value.is_complex():
-        raise EvidenceError(f"Evidence on {name!r} needs state indices or names; got {value.dtype}.")
+        raise EvidenceError(
+            f"Evidence on {name!r} needs state indices or names; got {value.dtype}."
+        )
     value = value.detach().long().cpu()
     dims = numbers.ndim
     if dims and tuple(value.shape[value.ndim - dims :]) != tuple(numbers.shape):

@@ -63,8 +63,8 @@ class FactorBlock:
 
     def __post_init__(self) -> None:
         single = isinstance(self.scopes, Variable | VariableArray)
-        scopes = (self.scopes,) if single else tuple(self.scopes)
-        scopes = tuple(s if isinstance(s, Variable | VariableArray) else tuple(s) for s in scopes)
+        given: tuple[Slot, ...] = (self.scopes,) if single else tuple(self.scopes)  # pyright: ignore
+        scopes = tuple(_frozen(slot) for slot in given)
         object.__setattr__(self, "scopes", scopes)
         name = f"FactorBlock over {self.slot_names}"
         if not scopes:
@@ -108,6 +108,10 @@ class FactorBlock:
         return math.prod(self.shape)
 
 
+def _frozen(slot: Slot) -> Slot:
+    return slot if isinstance(slot, Variable | VariableArray) else tuple(slot)
+
+
 def _checked_variable(variable: object) -> Variable:
     if not isinstance(variable, Variable):
         kind = type(variable).__name__
@@ -121,7 +125,9 @@ def _slot_size(name: str, slot: Slot) -> int:
         return slot.size
     sizes = {_checked_variable(variable).size for variable in slot}
     if len(sizes) != 1:
-        raise ModelError(f"{name} needs variables of one size in a slot; got sizes {sorted(sizes)}.")
+        raise ModelError(
+            f"{name} needs variables of one size in a slot; got sizes {sorted(sizes)}."
+        )
     return sizes.pop()
 
 

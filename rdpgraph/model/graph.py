@@ -72,7 +72,9 @@ class FactorGraph:
             batch = tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
         except RuntimeError:
             kinds = sorted(set(shapes))
-            raise ModelError(f"Batch dims must broadcast; factors and evidence have {kinds}.") from None
+            raise ModelError(
+                f"Batch dims must broadcast; factors and evidence have {kinds}."
+            ) from None
         for name, value in (
             ("domain", domain), ("blocks", blocks), ("observed", observed), ("batch_shape", batch)
         ):  # fmt: skip
@@ -196,7 +198,10 @@ class FactorGraph:
             clash = ((observed != MISSING) & (states != MISSING) & (observed != states)).any(-1)
             states = torch.where(states == MISSING, observed, states)
             total = total + torch.where(clash, -math.inf, 0.0).to(total)
-        lacking = (states == MISSING).reshape(-1, self.num_variables).any(0).nonzero()
+        lacking = (
+            (states == MISSING).flatten(0, -2).any(0) if states.ndim > 1 else states == MISSING
+        )
+        lacking = lacking.nonzero()
         if len(lacking):
             name = self.domain.variable(int(lacking[0])).name
             raise EvidenceError(
@@ -229,13 +234,17 @@ class FactorGraph:
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type."""
         items = [
-            Block(b.scopes, Table(b.potential.table(b.arity).to(*args)), b.shape, b.rows, b.declared)
+            Block(
+                b.scopes, Table(b.potential.table(b.arity).to(*args)), b.shape, b.rows, b.declared
+            )
             for b in self.blocks
         ]
         return FactorGraph.from_blocks(self.domain, items, self.observed)
 
     def __repr__(self) -> str:
-        lines = [f"FactorGraph of {self.num_variables:,} variables and {self.num_factors:,} factors"]
+        lines = [
+            f"FactorGraph of {self.num_variables:,} variables and {self.num_factors:,} factors"
+        ]
         if self.batch_shape:
             lines[0] += f", batch {self.batch_shape}"
         lines.append(f"  variables: {_some([_described(entry) for entry in self.variables])}")

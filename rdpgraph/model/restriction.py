@@ -75,9 +75,7 @@ def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorG
         weights = flat.log_weights.to(dtype=graph.dtype, device=graph.device)
         places = torch.arange(declared, declared + len(numbers))
         declared += len(numbers)
-        blocks.append(
-            Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places)
-        )
+        blocks.append(Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places))
     return FactorGraph.from_blocks(Domain(tuple(entries)), blocks)
 
 
@@ -88,7 +86,7 @@ def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int
         entry = graph.variables[place]
         if tuple(graph.domain.numbers(item).shape) != entry.shape:
             raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
-        own = support.states.shape[: -1]
+        own = support.states.shape[:-1]
         if len(own) < len(entry.shape) or tuple(own[len(own) - len(entry.shape) :]) != entry.shape:
             raise ModelError(
                 f"The support of {entry.name!r} needs shape (*batch, *{entry.shape}, kept); "
@@ -119,9 +117,9 @@ def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int
 
 def _shrunk(entry: Entry, support: Support) -> Entry:
     states: int | tuple[str, ...] = support.kept
-    named = isinstance(entry, Variable) and isinstance(entry.states, tuple)
-    if named and support.states.ndim == 1:
-        names = [entry.states[int(i)] for i in support.states]
+    named = entry.states
+    if isinstance(entry, Variable) and isinstance(named, tuple) and support.states.ndim == 1:
+        names = [named[int(i)] for i in support.states]
         states = tuple(names) if len(set(names)) == len(names) else states
     if isinstance(entry, Variable):
         return Variable(entry.name, states)

@@ -101,11 +101,12 @@ class Sparse(Potential):
             matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
             found = found.unsqueeze(-1) & matches
         if not len(order):
-            return self.log_values.new_full((*self._joint_lead(lead), *found.shape[len(lead):]), -math.inf)
+            empty = (*self._joint_lead(lead), *found.shape[len(lead) :])
+            return self.log_values.new_full(empty, -math.inf)
         joint = self._joint_lead(lead)
         grid = found.shape[len(lead) :]
-        place = order[rank].expand(*joint, *grid).reshape(*joint, -1)
-        values = self.log_values.expand(*joint, -1).gather(-1, place).reshape(*joint, *grid)
+        place = order[rank].expand([*joint, *grid]).reshape([*joint, -1])
+        values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
         return torch.where(found, values, -math.inf)
 
     def _joint_lead(self, lead: Sequence[int]) -> torch.Size:

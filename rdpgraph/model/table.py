@@ -39,9 +39,13 @@ class Table(Potential):
         The gradient with respect to a value of exactly zero is zero.
         """
         if not isinstance(values, Tensor) or not values.is_floating_point():
-            raise ModelError(f"Table.from_probabilities needs a floating tensor; got {values!r:.80}.")
+            raise ModelError(
+                f"Table.from_probabilities needs a floating tensor; got {values!r:.80}."
+            )
         if not bool((values >= 0).all()):
-            raise ModelError("Table.from_probabilities needs values >= 0; got a negative one or NaN.")
+            raise ModelError(
+                "Table.from_probabilities needs values >= 0; got a negative one or NaN."
+            )
         positive = values > 0
         logs = torch.where(positive, values, torch.ones_like(values)).log()
         return cls(torch.where(positive, logs, -math.inf))

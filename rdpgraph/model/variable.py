@@ -158,16 +158,14 @@ def state_index(name: str, states: int | tuple[str, ...], state: int | str) -> i
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(states)
         raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
     if not 0 <= state < size:
-        raise EvidenceError(
-            f"Variable {name!r} has states 0 to {size - 1}; got {state}."
-        )
+        raise EvidenceError(f"Variable {name!r} has states 0 to {size - 1}; got {state}.")
     return int(state)
 
 
 def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, ...]:
     if not isinstance(name, str) or not name:
         raise ModelError(f"A variable's name is a non-empty string; got {name!r}.")
-    if isinstance(states, bool) or isinstance(states, str):
+    if isinstance(states, bool | str):
         raise ModelError(
             f"Variable {name!r} needs a number of states or a tuple of their names; got {states!r}."
         )

@@ -73,8 +73,8 @@ def search(
         memory_elements: trees that store more elements than this rank behind all that fit, by how
             far they exceed and by predicted time (slicing turns the first into the second).
         seed: decides every random choice; the time limits decide how many there are.
-        last: variables eliminated after all others (marginal MAP). Every step of the tree then
-            eliminates at most one variable.
+        last: variables eliminated after all others of their component (marginal MAP). Every step
+            in such a component eliminates at most one variable.
         batch: number of items that run at once; multiplies operations and storage.
 
     Raises:

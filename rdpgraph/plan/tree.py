@@ -106,20 +106,27 @@ def tree_from_path(
     Joins of finished components are dropped, and whatever the path leaves open is contracted.
     """
     bench = Workbench(topology)
-    names = list(range(topology.num_tensors))
+    component = [0] * topology.num_tensors
+    for number, tensors in enumerate(topology.components()):
+        for tensor in tensors:
+            component[tensor] = number
+    # What one operand of the path has become: a live tensor per component.
+    operands = [{component[t]: t} for t in range(topology.num_tensors)]
     for group in path:
-        if ssa:
-            operands = [names[i] for i in group]
-        else:
-            operands = [names[i] for i in group]
+        chosen = [operands[i] for i in group]
+        if not ssa:
             for i in sorted(group, reverse=True):
-                del names[i]
-        alive = [t for t in operands if bench.scopes[t]]
-        if len(alive) == 1:
-            names.append(bench.reduce(alive[0]))
-        else:
-            names.append(bench.combine(alive) if alive else operands[0])
+                del operands[i]
+        merged: dict[int, list[int]] = {}
+        for operand in chosen:
+            for number, tensor in operand.items():
+                merged.setdefault(number, []).append(tensor)
+        operands.append({number: _contracted(bench, some) for number, some in merged.items()})
     return _finished(bench)
+
+
+def _contracted(bench: Workbench, tensors: list[int]) -> int:
+    return bench.combine(tensors) if len(tensors) > 1 else bench.reduce(tensors[0])
 
 
 def _finished(bench: Workbench) -> ContractionTree:

@@ -1,5 +1,6 @@
 """The posterior of a structure that was declared as one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from rdpgraph.engines.matched import site_marginals
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.posterior import Posterior
+from rdpgraph.query.posterior import Assignment, Posterior
 from rdpgraph.query.status import Status
 
 
@@ -62,11 +63,11 @@ class StructuredPosterior:
 class Lazy:
     """The general posterior of a structure, solved when first asked for."""
 
-    solve: "object"
+    solve: Callable[[], object]
 
     @cached_property
     def _posterior(self) -> Posterior:
-        answer = self.solve()  # pyright: ignore[reportCallIssue]
+        answer = self.solve()
         assert isinstance(answer, Posterior)
         return answer
 
@@ -75,6 +76,6 @@ class Lazy:
         return self._posterior
 
 
-def _only(answers: "dict[object, Tensor]") -> Tensor:  # pyright: ignore
+def _only(answers: Assignment) -> Tensor:
     (value,) = answers.values()
     return value

@@ -58,7 +58,9 @@ def theirs(path: str) -> dict[str, object]:
     read = time.perf_counter()
     engine = gum.LazyPropagation(network)
     engine.makeInference()
-    marginals = {network.variable(node).name(): engine.posterior(node).tolist() for node in network.nodes()}
+    marginals = {
+        network.variable(node).name(): engine.posterior(node).tolist() for node in network.nodes()
+    }
     return {"read": read - start, "run": time.perf_counter() - read, "marginals": len(marginals)}
 
 
@@ -82,11 +84,15 @@ def main() -> None:
     options = parser.parse_args()
     spec = importlib.util.find_spec("pgmpy")
     if spec is None or spec.origin is None:
-        sys.exit("tests/benchmarks/bnlearn.py needs the networks in the pgmpy wheel: pip install pgmpy")
+        sys.exit(
+            "tests/benchmarks/bnlearn.py needs the networks in the pgmpy wheel: pip install pgmpy"
+        )
     folder = pathlib.Path(spec.origin).parent / "utils" / "example_models"
     peer = importlib.util.find_spec("pyagrum") is not None
-    print(f"{'network':12s} {'vars':>5s} {'read':>6s} {'plan':>7s} {'run':>7s} {'again':>7s} {'width':>6s}"
-          f" {'MB':>6s} {'pyAgrum':>10s} {'ratio':>7s}")
+    print(
+        f"{'network':12s} {'vars':>5s} {'read':>6s} {'plan':>7s} {'run':>7s} {'again':>7s} {'width':>6s}"
+        f" {'MB':>6s} {'pyAgrum':>10s} {'ratio':>7s}"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         for packed in sorted(folder.glob("*.bif.gz"), key=lambda path: path.stat().st_size):
             name = packed.name.removesuffix(".bif.gz")
@@ -95,13 +101,19 @@ def main() -> None:
             plain = pathlib.Path(scratch) / f"{name}.bif"
             plain.write_bytes(gzip.decompress(packed.read_bytes()))
             us = child("ours", str(plain), 300)
-            them = child("theirs", str(plain), options.limit) if peer else {"error": "not installed"}
+            them = (
+                child("theirs", str(plain), options.limit) if peer else {"error": "not installed"}
+            )
             if "error" in us:
                 print(f"{name:12s} {us['error']}", flush=True)
                 continue
             time_of_theirs = them.get("run")
             both = float(us["plan"]) + float(us["run"])  # type: ignore[arg-type]
-            shown = f"{time_of_theirs:.3f}" if isinstance(time_of_theirs, float) else str(them["error"])[:24]
+            shown = (
+                f"{time_of_theirs:.3f}"
+                if isinstance(time_of_theirs, float)
+                else str(them["error"])[:24]
+            )
             ratio = f"{time_of_theirs / both:.2f}" if isinstance(time_of_theirs, float) else "-"
             print(
                 f"{name:12s} {us['variables']:5d} {us['read']:6.2f} {us['plan']:7.3f} {us['run']:7.3f}"

@@ -21,7 +21,9 @@ SHARED = ROOT.parent / "shared"
 CHILD = "--child"
 
 
-def answer(task: str, model: str, evidence: str, output: str, memory: float, seconds: float) -> None:
+def answer(
+    task: str, model: str, evidence: str, output: str, memory: float, seconds: float
+) -> None:
     """Solve one model and write its result file; runs in the child process."""
     import torch
 
@@ -53,7 +55,9 @@ def answer(task: str, model: str, evidence: str, output: str, memory: float, sec
     print(json.dumps(row))
 
 
-def solve(task: str, name: str, folder: pathlib.Path, options: argparse.Namespace) -> dict[str, object]:
+def solve(
+    task: str, name: str, folder: pathlib.Path, options: argparse.Namespace
+) -> dict[str, object]:
     """Run one model in a child process under its limits."""
     data = SHARED / "data" / "uai2014"
     model = data / task / f"{name}.gz"

@@ -1,0 +1,262 @@
+"""The conformance suite: what every potential and structure must do, ours and yours.
+
+Each check raises an ``AssertionError`` that says what does not hold.
+"""
+
+import math
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.infer import Contraction, infer
+from rdpgraph.model.domain import Named
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.variable import Variable
+from rdpgraph.query.structured import StructuredPosterior
+
+__all__ = ["BruteForce", "brute_force", "check_potential", "check_structure"]
+
+MOST_CONFIGURATIONS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class BruteForce:
+    """Every answer about a small graph by enumerating its configurations.
+
+    Attributes:
+        graph: the model.
+        configurations: (C, V) the states of every configuration.
+        scores: (C, B) their log-values, batch items flattened.
+    """
+
+    graph: FactorGraph
+    configurations: Tensor
+    scores: Tensor
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.scores.logsumexp(0).reshape(self.graph.batch_shape)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(C, B); zero throughout where log Z is -inf."""
+        log_z = self.scores.logsumexp(0)
+        shift = torch.where(log_z > -math.inf, log_z, 0.0)
+        return (self.scores - shift).exp()
+
+    def joint(self, items: tuple[Named, ...]) -> Tensor:
+        """(*batch, *sizes) the joint probabilities of some variables."""
+        return self._folded(items, self.probabilities, maximise=False)
+
+    def max_marginal(self, item: Named) -> Tensor:
+        """(*batch, states) the largest score with each state."""
+        return self._folded((item,), self.scores, maximise=True)
+
+    def log_joint(self, items: tuple[Named, ...]) -> Tensor:
+        """(*batch, *sizes) the log-mass of each configuration of some variables."""
+        return self.joint(items).log() + self.log_partition.reshape(
+            *self.graph.batch_shape, *(1,) * len(items)
+        )
+
+    @property
+    def entropy(self) -> Tensor:
+        """(*batch,) in nats."""
+        p = self.probabilities
+        return -(p * torch.where(p > 0, p, 1.0).log()).sum(0).reshape(self.graph.batch_shape)
+
+    @property
+    def maximum(self) -> Tensor:
+        """(*batch,) the score of the mode."""
+        return self.scores.amax(0).reshape(self.graph.batch_shape)
+
+    def _folded(self, items: tuple[Named, ...], values: Tensor, *, maximise: bool) -> Tensor:
+        domain = self.graph.domain
+        numbers = [int(domain.numbers(item)) for item in items]
+        sizes = [int(domain.sizes[number]) for number in numbers]
+        place = torch.zeros(len(self.configurations), dtype=torch.long)
+        for number, size in zip(numbers, sizes, strict=True):
+            place = place * size + self.configurations[:, number]
+        flat = values.new_full((math.prod(sizes), values.shape[1]), -math.inf if maximise else 0.0)
+        index = place.unsqueeze(1).expand(-1, values.shape[1])
+        flat = flat.scatter_reduce(0, index, values, "amax" if maximise else "sum")
+        return flat.T.reshape([*self.graph.batch_shape, *sizes])
+
+
+def brute_force(graph: FactorGraph) -> BruteForce:
+    """All answers by enumeration, for graphs with at most a million configurations.
+
+    Raises:
+        ModelError: the graph is larger than that.
+    """
+    sizes = graph.domain.sizes.tolist()
+    if math.prod(sizes) > MOST_CONFIGURATIONS:
+        raise ModelError(
+            f"brute_force enumerates at most {MOST_CONFIGURATIONS:,} configurations; this graph "
+            f"has {math.prod(sizes):,}."
+        )
+    grids = [torch.arange(size) for size in sizes]
+    mesh = torch.meshgrid(*grids, indexing="ij") if grids else ()
+    count = math.prod(sizes)
+    listed = [part.reshape(-1) for part in mesh]
+    configurations = torch.stack(listed, 1) if listed else torch.zeros(1, 0, dtype=torch.long)
+    ones = (1,) * len(graph.batch_shape)
+    assignment: dict[Named, Any] = {}
+    for entry, start, stop in zip(
+        graph.variables, graph.domain.starts, graph.domain.starts[1:], strict=False
+    ):
+        states = configurations[:, start:stop]
+        assignment[entry] = states.reshape([count, *ones, *entry.shape])
+    scores = graph.score(assignment)
+    scores = scores.expand(torch.broadcast_shapes(scores.shape, (count, *graph.batch_shape)))
+    return BruteForce(graph, configurations, scores.reshape(count, -1))
+
+
+def check_potential(potential: Potential, arity: int | None = None) -> None:
+    """Hold a potential against its own table, and against a dense one in an exact answer.
+
+    Args:
+        potential: small enough to tabulate; float64 for the gradient checks to run.
+        arity: its slots; default: all dims of its shape.
+    """
+    arity = len(potential.shape) if arity is None else arity
+    table = potential.table(arity)
+    sizes = potential.slots(arity)
+    _agree(tuple(table.shape) == potential.shape, "table() has the potential's shape")
+    _agree(bool((table < math.inf).all()), "log-values are below +inf and not NaN")
+    _agree(table.dtype == potential.dtype, "dtype is that of the log-values")
+    asked = [torch.tensor([size - 1, *range(size), 0], device=table.device) for size in sizes]
+    expected = table
+    for slot, states in enumerate(asked):
+        expected = expected.index_select(table.ndim - arity + slot, states)
+    _close(potential.evaluate(asked), expected, "evaluate() on repeated and permuted states")
+    lead = potential.lead(arity)
+    if not lead and arity:
+        rows = [torch.stack([torch.arange(n), torch.arange(n).flip(0)]) for n in sizes]
+        rows = [states.to(table.device) for states in rows]
+        flipped = table.flip(tuple(range(arity)))
+        _close(
+            potential.evaluate(rows), torch.stack([table, flipped]), "evaluate() with leading dims"
+        )
+    rebuilt = potential.decompose()
+    if rebuilt is not None and not lead:
+        _close(_rebuilt(rebuilt.log_values, rebuilt.links), table, "decompose()")
+    variables = tuple(Variable(f"x{slot}", size) for slot, size in enumerate(sizes))
+    dense = table.reshape(math.prod(lead), -1) if arity else table.reshape(-1, 1)
+    answer = infer(FactorGraph([Factor(variables, potential)]), scheduler=Contraction())
+    _close(answer.log_partition.reshape(-1), dense.logsumexp(1), "log Z of the potential alone")
+    _check_gradients(potential, arity)
+
+
+def check_structure(structure: Structure) -> None:
+    """Hold a structure against brute force on its own `factor_graph`.
+
+    log Z, marginals, samples' support, the mode, the gradient in `unary`, hard zeros in it, every
+    batch item on its own, and, if its class recognises the graph, that it is the same model.
+
+    Args:
+        structure: small enough to enumerate; float64.
+    """
+    graph = structure.factor_graph()
+    truth = brute_force(graph)
+    _close(structure.log_partition(), truth.log_partition, "log_partition()")
+    posterior = infer(structure)
+    assert isinstance(posterior, StructuredPosterior)
+    marginals = posterior.marginals()
+    _agree(marginals.shape == structure.unary.shape, "marginals have the shape of unary")
+    domain = graph.domain
+    flat = marginals.reshape([*graph.batch_shape, -1, marginals.shape[-1]])
+    for number in range(graph.num_variables):
+        expected = truth.joint((domain.variable(number),))
+        _close(flat[..., number, :], expected, f"the marginal of site {number}")
+    mode = {graph.variables[0]: posterior.mode()}
+    _close(graph.score({**mode}), truth.maximum, "the score of mode()")
+    drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
+    scores = graph.score({graph.variables[0]: drawn})
+    _agree(bool((scores > -math.inf).all()), "samples are possible")
+
+    unary = structure.unary.detach().requires_grad_()
+    if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
+        _agree(
+            torch.autograd.gradcheck(lambda u: structure.with_unary(u).log_partition(), (unary,)),
+            "the gradient of log Z in unary",
+        )
+    hard = structure.unary.detach().clone()
+    hard[..., 0] = -math.inf
+    hard.requires_grad_()
+    log_z = structure.with_unary(hard).log_partition()
+    (gradient,) = torch.autograd.grad(log_z.sum(), hard)
+    _agree(not bool(log_z.isnan().any()), "no NaN in log Z with hard zeros")
+    _agree(not bool(gradient.isnan().any()), "no NaN in the gradient with hard zeros")
+    forbidden = brute_force(structure.with_unary(hard.detach()).factor_graph())
+    _close(log_z, forbidden.log_partition, "log Z with hard zeros")
+
+    if graph.batch_shape:
+        for item in range(graph.batch_shape[0]):
+            one = _item(structure, item)
+            _close(one.log_partition(), structure.log_partition()[item], f"batch item {item} alone")
+    match = type(structure).recognise(graph)
+    if match is not None:
+        _close(match.structure.log_partition(), truth.log_partition, "what recognise() gives")
+
+
+def _check_gradients(potential: Potential, arity: int) -> None:
+    """Check the gradient of log Z in the floating tensors of a dataclass potential that require it."""
+    if not is_dataclass(potential):
+        return
+    names = [
+        field.name
+        for field in fields(potential)
+        if isinstance(value := getattr(potential, field.name), Tensor)
+        and value.dtype == torch.float64
+        and bool(value.isfinite().all())
+    ]
+    if not names:
+        return
+
+    def log_z(*tensors: Tensor) -> Tensor:
+        changed: Any = replace(potential, **dict(zip(names, tensors, strict=True)))
+        return changed.table(arity).flatten().logsumexp(0)
+
+    inputs = tuple(getattr(potential, name).detach().requires_grad_() for name in names)
+    _agree(torch.autograd.gradcheck(log_z, inputs), f"gradients in {', '.join(names)}")
+
+
+def _rebuilt(log_values: Tensor, links: tuple[Tensor, ...]) -> Tensor:
+    total = log_values
+    for slot, link in enumerate(links):
+        shape = [len(link), *(1,) * slot, link.shape[1]]
+        total = total.unsqueeze(-1) + link.reshape(shape)
+    return total.logsumexp(0)
+
+
+def _item(structure: Structure, item: int) -> Structure:
+    """One batch item of a structure whose batched tensors lead with the batch."""
+    size = structure.unary.shape[0]
+    changed: dict[str, Tensor] = {"unary": structure.unary[item]}
+    for field in fields(structure):
+        value = getattr(structure, field.name)
+        batched = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == size
+        if field.metadata.get("batched") and batched:
+            changed[field.name] = value[item]
+    return replace(structure, **changed)
+
+
+def _close(got: Tensor, expected: Tensor, what: str) -> None:
+    got, expected = torch.broadcast_tensors(got.detach(), expected.detach())
+    tolerance = 1e-8 if got.dtype == torch.float64 else 1e-4
+    same = (got == expected) | ((got - expected).abs() <= tolerance * (1 + expected.abs()))
+    if not bool(same.all()):
+        worst = (got - expected).abs()[~same].max()
+        raise AssertionError(f"{what} differs from what it must be, by {float(worst):.3g}.")
+
+
+def _agree(holds: object, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"It does not hold that {what}.")

@@ -1,0 +1,105 @@
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import rdpgraph
+from rdpgraph.errors import ModelError
+from rdpgraph.plan import scheduler
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.topology import Topology
+
+from .problems import forest, grid
+
+ROOMY = Budget(1e9, 60.0)
+
+
+def plan_of(topology, budget=ROOMY, **options):
+    return make_plan(topology, budget=budget, element_bytes=4, **options)
+
+
+def test_the_second_plan_of_a_shape_is_the_first():
+    first = plan_of(grid(4, 4))
+    assert plan_of(grid(4, 4)) is first
+    assert plan_of(grid(4, 4), batch=2) is not first
+    assert plan_of(grid(4, 5)) is not first
+    assert plan_of(grid(4, 4), last=frozenset([0])) is not first
+    assert plan_of(grid(4, 4), Budget(1e9, 1.0)) is not first
+
+
+def test_what_is_remembered_is_bounded_and_threads_share_it():
+    shapes = [Topology(((0, 1), (1, 2)), (2, 2, size)) for size in range(2, 160)]
+    with ThreadPoolExecutor(4) as pool:
+        plans = list(pool.map(plan_of, shapes))
+    assert [plan.num_variables for plan in plans] == [3] * len(shapes)
+    assert len(scheduler._known) <= scheduler._MOST
+    assert plan_of(shapes[-1]) is plan_of(shapes[-1])
+
+
+def test_routes():
+    assert plan_of(forest(0)).route == "forest"
+    assert plan_of(grid(4, 4)).route == "contraction"
+    assert plan_of(grid(4, 4)).fits
+
+
+def test_a_plan_counts_the_batch():
+    assert plan_of(grid(4, 4), batch=7).stored_bytes >= 3 * plan_of(grid(4, 4)).stored_bytes
+
+
+def test_too_little_memory_is_sliced():
+    topology = grid(7, 7, states=4)
+    whole = plan_of(topology)
+    budget = Budget(whole.stored_bytes / 8, 2.0)
+    plan = plan_of(topology, budget)
+    assert plan.fits
+    assert plan.num_slices == 4 ** len(plan.slices)
+    assert plan.stored_bytes <= budget.memory_bytes or plan.num_slices > 1
+    assert plan.seconds <= budget.seconds
+
+
+def test_what_does_not_fit_says_so_and_what_to_do():
+    tight = plan_of(grid(8, 8, states=6), Budget(1e4, 0.5))
+    assert not tight.fits
+    assert "memory" in tight.remedy
+    both = tuple((a, b) for a in range(80) for b in range(80, 160))
+    hopeless = plan_of(Topology(both, (2,) * 160))
+    assert not hopeless.fits
+    assert hopeless.tree is None
+    assert "approximate" in hopeless.remedy
+    assert "inf" in str(hopeless)
+
+
+def test_a_plan_prints():
+    text = str(plan_of(grid(4, 4), dropped_states=3))
+    for word in ("contraction", "width", "flop", "memory", "3 states"):
+        assert word in text
+    assert "tree" not in repr(plan_of(grid(4, 4)))
+
+
+def test_a_budget_of_this_machine():
+    assert 1e6 < Budget.of_machine().memory_bytes < 1e15
+    assert Budget.of_machine().seconds == 60.0
+    with pytest.raises(ModelError):
+        Budget(0.0)
+
+
+PLANNING = """
+import sys
+sys.modules["rdpgraph"] = type(sys)("rdpgraph")  # without the rooms that do import torch
+sys.modules["rdpgraph"].__path__ = [sys.argv[1]]
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.topology import Topology
+triangle = Topology(((0, 1), (1, 2), (0, 2)), (2, 2, 2))
+make_plan(triangle, budget=Budget(1e9), element_bytes=4)
+heavy = {"torch", "cotengra", "opt_einsum", "networkx"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
+def test_planning_imports_no_tensors():
+    place = Path(rdpgraph.__file__).parent
+    subprocess.run([sys.executable, "-c", PLANNING, str(place)], check=True)

@@ -1,0 +1,116 @@
+"""A user's own potential and structure, through the same doors as ours."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.model.structure import REGISTRY
+from rdpgraph.testing import check_potential, check_structure
+
+
+@dataclass(frozen=True, eq=False)
+class Near(rg.Potential):
+    rate: torch.Tensor
+    states: int
+
+    @property
+    def shape(self):
+        return (self.states, self.states)
+
+    @property
+    def dtype(self):
+        return self.rate.dtype
+
+    def evaluate(self, states):
+        left, right = states
+        return -self.rate * (left.unsqueeze(-1) - right.unsqueeze(-2)).abs()
+
+
+@dataclass(frozen=True, eq=False)
+class Independent(rg.Structure):
+    """Sites that do not touch."""
+
+    def log_partition(self):
+        alive = (self.unary > -math.inf).any(-1, keepdim=True)
+        safe = torch.where(alive, self.unary, torch.zeros_like(self.unary))
+        return safe.logsumexp(-1).masked_fill(~alive.squeeze(-1), -math.inf).sum(-1)
+
+    def factor_graph(self):
+        sites = rg.VariableArray("site", (self.unary.shape[-2],), self.unary.shape[-1])
+        return rg.FactorGraph([rg.FactorBlock((sites,), rg.Table(self.unary))])
+
+    @classmethod
+    def recognise(cls, graph):
+        if len(graph.blocks) != 1 or graph.blocks[0].arity != 1:
+            return None
+        block = graph.blocks[0]
+        numbers = block.scopes[:, 0]
+        if len(set(numbers.tolist())) != graph.num_variables:
+            return None
+        values = block.select().table(1)
+        return rg.Match(cls(values.expand(*values.shape[:-2], len(numbers), -1)), numbers)
+
+
+def test_conformance_of_potentials():
+    check_potential(Near(torch.tensor(0.5, dtype=torch.float64), 4))
+    check_potential(rg.Table(torch.randn(3, 2, 4, dtype=torch.float64)))
+    check_potential(rg.Table(torch.randn(5, 3, 2, dtype=torch.float64)), 2)
+    check_potential(rg.Table(torch.tensor(1.5, dtype=torch.float64)))
+    listed = torch.tensor([[0, 1], [2, 0], [2, 2]])
+    check_potential(rg.Sparse(listed, torch.randn(3, dtype=torch.float64), (3, 3)))
+    check_potential(rg.Sparse(listed, torch.randn(2, 3, dtype=torch.float64), (3, 3)), 2)
+    diagonal = torch.arange(70).unsqueeze(1).expand(-1, 2)
+    long = rg.Sparse(diagonal, torch.randn(70, dtype=torch.float64), (70, 70))
+    check_potential(long)
+
+
+def test_the_suite_catches_what_is_wrong():
+    @dataclass(frozen=True, eq=False)
+    class Wrong(Near):
+        def evaluate(self, states):
+            left, right = states
+            return self.rate * (left[..., :1].unsqueeze(-1) - right.unsqueeze(-2)).abs().expand(
+                *left.shape, right.shape[-1]
+            )
+
+    with pytest.raises(AssertionError, match="evaluate"):
+        check_potential(Wrong(torch.tensor(0.5, dtype=torch.float64), 4))
+
+    @dataclass(frozen=True, eq=False)
+    class Off(Independent):
+        def log_partition(self):
+            return super().log_partition() + 1e-3
+
+    with pytest.raises(AssertionError, match="log_partition"):
+        check_structure(Off(torch.randn(2, 3, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 2, 3), (1, 1, 2)])
+def test_conformance_of_a_structure(shape):
+    check_structure(Independent(torch.randn(shape, dtype=torch.float64)))
+
+
+def test_a_registered_structure_answers_for_the_graphs_it_recognises():
+    sites = rg.VariableArray("x", (4,), 3)
+    values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    graph = rg.FactorGraph([rg.FactorBlock((sites,), rg.Table(values))])
+    plain = rg.infer(graph)
+    rg.register(Independent)
+    try:
+        with pytest.raises(rg.ModelError, match="registered already"):
+            rg.register(Independent)
+        fast = rg.infer(graph)
+        assert fast.plan.route == "structure"
+        assert "Independent" in str(fast.plan)
+        assert torch.allclose(fast.log_partition, plain.log_partition)
+        assert torch.allclose(fast.marginal(sites), plain.marginal(sites))
+        assert torch.allclose(fast.entropy(), plain.entropy())
+        assert torch.equal(fast.mode()[sites], plain.mode()[sites])
+        assert rg.infer(graph, scheduler=rg.Contraction()).plan.route == "forest"
+        assert rg.infer(graph.condition({sites[0]: 1})).plan.route == "forest"
+    finally:
+        REGISTRY.remove(Independent)
+    assert rg.infer(graph).plan.route == "forest"
