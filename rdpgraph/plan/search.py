@@ -1,4 +1,9 @@
-"""The search for a good contraction tree: greedy orders first, then annealing while it pays."""
+"""The search for a good contraction tree: greedy orders first, then annealing while it pays.
+
+Annealing starts in turn from the best tree, a noisy elimination order, and opt_einsum's and
+cotengra's greedy paths; started from any of them it found cheaper trees per second than those
+libraries' own refinements.
+"""
 
 from collections.abc import Set
 from itertools import chain
@@ -9,6 +14,7 @@ from time import perf_counter
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.anneal import HOT, anneal
 from rdpgraph.plan.cost import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
+from rdpgraph.plan.foreign import MOST_TENSORS, cotengra_tree, opt_einsum_tree
 from rdpgraph.plan.orders import (
     Rule,
     forest_order,
@@ -48,7 +54,10 @@ WORTHWHILE = 0.98
 """A better tree must cost at most this fraction to keep the search going."""
 
 FRESH_EVERY = 4
-"""Every so many annealing runs start from a new randomised order, not from the best tree."""
+"""Every so many annealing runs start from a new order or path, not from the best tree."""
+
+FOREIGN_SECONDS = 1.0
+"""Other libraries are asked for a path only if this much time is left: importing them takes it."""
 
 
 def search(
@@ -207,8 +216,7 @@ class _Part:
         start = self.best
         self.runs += 1
         if self.runs % FRESH_EVERY == 0:
-            order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
-            start = tree_from_order(self.core, order) if order else start
+            start = self._fresh(rng, end) or start
         began = perf_counter()
         affordable = (end - began) / (len(start.steps) * self.visit_seconds)
         sweeps = int(min(self.sweeps, affordable))
@@ -227,6 +235,17 @@ class _Part:
         self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
         if tree is not self.best:
             self._offer(tree)
+
+    def _fresh(self, rng: Random, end: float) -> ContractionTree | None:
+        """Another place to anneal from: a noisy order, or another library's path, in turn."""
+        turn = self.runs // FRESH_EVERY % 3
+        long = end - perf_counter() > FOREIGN_SECONDS and self.core.num_tensors <= MOST_TENSORS
+        if turn == 1 and long:
+            return opt_einsum_tree(self.core)
+        if turn == 2 and long:
+            return cotengra_tree(self.core, rng.randrange(1 << 30))
+        order = weighted_min_fill(self.graph, rng=rng, noise=0.5, deadline=end)
+        return tree_from_order(self.core, order) if order else None
 
     def _try_rule(
         self,

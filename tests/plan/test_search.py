@@ -139,3 +139,16 @@ def test_slices_add_up_to_the_whole():
         total += product_of_roots(part, cut)
     assert prod(topology.sizes[v] for v in slices) > 1
     assert total == pytest.approx(brute_force(topology, leaves))
+
+
+def test_paths_of_other_libraries_are_valid_trees():
+    from rdpgraph.plan.foreign import cotengra_tree, opt_einsum_tree
+    from rdpgraph.plan.topology import Topology
+
+    side = 4
+    scopes = [(r * side + c, r * side + c + 1) for r in range(side) for c in range(side - 1)]
+    scopes += [(r * side + c, r * side + c + side) for r in range(side - 1) for c in range(side)]
+    topology = Topology(tuple(scopes), (2,) * side**2)
+    for tree in (opt_einsum_tree(topology), cotengra_tree(topology, 0)):
+        tree.check()
+        assert len(tree.roots) == 1
