@@ -28,6 +28,7 @@ from rdpgraph.query.structured import StructuredPosterior
 register = REGISTRY.add
 
 __all__ = [
+    "REGISTRY",
     "Auto",
     "BudgetError",
     "Contraction",
@@ -46,7 +47,6 @@ __all__ = [
     "Posterior",
     "Potential",
     "Problem",
-    "REGISTRY",
     "RdpgraphError",
     "Scheduler",
     "Sparse",

@@ -137,7 +137,7 @@ def draw(
         draw_graph(graph, output, posterior)
 
 
-def _print_version(*, asked: bool) -> None:
+def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
         raise typer.Exit
@@ -146,11 +146,14 @@ def _print_version(*, asked: bool) -> None:
 @app.callback()
 def options(
     show_version: Annotated[  # noqa: FBT002
-        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Inference in discrete graphical models: exact, planned before it runs."""
-    _print_version(asked=show_version)
+    del show_version  # its callback has acted on it
 
 
 def main() -> None:

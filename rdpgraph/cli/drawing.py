@@ -34,9 +34,12 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
             f"draw takes up to {_MOST} variables."
         )
     try:
+        import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError("draw needs matplotlib: pip install 'rdpgraph[draw]'.") from None
+        raise UnsupportedError(
+            "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
+        ) from None
 
     figure = Figure(figsize=_figure_size(count), layout="constrained")
     axes = figure.add_subplot()

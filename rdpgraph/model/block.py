@@ -96,8 +96,7 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
             blocks.append(_declared_block(item, domain, declared))
             declared += item.count
     numbers = _numbers_by_name(domain)
-    for group in singles.values():
-        blocks.append(_grouped(group, numbers))
+    blocks.extend(_grouped(group, numbers) for group in singles.values())
     for block in blocks:
         _refuse_repeats(block, domain)
     return tuple(block for block in blocks if block.count)

@@ -44,7 +44,7 @@ class Domain:
             known = entries.setdefault(entry.name, entry)
             if known is not entry and (known.states, known.shape) != (entry.states, entry.shape):
                 raise ModelError(
-                    f"Two variables named {entry.name!r} differ: {_brief(known)} and {_brief(entry)}."
+                    f"Two variables named {entry.name!r} differ: {_brief(known)}, {_brief(entry)}."
                 )
         return Domain(tuple(entries.values()))
 

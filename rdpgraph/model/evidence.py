@@ -60,7 +60,7 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
     if dims and tuple(value.shape[value.ndim - dims :]) != tuple(numbers.shape):
         if value.ndim:
             raise EvidenceError(
-                f"Evidence on array {name!r} needs shape (*batch, {', '.join(map(str, numbers.shape))})"
+                f"Evidence on array {name!r} needs shape (*batch, *{tuple(numbers.shape)})"
                 f"; got {tuple(value.shape)}."
             )
         value = value.expand(numbers.shape)

@@ -99,7 +99,7 @@ class FactorBlock:
             return tuple(torch.broadcast_shapes(*shapes))
         except RuntimeError:
             raise ModelError(
-                f"FactorBlock over {self.slot_names} needs slots whose shapes broadcast; got {shapes}."
+                f"FactorBlock over {self.slot_names} needs shapes that broadcast; got {shapes}."
             ) from None
 
     @property

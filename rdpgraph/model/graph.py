@@ -205,7 +205,7 @@ class FactorGraph:
         if len(lacking):
             name = self.domain.variable(int(lacking[0])).name
             raise EvidenceError(
-                f"An assignment gives every variable a state; {len(lacking)} have none, {name!r} first."
+                f"An assignment gives every variable a state; {len(lacking)} have none: {name!r}."
             )
         for block in self.blocks:
             chosen = states[..., block.scopes].to(self.device)

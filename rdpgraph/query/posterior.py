@@ -119,8 +119,8 @@ class Posterior:
     def mode(self) -> Assignment:
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
 
-        By max-product with a traceback, so consistent; ties go to the first maximum of each step,
-        the same one every time.
+        By max-product with a traceback, so consistent. A tie goes to the first maximum of each
+        step of the plan; one process keeps one plan for a model's shape.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
@@ -211,7 +211,7 @@ class Posterior:
 
 
 def _find(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """The rows of a block that hold each row of numbers, and in which slots; None if some do not."""
+    """The rows of a block that hold each row of numbers, and their slots; None if some do not."""
     if not wanted.shape[1]:
         return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
     slots: list[int] = []

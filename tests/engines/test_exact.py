@@ -58,7 +58,9 @@ def graphs(draw):
 
 def close(got, expected, tolerance=1e-8):
     got, expected = torch.broadcast_tensors(got, expected)
-    return bool(((got == expected) | ((got - expected).abs() <= tolerance * (1 + expected.abs()))).all())
+    return bool(
+        ((got == expected) | ((got - expected).abs() <= tolerance * (1 + expected.abs()))).all()
+    )
 
 
 @settings(max_examples=150)
@@ -123,7 +125,10 @@ def test_a_batch_is_its_items(case):
     for item in range(graph.batch_shape[0]):
         alone = rg.FactorGraph(
             [
-                rg.Factor(f.variables, rg.Table(values[item] if values.ndim > len(f.variables) else values))
+                rg.Factor(
+                    f.variables,
+                    rg.Table(values[item] if values.ndim > len(f.variables) else values),
+                )
                 for f in factors
                 for values in [f.potential.log_values]
             ],

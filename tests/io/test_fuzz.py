@@ -77,5 +77,5 @@ def accepted_or_refused(parse):
     try:
         parse()
     except FileFormatError as error:
-        assert len(str(error).splitlines()) == 1
-        assert len(str(error)) < 600
+        assert len(str(error).splitlines()) == 1  # noqa: PT017
+        assert len(str(error)) < 600  # noqa: PT017

@@ -196,7 +196,7 @@ def test_every_cut_is_refused():
 def test_log_values_outside_a_float_are_not_written(log_value):
     a = Variable("a", 2)
     graph = FactorGraph([Factor((a,), Table(torch.tensor([0.0, log_value])))])
-    with pytest.raises(UnsupportedError, match="a.*Subtract"):
+    with pytest.raises(UnsupportedError, match=r"a.*Subtract"):
         format_uai(graph)
 
 

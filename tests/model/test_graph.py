@@ -1,6 +1,7 @@
 """Declaring models."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -70,15 +71,11 @@ def test_soft_evidence_is_a_factor():
 def test_a_shared_table_is_stored_once_and_like_ones_are_one_block():
     table = rg.Table(torch.randn(2, 2))
     chain = [rg.Variable(f"x{i}", 2) for i in range(50)]
-    graph = rg.FactorGraph(
-        rg.Factor(pair, table) for pair in zip(chain, chain[1:], strict=False)
-    )
+    graph = rg.FactorGraph(rg.Factor(pair, table) for pair in pairwise(chain))
     assert len(graph.blocks) == 1
     assert graph.blocks[0].shared
     assert graph.blocks[0].select().table(2).data_ptr() == table.log_values.data_ptr()
-    own = rg.FactorGraph(
-        rg.Factor(pair, rg.Table(torch.randn(2, 2))) for pair in zip(chain, chain[1:], strict=False)
-    )
+    own = rg.FactorGraph(rg.Factor(pair, rg.Table(torch.randn(2, 2))) for pair in pairwise(chain))
     assert [block.count for block in own.blocks] == [49]
 
 
@@ -160,7 +157,9 @@ def test_restriction_is_gathering():
             [
                 rg.Factor((rg.Variable("a", 3), b), rg.Table(tables[a, b][states[item]])),
                 rg.Factor((b, c), rg.Table(tables[b, c])),
-                rg.Factor((rg.Variable("a", 3),), rg.Table(tables[(a,)][states[item]] + weights[item])),
+                rg.Factor(
+                    (rg.Variable("a", 3),), rg.Table(tables[(a,)][states[item]] + weights[item])
+                ),
             ]
         )
         expected = brute_force(by_hand).log_partition

@@ -1,0 +1,215 @@
+"""Every command and option, and every way to get them wrong."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.cli import main
+
+ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command; gives its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["rdpgraph", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.out + shown.err
+        return code, shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """A 14 x 14 grid in a file."""
+    table = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    variables = {i: rg.Variable(f"x{i}", 2) for i in range(196)}
+    pairs = [(i, i + 1) for i in range(196) if (i + 1) % 14] + [(i, i + 14) for i in range(182)]
+    factors = [
+        rg.Factor((variables[a], variables[b]), rg.Table.from_probabilities(table))
+        for a, b in pairs
+    ]
+    path = tmp_path / "grid.uai"
+    rg.write(rg.FactorGraph(factors), path)
+    return path
+
+
+def posterior(**evidence):
+    return rg.infer(rg.read(ASIA).condition(evidence))
+
+
+def test_marginals_as_json_are_the_library_s(run):
+    code, out, _ = run("infer", ASIA, "--set", "dysp=yes", "--set", "asia=0", "--format", "json")
+    assert code == 0
+    answer = json.loads(out)
+    truth = posterior(dysp="yes", asia=0)
+    assert answer["exact"] is True
+    assert answer["log_partition"] == pytest.approx(float(truth.log_partition))
+    for variable, values in truth.marginals().items():
+        assert list(answer["marginals"][variable.name].values()) == pytest.approx(values.tolist())
+
+
+def test_the_competition_format(run, tmp_path):
+    target = tmp_path / "asia.MAR"
+    assert run("infer", ASIA, "--format", "uai", "--output", target, "--set", "tub=yes")[0] == 0
+    tokens = target.read_text().split()
+    assert tokens[:3] == ["MAR", "8", "2"]
+    assert len(tokens) == 2 + 8 * 3
+    values = [v for m in posterior(tub="yes").marginals().values() for v in m.tolist()]
+    read = [float(tokens[2 + 3 * i + j]) for i in range(8) for j in (1, 2)]
+    assert read == pytest.approx(values)
+    code, out, _ = run("infer", ASIA, "--task", "PR", "--format", "uai", "--set", "tub=yes")
+    assert code == 0
+    assert float(out.split()[1]) == pytest.approx(math.log10(0.0104))
+    code, out, _ = run("infer", ASIA, "--task", "MAP", "--format", "uai")
+    states = [int(s) for s in posterior().mode().values()]
+    assert out.split() == ["MPE", "8", *map(str, states)]
+    code, out, _ = run("infer", ASIA, "--task", "MMAP", "--query", "lung", "--format", "uai")
+    assert code == 0
+    assert out.split() == ["MMAP", "1", "3", "1"]
+
+
+def test_tables_for_people(run):
+    code, out, _ = run("infer", ASIA, "--query", "lung")
+    assert code == 0
+    assert "0.055000" in out
+    assert "exact" in out
+    assert "bronc" not in out
+    code, out, _ = run("infer", ASIA, "--task", "MAP")
+    assert code == 0
+    assert "log-score" in out
+    code, out, _ = run("infer", ASIA, "--task", "PR")
+    assert code == 0
+    assert "log Z = 0.000000 nats" in out
+
+
+def test_evidence_files_and_rows(run, tmp_path):
+    one, rows = tmp_path / "one.evid", tmp_path / "rows.evid"
+    one.write_text("1 1 0\n")
+    rows.write_text("2\n1 1 0\n1 2 1\n")
+    assert json.loads(run("infer", ASIA, "--evidence", one, "--format", "json")[1])[
+        "log_partition"
+    ] == pytest.approx(math.log(0.0104))
+    answer = json.loads(run("infer", ASIA, "--evidence", rows, "--format", "json")[1])
+    assert [row["log_partition"] for row in answer["rows"]] == pytest.approx(
+        [math.log(0.0104), math.log(0.5)]
+    )
+    code, _, err = run("infer", ASIA, "--evidence", rows, "--format", "uai")
+    assert code == 1
+    assert "one evidence row" in err
+
+
+def test_explain_convert_draw(run, tmp_path):
+    code, out, _ = run("explain", ASIA)
+    assert code == 0
+    assert out.startswith("Plan: ")
+    target = tmp_path / "asia.uai.gz"
+    assert run("convert", ASIA, target)[0] == 0
+    assert gzip.decompress(target.read_bytes()).split()[0] in (b"MARKOV", b"BAYES")
+    assert float(rg.infer(rg.read(target)).log_partition) == pytest.approx(0.0, abs=1e-12)
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "asia.png"
+    assert run("draw", ASIA, "-o", picture, "--set", "lung=yes")[0] == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["infer", "nothing.uai"], "nothing.uai: No such file"),
+        (["infer", ASIA, "--set", "nobody=1"], "Variable 'nobody' is not in this graph"),
+        (["infer", ASIA, "--set", "lung=perhaps"], "has no state 'perhaps'"),
+        (["infer", ASIA, "--set", "lung=7"], "states 0 to 1"),
+        (["infer", ASIA, "--query", "nobody"], "Variable 'nobody' is not in this graph"),
+        (
+            ["infer", ASIA, "--set", "lung=yes", "--set", "either=no"],
+            "evidence has probability zero",
+        ),
+        (["infer", ASIA, "--method", "loopy"], "not available yet"),
+        (["infer", ASIA, "--evidence", "nothing.evid"], "nothing.evid: No such file"),
+        (["infer", ASIA, "--output", "no/such/folder/x", "--format", "uai"], "No such file"),
+        (["draw", ASIA, "-o", "picture.exe"], "picture's name ends in"),
+        (["convert", ASIA, "model.docx"], "model.docx"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_1(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == 1
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MARKOV 1 2 1 1 0 2 0.5 nan", "nan"),
+        ("MARKOV 1 2 1 1 0 2 0.5 -1", "-1"),
+        ("MARKOV 1 2 1 1 0 2 0 0", "model has probability zero"),
+        ("MARKOV 1 1000000000 1 1 0 2 1 1", "token"),
+        ("MARKOV 2 2 2 1 2 0 1 4 1 1", "token"),
+        ("\x00\x01\x02", "broken.uai"),
+        ("", "broken.uai"),
+    ],
+)
+def test_broken_files_are_one_line_and_exit_1(run, tmp_path, text, message):
+    code, _, err = run("infer", write(tmp_path / "broken.uai", text))
+    assert code == 1
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["infer"],
+        ["infer", ASIA, "--task", "XYZ"],
+        ["infer", ASIA, "--memory", "4XB"],
+        ["infer", ASIA, "--time", "soon"],
+        ["infer", ASIA, "--set", "lung"],
+        ["infer", ASIA, "--task", "MMAP"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_usage_is_exit_2(run, arguments):
+    assert run(*arguments)[0] == 2
+
+
+def test_a_model_too_wide_explains_itself(run, grid, tmp_path):
+    target = write(tmp_path / "kept.MAR", "what was there")
+    code, out, err = run(
+        "infer", grid, "--memory", "10kB", "--time", "1ms", "--output", target, "--format", "uai"
+    )
+    assert code == 1
+    assert out == ""
+    assert "width" in err
+    assert err.splitlines()[-1].startswith("Error: Exact inference does not fit")
+    assert target.read_text() == "what was there"
+    assert run("infer", grid, "--task", "PR", "--memory", "1GiB", "--time", "2m")[0] == 0
+
+
+def test_version(run):
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.startswith("rdpgraph ")
