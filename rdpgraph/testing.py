@@ -207,7 +207,7 @@ def check_structure(structure: Structure) -> None:
 
 
 def _check_gradients(potential: Potential, arity: int) -> None:
-    """Check the gradient of log Z in the floating tensors of a dataclass potential that require it."""
+    """Check the gradient of log Z in the floating tensors of a dataclass potential."""
     if not is_dataclass(potential):
         return
     names = [

@@ -1,6 +1,7 @@
 """Starting points from other libraries' path searches."""
 
 from math import inf
+from typing import Any
 
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_path
@@ -13,8 +14,10 @@ def opt_einsum_tree(topology: Topology) -> ContractionTree:
     """The tree of opt_einsum's greedy path."""
     from opt_einsum.paths import greedy
 
-    inputs = [frozenset(scope) for scope in topology.scopes]
-    path = greedy(inputs, frozenset(), dict(enumerate(topology.sizes)), inf)
+    inputs: Any = [frozenset(scope) for scope in topology.scopes]
+    sizes: Any = dict(enumerate(topology.sizes))
+    limit: Any = inf
+    path = greedy(inputs, frozenset(), sizes, limit)
     return tree_from_path(topology, path, ssa=False)
 
 
@@ -24,5 +27,6 @@ def cotengra_tree(topology: Topology, seed: int) -> ContractionTree:
 
     inputs = [tuple(map(str, scope)) for scope in topology.scopes]
     sizes = {str(v): size for v, size in enumerate(topology.sizes)}
-    optimizer = RandomGreedyOptimizer(max_repeats=8, parallel=False, seed=seed)
+    one_process: Any = False
+    optimizer = RandomGreedyOptimizer(max_repeats=8, parallel=one_process, seed=seed)
     return tree_from_path(topology, optimizer(inputs, (), sizes), ssa=False)

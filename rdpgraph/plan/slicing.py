@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from math import log, prod
+from math import inf, log, prod
 
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
@@ -34,7 +34,7 @@ def choose_slices(tree: ContractionTree, *, elements: float) -> tuple[int, ...]:
         def price(v: int) -> tuple[float, int]:
             dearer = log(sizes[v]) + log(flops - saved_flops[v]) - log(flops)  # noqa: B023
             lighter = log(stored) - log(stored - saved_elements[v])  # noqa: B023
-            return dearer / lighter, v
+            return (dearer / lighter if lighter > 0 else inf), v
 
         best = min(saved_elements, key=price)
         chosen.append(best)

@@ -90,8 +90,8 @@ def main() -> None:
     folder = pathlib.Path(spec.origin).parent / "utils" / "example_models"
     peer = importlib.util.find_spec("pyagrum") is not None
     print(
-        f"{'network':12s} {'vars':>5s} {'read':>6s} {'plan':>7s} {'run':>7s} {'again':>7s} {'width':>6s}"
-        f" {'MB':>6s} {'pyAgrum':>10s} {'ratio':>7s}"
+        f"{'network':12s} {'vars':>5s} {'read':>6s} {'plan':>7s} {'run':>7s} {'again':>7s}"
+        f" {'width':>6s} {'MB':>6s} {'pyAgrum':>10s} {'ratio':>7s}"
     )
     with tempfile.TemporaryDirectory() as scratch:
         for packed in sorted(folder.glob("*.bif.gz"), key=lambda path: path.stat().st_size):
@@ -116,8 +116,9 @@ def main() -> None:
             )
             ratio = f"{time_of_theirs / both:.2f}" if isinstance(time_of_theirs, float) else "-"
             print(
-                f"{name:12s} {us['variables']:5d} {us['read']:6.2f} {us['plan']:7.3f} {us['run']:7.3f}"
-                f" {us['again']:7.3f} {us['width']:6.1f} {us['peak_mb']:6.0f} {shown:>10s} {ratio:>7s}",
+                f"{name:12s} {us['variables']:5d} {us['read']:6.2f} {us['plan']:7.3f}"
+                f" {us['run']:7.3f} {us['again']:7.3f} {us['width']:6.1f} {us['peak_mb']:6.0f}"
+                f" {shown:>10s} {ratio:>7s}",
                 flush=True,
             )
 
