@@ -32,6 +32,9 @@ HOPELESS_BITS = 64
 """When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
 gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
 
+LEAST_SECONDS = 0.01
+"""A plan that runs in less than this is not improved: it is the same on every machine and run."""
+
 FIRST_SWEEPS = 50
 """Length of the first annealing run of a component."""
 
@@ -101,7 +104,8 @@ def search(
     while waiting := [part for part in parts if part.improvable]:
         fits = all(part.excess() <= 0 for part in parts)
         end = min(stop, began + sum(part.predicted() for part in parts)) if fits else stop
-        if perf_counter() >= end:
+        quick = sum(part.predicted() for part in parts) < LEAST_SECONDS
+        if (fits and quick) or perf_counter() >= end:
             break
         max(waiting, key=_Part.rank).improve(rng, end)
     return _joined(topology, parts)
