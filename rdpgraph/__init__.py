@@ -1,5 +1,16 @@
 """rdpgraph: declare a discrete graphical model, see the plan, get answers with gradients."""
 
+from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
+from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
+from rdpgraph.engines.loopy.propagation import Damping, LogDamping, ProbabilityDamping, Sweep
+from rdpgraph.engines.loopy.schedules import (
+    Flooding,
+    RandomSubsets,
+    Residual,
+    Schedule,
+    Sequential,
+)
+from rdpgraph.engines.status import Status
 from rdpgraph.errors import (
     BudgetError,
     EvidenceError,
@@ -10,11 +21,13 @@ from rdpgraph.errors import (
     UnsupportedError,
 )
 from rdpgraph.estimate.exact import Estimator, Exact, Problem
-from rdpgraph.infer import Auto, Contraction, Scheduler, explain, infer
+from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
+from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Decomposition, Potential
+from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.model.support import Support
@@ -22,42 +35,68 @@ from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.status import Status
 from rdpgraph.query.structured import StructuredPosterior
+from rdpgraph.schedulers import Auto, Contraction, Loopy, Scheduler
 
 register = REGISTRY.add
 
 __all__ = [
     "REGISTRY",
+    "And",
+    "AtMostOne",
     "Auto",
+    "Automaton",
+    "Bethe",
     "BudgetError",
+    "Cardinality",
     "Contraction",
+    "Counting",
+    "Damping",
     "Decomposition",
     "Estimator",
     "EvidenceError",
     "Exact",
+    "ExactlyOne",
     "Factor",
     "FactorBlock",
     "FactorGraph",
     "FileFormatError",
+    "Flooding",
+    "Fractional",
+    "FromBeliefs",
+    "Gradient",
+    "Implicit",
     "ImpossibleEvidenceError",
+    "LogDamping",
+    "Loopy",
     "Match",
     "ModelError",
+    "Or",
+    "Part",
     "Plan",
     "Posterior",
     "Potential",
+    "ProbabilityDamping",
     "Problem",
+    "RandomSubsets",
     "RdpgraphError",
+    "Residual",
+    "Schedule",
     "Scheduler",
+    "Sequential",
     "Sparse",
     "Status",
     "Structure",
     "StructuredPosterior",
     "Support",
+    "Sweep",
     "Table",
+    "TreeReweighted",
+    "Unrolled",
     "UnsupportedError",
     "Variable",
     "VariableArray",
+    "Xor",
     "explain",
     "from_networkx",
     "infer",

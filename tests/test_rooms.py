@@ -22,6 +22,7 @@ ROWS = (
     {"structures"},
     {"query"},
     {"nn"},
+    {"schedulers"},
     {"infer"},
     {"cli"},
     {"testing", "__init__"},

@@ -15,10 +15,11 @@ from rdpgraph.cli.answers import answer, as_text, print_table
 from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
 from rdpgraph.cli.drawing import draw as draw_graph
 from rdpgraph.errors import BudgetError, RdpgraphError, UnsupportedError
-from rdpgraph.infer import Auto, Contraction, Scheduler, explain, infer
+from rdpgraph.infer import explain, infer
 from rdpgraph.io.files import read, write
 from rdpgraph.io.text import write_text_atomically
 from rdpgraph.query.posterior import Posterior
+from rdpgraph.schedulers import Auto, Contraction, Scheduler
 
 app = typer.Typer(
     add_completion=False,

@@ -15,6 +15,7 @@ from rdpgraph.engines.contraction import (
     traceback,
     upward,
 )
+from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.program import Owner, compiled
 from rdpgraph.engines.solution import Solution
@@ -95,58 +96,14 @@ class ExactSolution(Solution):
         self, owners: "tuple[Owner, ...] | list[Owner]", parts: list[Tensor], empty: float,
         settled: Tensor | float,
     ) -> Tensor:  # fmt: skip
-        """Values of the states left as a flat (B, S) table over all states."""
-        network, domain = self.network, self.network.graph.domain
-        device = network.constant.device
-        starts = torch.cat([torch.zeros(1, dtype=torch.long), domain.sizes.cumsum(0)])
-        flat = torch.full(
-            (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
-        )
-        rows = torch.arange(network.batch).unsqueeze(1)
-        fixed = (network.settled[0] >= 0).nonzero().flatten()
-        if len(fixed) and not network.impossible:
-            places = (starts[fixed] + network.settled[:, fixed]).expand(network.batch, -1)
-            value = (
-                settled.unsqueeze(1) if isinstance(settled, Tensor) else flat.new_tensor(settled)
-            )
-            flat = flat.index_put((rows.to(device), places.to(device)), value.to(flat))
-        for owner, part in zip(owners, parts, strict=True):
-            own = owner.variables < len(network.numbers)
-            numbers = network.numbers[owner.variables[own]]
-            if not len(numbers):
-                continue
-            size = part.shape[2]
-            places = starts[numbers].unsqueeze(1) + network.states_left(numbers, size)
-            values = part[:, own.to(device)].reshape(part.shape[0], -1)
-            flat = flat.index_copy(
-                1, places.reshape(-1).to(device), values.expand(network.batch, -1).to(flat)
-            )
-        return flat
+        pairs = [(owner.variables, part) for owner, part in zip(owners, parts, strict=True)]
+        return variable_table(self.network, pairs, empty, settled)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) probabilities, settled slots included."""
-        network = self.network
-        declared = network.graph.blocks[block]
-        sizes = declared.sizes
-        shape = (network.batch, declared.count, math.prod(sizes))
-        flat = torch.zeros(shape, dtype=network.constant.dtype, device=network.constant.device)
-        batch = torch.arange(network.batch).reshape(-1, 1, 1)
-        for members, group, slots in network.origins[block]:
-            scopes = declared.scopes[members]
-            places = torch.zeros(1, len(members), 1, dtype=torch.long)
-            for slot, size in enumerate(sizes):
-                if slot in slots:
-                    kept = network.groups[group].log_tables.shape[2 + slots.index(slot)]
-                    states = network.states_left(scopes[:, slot], kept).unsqueeze(0)
-                else:
-                    states = network.settled[:, scopes[:, slot]].unsqueeze(-1)
-                places = (places.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(2)
-            values = flat.new_ones(1, 1, 1) if group < 0 else self._beliefs[group].flatten(2)
-            index = (batch, members.reshape(1, -1, 1), places)
-            values = values.expand(network.batch, len(members), -1)
-            flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)
-        alive = (self.log_partition().detach() > -math.inf).reshape(-1, 1, 1)
-        return torch.where(alive, flat, 0.0).reshape([*shape[:2], *sizes])
+        values = factor_tables(self.network, block, lambda group: self._beliefs[group])
+        alive = self.log_partition().detach() > -math.inf
+        return torch.where(alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values; zero where log Z is -inf."""
@@ -197,7 +154,7 @@ class ExactSolution(Solution):
         chosen = traceback(
             up, self.network.batch, 1, len(self.network.sizes), generator=None, noise=False
         )
-        return self._full(chosen)[0]
+        return full_states(self.network, chosen)[0]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) independent draws."""
@@ -205,7 +162,7 @@ class ExactSolution(Solution):
             self._sums, self.network.batch, count, len(self.network.sizes),
             generator=generator, noise=True,
         )  # fmt: skip
-        return self._full(drawn)
+        return full_states(self.network, drawn)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) the best states of some variables with the others summed; ties go to the first."""
@@ -217,23 +174,7 @@ class ExactSolution(Solution):
         chosen = traceback(
             up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
         )
-        return self._full(chosen)[0][:, numbers.to(chosen.device)]
-
-    def _full(self, active: Tensor) -> Tensor:
-        """States of active variables, numbered as left, as states of all variables."""
-        network = self.network
-        device = active.device
-        settled = network.settled.to(device).expand(network.batch, -1)
-        full = settled.expand(len(active), *settled.shape).clone()
-        numbers = network.numbers
-        left = torch.tensor(network.sizes, dtype=torch.long)[: len(numbers)]
-        for size in torch.unique(left).tolist():
-            chosen = (left == size).nonzero().flatten()
-            table = network.states_left(numbers[chosen], size).to(device)
-            states = active[:, :, chosen.to(device)]
-            rows = torch.arange(len(chosen), device=device)
-            full[:, :, numbers[chosen].to(device)] = table[rows, states]
-        return full
+        return full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
 
 
 def _belief(leaf: Value | None, message: Value) -> Tensor:

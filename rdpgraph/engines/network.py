@@ -1,7 +1,8 @@
 """A factor graph made ready for exact inference: evidence applied, impossible states dropped."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from rdpgraph.engines.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potential import Potential
+
+_SMALL_TABLE = 256  # entries up to which a table is at least as quick as other messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,21 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
+class Whole:
+    """A block whose potential answers messages itself: no table is formed.
+
+    Attributes:
+        block: which block of the graph.
+        potential: of all its factors, (*batch, F or 1) leading dims.
+        scopes: (F, n) variables of the graph.
+    """
+
+    block: int
+    potential: Potential
+    scopes: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
     """What the contraction engine works on.
 
@@ -49,6 +68,7 @@ class Network:
         impossible: no configuration is possible.
         origins: per block of the graph, where its factors went: (rows of the block, the group or
             -1, the slots that stayed active).
+        wholes: blocks that are not among the groups, where that was asked for.
     """
 
     graph: FactorGraph
@@ -61,6 +81,7 @@ class Network:
     dropped: int
     impossible: bool
     origins: tuple[tuple[tuple[Tensor, int, tuple[int, ...]], ...], ...]
+    wholes: tuple[Whole, ...] = ()
 
     @cached_property
     def batch(self) -> int:
@@ -87,7 +108,9 @@ class _Tables:
     block: int | None
 
 
-def reduce_graph(graph: FactorGraph, *, possible: Possible | None = None) -> Network:
+def reduce_graph(
+    graph: FactorGraph, *, possible: Possible | None = None, whole: bool = False
+) -> Network:
     """Apply evidence, drop states that hard zeros make impossible, and squeeze settled slots.
 
     Exact. Linear in the tables' sizes per round of propagation. Gradients flow to the potentials.
@@ -95,9 +118,12 @@ def reduce_graph(graph: FactorGraph, *, possible: Possible | None = None) -> Net
     Args:
         graph: the model.
         possible: the states left, if they are known already from a graph with less evidence.
+        whole: keep potentials that answer messages themselves as they are, where their tables
+            are not small; else they are decomposed.
     """
     batch = math.prod(graph.batch_shape)
-    sizes, tables = _dense(graph, batch)
+    wholes = _wholes(graph) if whole else ()
+    sizes, tables = _dense(graph, batch, {part.block for part in wholes})
     if graph.observed is None:
         settled = torch.full((1, len(sizes)), MISSING)
     else:
@@ -109,35 +135,49 @@ def reduce_graph(graph: FactorGraph, *, possible: Possible | None = None) -> Net
         tables.extend(indicators)
     tables.extend(_uniform(tables, settled, sizes, graph))
     if possible is None:
-        possible = _possible_states(settled, sizes, tables)
+        possible = _possible_states(settled, sizes, tables, wholes)
     counts = sizes if possible is None else possible.counts()
     unseen = settled[0, : graph.num_variables] == MISSING
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
     settled = _settle(possible, counts, settled)
-    return _squeezed(graph, tables, counts, settled, possible, dropped)
+    network = _squeezed(graph, tables, counts, settled, possible, dropped)
+    return replace(network, wholes=wholes)
 
 
-def _dense(graph: FactorGraph, batch: int) -> tuple[Tensor, list[_Tables]]:
-    """All blocks as dense tables; a decomposable one becomes pairs with an auxiliary variable."""
+def _wholes(graph: FactorGraph) -> tuple[Whole, ...]:
+    found: list[Whole] = []
+    for number, block in enumerate(graph.blocks):
+        own = type(block.potential).messages is not Potential.messages
+        if own and math.prod(block.sizes) > _SMALL_TABLE:
+            found.append(Whole(number, block.select(), block.scopes))
+    return tuple(found)
+
+
+def _dense(
+    graph: FactorGraph, batch: int, left_out: Collection[int] = ()
+) -> tuple[Tensor, list[_Tables]]:
+    """All blocks as dense tables; each factor of a decomposable one has auxiliary variables."""
     sizes, tables = [graph.domain.sizes], list[_Tables]()
     count = graph.num_variables
     for number, block in enumerate(graph.blocks):
+        if number in left_out:
+            continue
         split = block.select().decompose()
         if split is None:
             values, rows = block.unique()
             flat = _flat_batch(values.to(graph.dtype), block.arity + 1, graph, batch)
             tables.append(_Tables(block.scopes, flat, rows, number))
             continue
-        own = torch.arange(count, count + block.count).unsqueeze(1)
-        count += block.count
-        states = split.log_values.shape[-1]
-        sizes.append(torch.full((block.count,), states))
-        weights = split.log_values.to(graph.dtype)
-        weights = weights if weights.ndim > 1 else weights.unsqueeze(0)
-        tables.append(_Tables(own, _flat_batch(weights, 2, graph, batch), None, None))
-        for slot, link in enumerate(split.links):
-            scopes = torch.cat([own, block.scopes[:, slot : slot + 1]], 1)
-            tables.append(_Tables(scopes, link.to(graph.dtype)[None, None], None, None))
+        shape = (block.count, len(split.auxiliary))
+        own = count + torch.arange(math.prod(shape)).reshape(shape)
+        count += own.numel()
+        sizes.append(torch.tensor(split.auxiliary, dtype=torch.long).repeat(block.count))
+        variables = torch.cat([block.scopes, own], 1)
+        for part in split.parts:
+            values = part.log_values.to(graph.dtype)
+            values = values if values.ndim > len(part.variables) else values.unsqueeze(0)
+            flat = _flat_batch(values, len(part.variables) + 1, graph, batch)
+            tables.append(_Tables(variables[:, list(part.variables)], flat, None, None))
     return torch.cat(sizes), tables
 
 
@@ -184,20 +224,43 @@ def _uniform(
     return result
 
 
-def _possible_states(settled: Tensor, sizes: Tensor, tables: list[_Tables]) -> Possible | None:
+def _possible_states(
+    settled: Tensor, sizes: Tensor, tables: list[_Tables], wholes: Sequence[Whole] = ()
+) -> Possible | None:
     """The states left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for part in tables:
         allowed = (part.tables.detach() > -math.inf).any(0).cpu()
         if part.scopes.shape[1] and not bool(allowed.all()):
             factors.append((part.scopes, allowed, part.rows))
-    if not factors:
+    if not factors and not wholes:
         return None
     possible = Possible(sizes)
     for number in (settled[0] != MISSING).nonzero().flatten().tolist():
         possible.allow_only(number, settled[:, number])
     strike_impossible(possible, factors)
+    while any(_strike_by_messages(possible, whole) for whole in wholes):
+        strike_impossible(possible, factors)
     return possible
+
+
+def _strike_by_messages(possible: Possible, whole: Whole) -> bool:
+    """Strike out the states that a block rules out, told by its max-messages; whether any."""
+    sizes = whole.potential.slots(whole.scopes.shape[1])
+    places = [possible.places(whole.scopes[:, slot], size) for slot, size in enumerate(sizes)]
+    like = torch.zeros((), dtype=whole.potential.dtype, device=whole.potential.device)
+    with torch.no_grad():
+        incoming = [
+            torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places
+        ]
+        answers = whole.potential.messages(incoming, temperature=0.0)
+    struck = False
+    for place, answer in zip(places, answers, strict=True):
+        supported = (answer > -math.inf).reshape(-1, *place.shape).any(0).cpu()
+        lost = place[possible.mask[place] & ~supported]
+        possible.mask[lost] = False
+        struck = struck or bool(len(lost))
+    return struck
 
 
 def _settle(possible: Possible | None, counts: Tensor, settled: Tensor) -> Tensor:

@@ -5,12 +5,18 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from rdpgraph.engines.status import Status
+
 
 class Solution(ABC):
     """A solved factor graph, in numbers: B batch items (flattened), V variables, S states in all.
 
     A flat table (B, S) holds the states of variable 0, then those of variable 1, and so on.
     """
+
+    def status(self) -> Status:
+        """What the answers are worth; exact unless an engine says otherwise."""
+        return Status()
 
     @abstractmethod
     def log_partition(self) -> Tensor:
@@ -35,6 +41,10 @@ class Solution(ABC):
     @abstractmethod
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration."""
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) whether every factor's best configurations include the mode's."""
+        return torch.ones(len(self.log_partition()), dtype=torch.bool)
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:

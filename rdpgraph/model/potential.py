@@ -9,22 +9,38 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.semiring import soft_sum
+
+
+@dataclass(frozen=True)
+class Part:
+    """One small table of a `Decomposition`.
+
+    Attributes:
+        variables: what its dims stand for: the slots are 0 to n - 1, then come the auxiliary
+            variables.
+        log_values: (*lead, the sizes of the variables).
+    """
+
+    variables: tuple[int, ...]
+    log_values: Tensor
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A potential as a sum over one auxiliary variable of products of small tables.
+    """A potential as a sum over auxiliary variables of products of small tables.
 
-    ``value(x) = sum_c prod_i exp(tables[i][c, x_i])``, and at most one c contributes to any x,
-    so that it holds with a maximum in place of the sum too.
+    ``value(x) = sum_a prod_p exp(log_values_p[x, a])``, and at most one configuration a of the
+    auxiliary variables contributes to any x, so that it holds with a maximum in place of the sum
+    too.
 
     Attributes:
-        log_values: (*lead, C), a log-value for every state of the auxiliary variable.
-        links: for every slot a (C, k) log-table.
+        auxiliary: the number of states of each auxiliary variable, n, n + 1, ... in the parts.
+        parts: each over some slots and auxiliary variables; together they hold every one of them.
     """
 
-    log_values: Tensor
-    links: tuple[Tensor, ...]
+    auxiliary: tuple[int, ...]
+    parts: tuple[Part, ...]
 
 
 class Potential(ABC):
@@ -93,8 +109,56 @@ class Potential(ABC):
         return self
 
     def decompose(self) -> Decomposition | None:
-        """An exact rewrite by an auxiliary variable, where a dense table would be large."""
+        """An exact rewrite by auxiliary variables, where a dense table would be large.
+
+        What `select` gives for a block keeps its (*batch, F or 1) as the lead of the parts.
+        """
         return None
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        """The log-messages to all slots, from those that come in (nats).
+
+        To a slot goes ``temperature * logsumexp((log_values + the other slots' incoming) /
+        temperature)`` over the states of the other slots; at 0.0 the maximum. Exact, and -inf
+        where nothing is possible. Differentiable in the incoming messages and the parameters,
+        without NaN. This default takes the time and memory of a few tables; a potential whose
+        table is large gives its own.
+
+        Args:
+            incoming: per slot (*lead, k_i), -inf allowed. The leads broadcast with each other and
+                with the potential's own.
+            temperature: 1.0 for sum-product, 0.0 for max-product; a tensor is positive and
+                broadcasts against the lead.
+
+        Returns:
+            Per slot (*lead, k_i), the lead being that of all of it together.
+
+        Raises:
+            ModelError: the sizes of the messages are not those of the slots, or the temperature
+                is negative.
+        """
+        lead = message_lead(self, incoming, temperature)
+        arity = len(incoming)
+
+        def summed(logs: Tensor, dim: int, slots: int) -> Tensor:
+            if not isinstance(temperature, Tensor):
+                return soft_sum(logs, dim, temperature)
+            return soft_sum(logs, dim, temperature.reshape(*temperature.shape, *(1,) * slots))
+
+        # Slots are summed out one by one: the tables left shrink, and nothing is subtracted.
+        left = self.table(arity)
+        outgoing: list[Tensor] = []
+        for slot, message in enumerate(incoming):
+            rest = left
+            for other in range(arity - 1, slot, -1):
+                arriving = incoming[other].unflatten(-1, (*(1,) * (other - slot), -1))
+                rest = summed(rest + arriving, -1, other - slot + 1)
+            outgoing.append(rest.expand(*lead, -1))
+            arriving = message.reshape(*message.shape, *(1,) * (arity - slot - 1))
+            left = summed(left + arriving, slot - arity, arity - slot)
+        return tuple(outgoing)
 
 
 def select_lead(
@@ -117,3 +181,33 @@ def select_lead(
     if rows is None or flat.shape[len(batch)] == 1:
         return flat
     return flat.index_select(len(batch), rows.to(flat.device))
+
+
+def message_lead(
+    potential: Potential, incoming: Sequence[Tensor], temperature: float | Tensor
+) -> tuple[int, ...]:
+    """The lead of the messages that a potential sends; refuses what does not fit it.
+
+    Raises:
+        ModelError: messages of other sizes than the slots, leads that do not broadcast, or a
+            negative temperature.
+    """
+    name, arity = type(potential).__name__, len(incoming)
+    sizes = [message.shape[-1] for message in incoming]
+    if arity > len(potential.shape) or potential.slots(arity) != tuple(sizes):
+        raise ModelError(
+            f"{name} of shape {potential.shape} needs one message per slot, of the slot's size; "
+            f"got sizes {sizes}."
+        )
+    leads = [potential.lead(arity), *(tuple(message.shape[:-1]) for message in incoming)]
+    if isinstance(temperature, Tensor):
+        leads.append(tuple(temperature.shape))
+    elif not temperature >= 0.0:
+        raise ModelError(f"Messages need a temperature >= 0 (0: the maximum); got {temperature}.")
+    try:
+        return tuple(torch.broadcast_shapes(*leads))
+    except RuntimeError:
+        raise ModelError(
+            f"Messages of {name} need leads that broadcast with its own, {leads[0]}, and with the "
+            f"temperature's; got {leads[1:]}."
+        ) from None

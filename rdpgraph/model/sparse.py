@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.potential import Decomposition, Potential, select_lead
+from rdpgraph.model.potential import Decomposition, Part, Potential, select_lead
 from rdpgraph.model.table import checked_log_values
 
 
@@ -123,11 +123,11 @@ class Sparse(Potential):
         dense, linked = math.prod(self.sizes), count * (sum(self.sizes) + 1)
         if dense <= max(4096, linked) or not count:
             return None
-        listed = self.configurations.to(self.device)
-        links = tuple(
-            torch.full((count, size), -math.inf, dtype=self.dtype, device=self.device).scatter(
-                1, listed[:, slot : slot + 1].long(), 0.0
-            )
-            for slot, size in enumerate(self.sizes)
-        )
-        return Decomposition(self.log_values, links)
+        listed = self.configurations.to(self.device).long()
+        auxiliary = len(self.sizes)
+        parts = [Part((auxiliary,), self.log_values)]
+        for slot, size in enumerate(self.sizes):
+            link = torch.full((count, size), -math.inf, dtype=self.dtype, device=self.device)
+            link = link.scatter(1, listed[:, slot : slot + 1], 0.0)
+            parts.append(Part((auxiliary, slot), link))
+        return Decomposition((count,), tuple(parts))

@@ -1,6 +1,8 @@
 """The plan: what will be done, why, and what it costs; data that prints."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 from rdpgraph.plan.tree import ContractionTree
 
@@ -69,6 +71,12 @@ class Plan:
         if self.remedy:
             lines.append(f"  remedy     {self.remedy}")
         return "\n".join(lines)
+
+
+def structure_plan(name: str, sites: Iterable[int]) -> Plan:
+    """The plan of a registered structure, which has a recursion of its own."""
+    why = f"solved by the recursion of the registered structure {name}"
+    return Plan("structure", why, num_variables=prod(sites), num_components=1)
 
 
 def quantity(value: float) -> str:

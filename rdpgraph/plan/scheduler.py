@@ -32,6 +32,7 @@ def make_plan(
     batch: int = 1,
     last: frozenset[int] = frozenset(),
     dropped_states: int = 0,
+    sliceable: int | None = None,
 ) -> Plan:
     """The plan for a topology, from memory if one of this shape was made before.
 
@@ -42,15 +43,16 @@ def make_plan(
         batch: items solved together.
         last: variables eliminated after all others.
         dropped_states: for the report.
+        sliceable: only variables numbered under this are fixed in slices; None: all.
     """
     room = (round(budget.memory_bytes / 2**27), budget.seconds)
-    key = (topology.key(), room, element_bytes, batch, last, dropped_states)
+    key = (topology.key(), room, element_bytes, batch, last, dropped_states, sliceable)
     with _lock:
         if key in _known:
             _known.move_to_end(key)
             return _known[key]
     start = perf_counter()
-    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states)
+    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable)
     plan = replace(plan, planning_seconds=perf_counter() - start)
     with _lock:
         _known[key] = plan
@@ -61,7 +63,7 @@ def make_plan(
 
 def _plan(
     topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
-    dropped: int,
+    dropped: int, sliceable: int | None,
 ) -> Plan:  # fmt: skip
     elements = budget.memory_bytes / element_bytes / batch
     order = None if last else forest_order(topology)
@@ -98,7 +100,7 @@ def _plan(
     )
     if plan.stored_bytes <= budget.memory_bytes:
         return plan if seconds <= budget.seconds else _too_slow(plan, budget)
-    slices = () if last else choose_slices(tree, elements=elements)
+    slices = () if last else choose_slices(tree, elements=elements, below=sliceable)
     count = prod(topology.sizes[v] for v in slices)
     one = cost(sliced_tree(tree, slices), batch=batch)
     sliced = PASSES * one.seconds * count if count < 10**9 else inf

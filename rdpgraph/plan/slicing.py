@@ -8,12 +8,15 @@ from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
 
 
-def choose_slices(tree: ContractionTree, *, elements: float) -> tuple[int, ...]:
+def choose_slices(
+    tree: ContractionTree, *, elements: float, below: int | None = None
+) -> tuple[int, ...]:
     """Variables to loop over, so that the stored elements of one slice fit; () if they fit now.
 
     Greedy: each round fixes the variable that multiplies the operations of all slices together by
     the least, for what it takes off the stored elements. When nothing more can be taken off, what
-    was chosen so far comes back although it does not fit.
+    was chosen so far comes back although it does not fit. Only variables numbered under ``below``
+    are fixed.
 
     Cost: linear in the scopes of all steps, per variable chosen.
     """
@@ -27,6 +30,8 @@ def choose_slices(tree: ContractionTree, *, elements: float) -> tuple[int, ...]:
     chosen: list[int] = []
     while True:
         stored, saved_elements = _savings(results, sizes)
+        if below is not None:
+            saved_elements = Counter({v: n for v, n in saved_elements.items() if v < below})
         if stored <= elements or not saved_elements:
             return tuple(chosen)
         flops, saved_flops = _savings(unions, sizes)

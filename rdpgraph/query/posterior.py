@@ -1,7 +1,7 @@
 """The posterior: every question one can ask, whatever the route."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.domain import Entry, Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.status import Status
 
 Assignment: TypeAlias = dict[Entry, Tensor]
 
@@ -29,14 +29,27 @@ class Posterior:
     Attributes:
         graph: the model, evidence included.
         plan: how it is solved.
-        status: whether the answers are exact.
+        estimate: what the estimator's rewrite of the model is worth.
         solution: the engine's side of it.
     """
 
     graph: FactorGraph
     plan: Plan
-    status: Status
+    estimate: Status
     solution: Solution = field(repr=False)
+
+    @cached_property
+    def status(self) -> Status:
+        """Whether the answers are exact, converged, biased; runs what iterates."""
+        own, rewritten = self.solution.status(), self.estimate
+        return replace(
+            own,
+            exact=own.exact and rewritten.exact,
+            biased=own.biased or rewritten.biased,
+            effective_sample_size=rewritten.effective_sample_size,
+            standard_error=rewritten.standard_error,
+            remedy=own.remedy or rewritten.remedy,
+        )
 
     @property
     def log_partition(self) -> Tensor:
@@ -127,6 +140,14 @@ class Posterior:
         """
         self._require_possible("a mode")
         return self._assigned(self.solution.mode())
+
+    def mode_is_consistent(self) -> Tensor:
+        """(*batch,) bool: whether every factor's best configurations include the mode.
+
+        Always so for exact inference. For loopy belief propagation it proves the mode optimal on
+        a tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
+        """
+        return self.solution.mode_is_consistent().reshape(self.graph.batch_shape)
 
     def max_marginals(self) -> dict[Entry, Tensor]:
         """For every state the largest score (nats, unnormalised) of a configuration with it."""

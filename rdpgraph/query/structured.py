@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.matched import site_marginals
+from rdpgraph.engines.status import Status
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Assignment, Posterior
-from rdpgraph.query.status import Status
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.model.automaton import Automaton
+from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph.model.potential import Part
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.testing import check_potential, check_structure
 
@@ -65,6 +69,32 @@ def test_conformance_of_potentials():
     diagonal = torch.arange(70).unsqueeze(1).expand(-1, 2)
     long = rg.Sparse(diagonal, torch.randn(70, dtype=torch.float64), (70, 70))
     check_potential(long)
+    generator = torch.Generator().manual_seed(0)
+    kinds = [(3, 2, 4, ()), (4, 3, 3, (2,)), (2, 5, 1, ()), (3, 9, 4, ()), (3, 17, 3, (2,))]
+    for states, size, arity, lead in kinds:
+        transitions = torch.randint(states, (states, size), generator=generator)
+        log_accept = torch.randn(*lead, states, generator=generator, dtype=torch.float64)
+        automaton = Automaton(transitions, log_accept, arity)
+        assert (automaton.decompose() is not None) == (size**arity > 4096)
+        check_potential(automaton, arity)
+
+
+@pytest.mark.parametrize("arity", [1, 2, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        Or,
+        And,
+        Xor,
+        partial(Xor, parity=0),
+        AtMostOne,
+        ExactlyOne,
+        partial(Cardinality, at_least=1),
+        partial(Cardinality, at_most=2),
+    ],
+)
+def test_conformance_of_logical_constraints(make, arity):
+    check_potential(make(arity, dtype=torch.float64))
 
 
 def test_the_suite_catches_what_is_wrong():
@@ -78,6 +108,24 @@ def test_the_suite_catches_what_is_wrong():
 
     with pytest.raises(AssertionError, match="evaluate"):
         check_potential(Wrong(torch.tensor(0.5, dtype=torch.float64), 4))
+
+    @dataclass(frozen=True, eq=False)
+    class Late(Near):
+        def messages(self, incoming, *, temperature=1.0):
+            first, second = super().messages(incoming, temperature=temperature)
+            return first + incoming[0], second
+
+    with pytest.raises(AssertionError, match="messages"):
+        check_potential(Late(torch.tensor(0.5, dtype=torch.float64), 4))
+
+    @dataclass(frozen=True, eq=False)
+    class Loose(Near):
+        def decompose(self):
+            table = self.table(2)
+            return rg.Decomposition((2,), (Part((0, 1), table), Part((2,), torch.zeros(2))))
+
+    with pytest.raises(AssertionError, match="decompose"):
+        check_potential(Loose(torch.tensor(0.5, dtype=torch.float64), 4))
 
     @dataclass(frozen=True, eq=False)
     class Off(Independent):

@@ -1,6 +1,6 @@
 """What an answer is worth."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class Status:
         residual: the last change of a message, or None.
         effective_sample_size: over replicates, or None.
         standard_error: of log Z over replicates, in nats, or None.
+        bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
+        trace: the residual of every sweep.
         remedy: what would give a better answer; empty where there is nothing to mend.
     """
 
@@ -25,4 +27,6 @@ class Status:
     residual: float | None = None
     effective_sample_size: float | None = None
     standard_error: float | None = None
+    bound: str = ""
+    trace: tuple[float, ...] = field(default=(), repr=False)
     remedy: str = ""

@@ -1,0 +1,1 @@
+"""Loopy belief propagation: messages on flat edge arrays, one file per idea."""

@@ -1,0 +1,87 @@
+"""A reduced network in message-passing form."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.counting import Counting
+from rdpgraph.engines.loopy.edges import Edges, edges_of
+from rdpgraph.engines.loopy.field import Field
+from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
+from rdpgraph.engines.loopy.whole import WholeKernel
+from rdpgraph.engines.network import Network
+
+
+def edges_in(network: Network) -> Edges:
+    """The edges of a network's factors of two and more variables."""
+    kernels = _kernels(network, 1.0)
+    return edges_of(
+        [kernel.ports for kernel in kernels],
+        [kernel.count for kernel in kernels],
+        network.sizes,
+        network.numbers,
+        network.graph.num_variables,
+    )
+
+
+def message_groups(network: Network) -> list[int]:
+    """The group that each kernel of the field stands for."""
+    return [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
+
+
+def field_of(network: Network, edges: Edges, counting: Counting, temperature: float) -> Field:
+    """The field of a network; factors of one variable become its unary log-potential."""
+    weights = counting.numbers(edges)
+    kernels = _kernels(network, temperature)
+    if weights is not None:
+        weights = tuple(w.to(network.constant) for w in weights)
+        kernels = [k.weighted(w) for k, w in zip(kernels, weights, strict=True)]
+    tables = [group.log_tables for group in network.groups]
+    vanishing = any(
+        len(table) > 1 and bool((table.detach() == -math.inf).any()) for table in tables
+    )
+    return Field(
+        edges=edges,
+        kernels=tuple(kernels),
+        unary=_unary(network, edges),
+        weights=None if weights is None else _edge_weights(edges, weights),
+        factor_weights=weights,
+        temperature=temperature,
+        batch=network.batch,
+        vanishing=vanishing,
+    )
+
+
+def _kernels(network: Network, temperature: float) -> list[Kernel]:
+    tables = [
+        TableKernel(network.groups[number], None, temperature) for number in message_groups(network)
+    ]
+    return [*tables, *(WholeKernel(w, network, None, temperature) for w in network.wholes)]
+
+
+def _edge_weights(edges: Edges, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    parts: list[list[Tensor]] = [[] for _ in edges.classes]
+    for segment in edges.segments:
+        rows = edges.ports[segment.kernel][segment.port].rows
+        own = weights[segment.kernel]
+        parts[segment.size_class].append(own if rows is None else own[rows.to(own.device)])
+    empty = weights[0].new_zeros(0) if weights else torch.zeros(0)
+    return tuple(torch.cat([*part, empty]) for part in parts)
+
+
+def _unary(network: Network, edges: Edges) -> tuple[Tensor, ...]:
+    """Per class (1 or B, K, n)."""
+    lone = [group for group in network.groups if group.scopes.shape[1] == 1]
+    batch = max([len(group.log_tables) for group in lone], default=1)
+    found: list[Tensor] = []
+    for c in edges.classes:
+        total = network.constant.new_zeros(batch, c.size, len(c.variables))
+        for group in lone:
+            if group.log_tables.shape[2] != c.size:
+                continue
+            places = edges.local[group.scopes[:, 0]].to(total.device)
+            values = group.each().transpose(1, 2).expand(-1, -1, len(places))
+            total = total.index_add(2, places, values.expand(batch, -1, -1))
+        found.append(total)
+    return tuple(found)

@@ -1,0 +1,157 @@
+"""Counting numbers: how much of each factor's entropy the approximation of log Z holds."""
+
+import heapq
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.errors import ModelError
+
+_DENSE = 2000  # variables up to which spanning-tree probabilities come from a linear solve
+
+
+class Counting(ABC):
+    """A counting number for every factor; a variable's is one less the sum of its factors'."""
+
+    @abstractmethod
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...] | None:
+        """Per kernel (F,) numbers above zero (float64), or None if all are one.
+
+        Args:
+            edges: ``edges.ports[kernel]`` are the slots of the kernel's factors, unary factors
+                left out; ``edges.factors[kernel]`` is how many there are.
+        """
+
+    @property
+    def bounds_above(self) -> bool:
+        """Whether log Z at a fixed point is an upper bound."""
+        return False
+
+
+@dataclass(frozen=True)
+class Bethe(Counting):
+    """All one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
+
+    def numbers(self, edges: Edges) -> None:
+        """None."""
+        return
+
+
+@dataclass(frozen=True)
+class Fractional(Counting):
+    """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
+
+    Args:
+        number: above zero; 1 is plain, near 0 is mean field.
+    """
+
+    number: float
+
+    def __post_init__(self) -> None:
+        if not self.number > 0:
+            raise ModelError(f"Fractional needs a counting number above 0; got {self.number}.")
+
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
+        """The number, for every factor."""
+        return tuple(
+            torch.full((count,), self.number, dtype=torch.float64) for count in edges.factors
+        )
+
+
+@dataclass(frozen=True)
+class TreeReweighted(Counting):
+    """The probability that a random spanning tree holds the factor.
+
+    At a fixed point log Z is an upper bound (Wainwright, Jaakkola, Willsky 2005, theorem 7). With
+    factors of three and more variables the trees are maximal sets of factors without a cycle.
+
+    Pairwise models of up to 2,000 variables: uniform spanning trees, exactly, by the matrix-tree
+    theorem. Others: the frequencies in a few random trees that between them hold every factor,
+    which is a distribution over trees too, so that the bound holds.
+
+    Args:
+        trees: how many, at least, where they are drawn.
+        seed: of the draw.
+    """
+
+    trees: int = 8
+    seed: int = 0
+
+    def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
+        """Appearance probabilities."""
+        scopes = [_scopes(edges, kernel) for kernel in range(len(edges.ports))]
+        count = len(edges.home)
+        if count <= _DENSE and all(scope.shape[1] == 2 for scope in scopes):
+            joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long)])
+            found = _uniform_trees(joined, count)
+        else:
+            listed = [tuple(v for v in row if v >= 0) for s in scopes for row in s.tolist()]
+            found = _drawn_trees(listed, count, self.trees, self.seed)
+        return torch.split(found, [len(scope) for scope in scopes])
+
+    @property
+    def bounds_above(self) -> bool:
+        """It does."""
+        return True
+
+
+def _scopes(edges: Edges, kernel: int) -> Tensor:
+    """(F, ports) active variables of a kernel's factors, -1 where a slot takes no part."""
+    slots = sorted({port.slot for port in edges.ports[kernel]})
+    result = torch.full((edges.factors[kernel], len(slots)), -1)
+    for port in edges.ports[kernel]:
+        rows = slice(None) if port.rows is None else port.rows
+        result[rows, slots.index(port.slot)] = port.variables
+    return result
+
+
+def _uniform_trees(pairs: Tensor, count: int) -> Tensor:
+    """(F,) effective resistances: the probability of each edge in a uniform spanning tree."""
+    if not len(pairs):
+        return torch.zeros(0, dtype=torch.float64)
+    laplacian = torch.zeros(count, count, dtype=torch.float64)
+    left, right = pairs.T
+    ones = torch.ones(len(pairs), dtype=torch.float64)
+    for one, other in ((left, right), (right, left)):
+        laplacian.index_put_((one, one), ones, accumulate=True)
+        laplacian.index_put_((one, other), -ones, accumulate=True)
+    inverse = torch.linalg.pinv(laplacian, hermitian=True)
+    diagonal = inverse.diagonal()
+    resistance = diagonal[left] + diagonal[right] - 2 * inverse[left, right]
+    return resistance.clamp(1e-6, 1.0)
+
+
+def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: int) -> Tensor:
+    """(F,) frequencies in random maximal acyclic sets, drawn until every factor was in one."""
+    generator = torch.Generator().manual_seed(seed)
+    hits = [0] * len(scopes)
+    trees = 0
+    waiting = len(scopes)
+    while trees < least or waiting:
+        noise = torch.rand(len(scopes), generator=generator).tolist()
+        # Factors that no tree holds yet come first.
+        order = [(hits[f] > 0, noise[f], f) for f in range(len(scopes))]
+        heapq.heapify(order)
+        parent = list(range(count))
+        while order:
+            _, _, factor = heapq.heappop(order)
+            roots = {_root(parent, v) for v in scopes[factor]}
+            if len(roots) < len(scopes[factor]):
+                continue
+            first = roots.pop()
+            for root in roots:
+                parent[root] = first
+            waiting -= hits[factor] == 0
+            hits[factor] += 1
+        trees += 1
+    return torch.tensor(hits, dtype=torch.float64) / max(trees, 1)
+
+
+def _root(parent: list[int], member: int) -> int:
+    while parent[member] != member:
+        parent[member] = parent[parent[member]]
+        member = parent[member]
+    return member

@@ -1,0 +1,262 @@
+"""Flat arrays of edges: which message stands where, and which messages meet at a variable.
+
+An edge joins a factor to one of its variables; its message is a log-vector over the variable's
+states. Edges of variables with equally many states K form a class, whose messages are one tensor
+(B, K, E): states before edges, so that for small K every operation is a long vector operation.
+Within a class the edges of one slot of one kernel are contiguous (a segment).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+_EXACT_DEGREES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """A slot of some factors that take part in message passing.
+
+    Attributes:
+        slot: which slot.
+        rows: (n,) which factors of the kernel; None: all.
+        variables: (n,) the active variable of each.
+        size: their number of states.
+    """
+
+    slot: int
+    rows: Tensor | None
+    variables: Tensor
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The edges ``start`` to ``stop`` of a class: a port of a kernel."""
+
+    kernel: int
+    port: int
+    size_class: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """Variables of like degree.
+
+    Attributes:
+        start: local number of its first variable.
+        edges: (degree, n) the edges at each; the class's edge count stands for a missing one.
+    """
+
+    start: int
+    edges: Tensor
+
+    @property
+    def stop(self) -> int:
+        """One past the local number of its last variable."""
+        return self.start + self.edges.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class SizeClass:
+    """The variables with K states, and their edges.
+
+    Attributes:
+        size: K.
+        variables: (n,) active numbers, sorted by degree.
+        variable: (E,) for every edge the local number of its variable.
+        buckets: the variables' edges, by degree.
+        padded: whether a bucket has missing edges.
+        first: the number of the class's first edge among all edges.
+    """
+
+    size: int
+    variables: Tensor
+    variable: Tensor
+    buckets: tuple[Bucket, ...]
+    padded: bool
+    first: int
+
+    @property
+    def count(self) -> int:
+        """The number of edges."""
+        return len(self.variable)
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """All edges of a model.
+
+    Attributes:
+        classes: by number of states, ascending.
+        segments: in order of their edges.
+        by_kernel: for every kernel the segments of its ports.
+        home: (V,) the class of each active variable.
+        local: (V,) its local number there.
+        variable: (E,) the active variable of every edge.
+        ports: per kernel.
+        factors: per kernel how many.
+        numbers: the graph's number of each active variable, auxiliary ones left out.
+        num_variables: of the graph.
+    """
+
+    classes: tuple[SizeClass, ...]
+    segments: tuple[Segment, ...]
+    by_kernel: tuple[tuple[int, ...], ...]
+    home: Tensor
+    local: Tensor
+    variable: Tensor
+    ports: tuple[tuple[Port, ...], ...]
+    factors: tuple[int, ...]
+    numbers: Tensor
+    num_variables: int
+    _memory: dict[object, object] = field(default_factory=dict[object, object], repr=False)
+
+    def to(self, device: torch.device) -> "Edges":
+        """The same with the indices of full sweeps on a device."""
+        if device.type == "cpu":
+            return self
+        classes = tuple(
+            replace(
+                c,
+                variables=c.variables.to(device),
+                variable=c.variable.to(device),
+                buckets=tuple(Bucket(b.start, b.edges.to(device)) for b in c.buckets),
+            )
+            for c in self.classes
+        )
+        return replace(self, classes=classes, _memory={})
+
+    def remembered(self, key: object, make: "Callable[[Edges], T]") -> "T":
+        """What ``make`` gives for these edges, made once."""
+        if key not in self._memory:
+            self._memory[key] = make(self)
+        return cast("T", self._memory[key])
+
+    @cached_property
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """All ordered pairs of active variables that a factor joins, as two vectors."""
+        return _pairs(self.ports, self.factors)
+
+    @property
+    def count(self) -> int:
+        """The number of edges, that is of factor-to-variable messages."""
+        return len(self.variable)
+
+    def first_edge(self, segment: Segment) -> int:
+        """The number of a segment's first edge among all edges."""
+        return self.classes[segment.size_class].first + segment.start
+
+
+def edges_of(
+    ports: Sequence[Sequence[Port]],
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    numbers: Tensor,
+    num_variables: int,
+) -> Edges:
+    """Number the edges of all ports of all kernels.
+
+    Args:
+        ports: per kernel.
+        counts: per kernel the number of factors.
+        sizes: the number of states of each active variable.
+        numbers: the graph's number of each.
+        num_variables: of the graph.
+    """
+    states = torch.tensor(sizes, dtype=torch.long)
+    listed = [(kernel, port) for kernel, own in enumerate(ports) for port in range(len(own))]
+    home = torch.zeros(len(states), dtype=torch.long)
+    local = torch.zeros(len(states), dtype=torch.long)
+    classes: list[SizeClass] = []
+    segments: list[Segment] = []
+    by_kernel: list[list[int]] = [[0] * len(own) for own in ports]
+    first = 0
+    for number, size in enumerate(torch.unique(states).tolist()):
+        here = [(k, p) for k, p in listed if ports[k][p].size == size]
+        members = (states == size).nonzero().flatten()
+        parts = [ports[k][p].variables for k, p in here]
+        ends = torch.cat([*parts, members[:0]])
+        start = 0
+        for (kernel, port), part in zip(here, parts, strict=True):
+            by_kernel[kernel][port] = len(segments)
+            segments.append(Segment(kernel, port, number, start, start + len(part)))
+            start += len(part)
+        made = _size_class(size, members, ends, first)
+        home[made.variables] = number
+        local[made.variables] = torch.arange(len(members))
+        classes.append(made)
+        first += made.count
+    return Edges(
+        classes=tuple(classes),
+        segments=tuple(segments),
+        by_kernel=tuple(tuple(own) for own in by_kernel),
+        home=home,
+        local=local,
+        variable=torch.cat([c.variables[c.variable] for c in classes] or [home[:0]]),
+        ports=tuple(tuple(own) for own in ports),
+        factors=tuple(counts),
+        numbers=numbers,
+        num_variables=num_variables,
+    )
+
+
+def _pairs(ports: Sequence[Sequence[Port]], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The variables that share a factor, both ways round."""
+    empty = torch.zeros(0, dtype=torch.long)
+    left, right = [empty], [empty]
+    for own, count in zip(ports, counts, strict=True):
+        columns: dict[int, Tensor] = {}
+        for port in own:
+            column = columns.setdefault(port.slot, torch.full((count,), -1))
+            column[slice(None) if port.rows is None else port.rows] = port.variables
+        for one in columns:
+            for other in columns:
+                if one != other:
+                    both = (columns[one] >= 0) & (columns[other] >= 0)
+                    left.append(columns[one][both])
+                    right.append(columns[other][both])
+    return torch.cat(left), torch.cat(right)
+
+
+def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeClass:
+    place = torch.full((int(members.max()) + 1,), -1, dtype=torch.long)
+    place[members] = torch.arange(len(members))
+    at = place[ends]
+    degrees = torch.bincount(at, minlength=len(members))
+    widths = _rounded(degrees)
+    order = torch.argsort(widths, stable=True)
+    local = torch.empty_like(order)
+    local[order] = torch.arange(len(order))
+    variable = local[at]
+    by_variable = torch.argsort(variable, stable=True)
+    sorted_degrees = degrees[order]
+    begins = torch.cat([sorted_degrees.new_zeros(1), sorted_degrees.cumsum(0)])
+    by_variable = torch.cat([by_variable, by_variable.new_tensor([len(ends)])])
+    buckets: list[Bucket] = []
+    start, padded = 0, False
+    different, counts = torch.unique_consecutive(widths[order], return_counts=True)
+    for width, number in zip(different.tolist(), counts.tolist(), strict=True):
+        own = begins[start : start + number]
+        rank = torch.arange(width).unsqueeze(1)
+        real = rank < sorted_degrees[start : start + number]
+        places = torch.where(real, own + rank, len(ends))
+        buckets.append(Bucket(start, by_variable[places]))
+        padded = padded or not bool(real.all())
+        start += number
+    return SizeClass(size, members[order], variable, tuple(buckets), padded, first)
+
+
+def _rounded(degrees: Tensor) -> Tensor:
+    """Degrees rounded up to few different ones: exact when small, within a quarter when large."""
+    large = degrees.clamp(min=_EXACT_DEGREES)
+    step = 2.0 ** (large.double().log2().floor() - 2)
+    return torch.where(degrees <= _EXACT_DEGREES, degrees, ((large / step).ceil() * step).long())

@@ -1,0 +1,242 @@
+"""The equations of message passing on a model's edges, for any counting numbers and temperature.
+
+With counting numbers c_f, temperature t, unary log-potentials u and messages m from factors to
+variables:
+
+    belief_i   = u_i + sum_f c_f m_fi
+    cavity_if  = belief_i - m_fi
+    m_fi(x_i)  = t log sum_{x_f without x_i} exp((theta_f / c_f + sum_{j != i} cavity_jf) / t)
+    log Z      = sum_f c_f log Z_f + sum_i (1 - sum_f c_f) log Z_i
+
+where Z_f and Z_i normalise the beliefs of factors and of variables. All c = 1: the Bethe
+approximation (Yedidia, Freeman, Weiss 2005). c = edge appearance probabilities of spanning trees:
+tree-reweighted, an upper bound on log Z (Wainwright, Jaakkola, Willsky 2005). t = 0: max-product.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.arithmetic import normalised, share, soft_maximum, take
+from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
+from rdpgraph.engines.loopy.kernels import Kernel
+
+Messages: TypeAlias = tuple[Tensor, ...]
+"""Per size class (B, K, E) log-messages whose maximum over states is 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """A model in message-passing form; its methods are the equations.
+
+    Attributes:
+        edges: which message stands where.
+        kernels: the factors.
+        unary: per size class (b, K, n) log-potentials of the variables.
+        weights: per size class (E,) the counting number of each edge's factor; None: all one.
+        factor_weights: per kernel (F,) counting numbers; None: all one.
+        temperature: 0 for max-product.
+        batch: items.
+        vanishing: whether a message may hold a hard zero. Where all batch items share their hard
+            zeros it cannot: the states that they rule out have been dropped.
+    """
+
+    edges: Edges
+    kernels: tuple[Kernel, ...]
+    unary: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...] | None
+    factor_weights: tuple[Tensor, ...] | None
+    temperature: float
+    batch: int
+    vanishing: bool
+
+    def flat_messages(self) -> Messages:
+        """Messages that say nothing."""
+        return tuple(
+            unary.new_zeros(self.batch, c.size, c.count)
+            for unary, c in zip(self.unary, self.edges.classes, strict=True)
+        )
+
+    def beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
+        """Per class (B, K, n) log-beliefs of the variables, unnormalised."""
+        return tuple(
+            unary + arriving(c, message if weight is None else weight * message)
+            for unary, c, message, weight in zip(
+                self.unary, self.edges.classes, messages, self._weights, strict=True
+            )
+        )
+
+    @property
+    def _weights(self) -> Sequence[Tensor | None]:
+        return (None,) * len(self.unary) if self.weights is None else self.weights
+
+    def cavities(self, messages: Messages, beliefs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Per class (B, K, E): the belief at each edge's variable less the edge's own message."""
+        if self.vanishing:
+            return self._careful_cavities(messages)
+        return tuple(
+            take(belief, c.variable) - message
+            for belief, message, c in zip(beliefs, messages, self.edges.classes, strict=True)
+        )
+
+    def _careful_cavities(self, messages: Messages) -> tuple[Tensor, ...]:
+        """The same where a belief may be -inf: hard zeros are counted apart."""
+        found: list[Tensor] = []
+        for unary, message, weight, c in zip(
+            self.unary, messages, self._weights, self.edges.classes, strict=True
+        ):
+            dead, base_dead = message == -math.inf, unary == -math.inf
+            finite = torch.where(dead, 0.0, message)
+            weighted = finite if weight is None else weight * finite
+            total = torch.where(base_dead, 0.0, unary) + arriving(c, weighted)
+            zeros = base_dead.to(total) + arriving(c, dead.to(total))
+            rest = take(total, c.variable) - finite
+            others = take(zeros, c.variable) - dead.to(total)
+            found.append(torch.where(others > 0.5, -math.inf, rest))
+        return tuple(found)
+
+    def update(self, messages: Messages) -> Messages:
+        """All messages anew from all messages (undamped)."""
+        cavities = self.cavities(messages, self.beliefs(messages))
+        cavities = [normalised(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
+        return tuple(
+            normalised(new, vanishing=self.vanishing)[0] for new in self.outgoing(cavities)
+        )
+
+    def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the factors answer, not normalised."""
+        edges = self.edges
+        found: list[list[Tensor]] = [[] for _ in edges.classes]
+        answers: dict[int, list[Tensor | None]] = {}
+        for number, kernel in enumerate(self.kernels):
+            answers[number] = kernel.messages(self.at(number, cavities))
+        for segment in edges.segments:
+            part = answers[segment.kernel][segment.port]
+            assert part is not None
+            found[segment.size_class].append(part)
+        return tuple(
+            torch.cat(parts, 2) if parts else cavity
+            for parts, cavity in zip(found, cavities, strict=True)
+        )
+
+    def at(self, kernel: int, values: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of edge values that belong to the ports of a kernel."""
+        segments = [self.edges.segments[number] for number in self.edges.by_kernel[kernel]]
+        return [values[s.size_class][:, :, s.start : s.stop] for s in segments]
+
+    def normalised_beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
+        """Per class (B, K, n) probabilities."""
+        return tuple(share(belief, self.temperature) for belief in self.beliefs(messages))
+
+    def factor_beliefs(self, kernel: int, messages: Messages) -> Tensor:
+        """(B, F, *sizes) probabilities of the configurations of a kernel's factors."""
+        return self.kernels[kernel].beliefs(self.at(kernel, self._prepared(messages)[0]))
+
+    def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
+        """(B,) the expected log-values of a kernel's factors, summed."""
+        incoming = self.at(kernel, self._prepared(messages)[0])
+        return self.kernels[kernel].expected_log_value(incoming)
+
+    def factor_scores(
+        self, kernel: int, messages: Messages, states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of one batch item and (1, V) states: each factor's log-belief there, and its largest."""
+        incoming = self.at(kernel, self._prepared(messages)[0])
+        own = self.kernels[kernel]
+        taken = own.log_values_at(states)
+        for port, part in zip(own.ports, incoming, strict=True):
+            here = part[0].gather(0, states[:, port.variables.to(states.device)])
+            taken = added_rows(taken.reshape(1, -1), port, here)[0]
+        return taken, own.log_partitions(incoming)[0]
+
+    def _prepared(self, messages: Messages) -> tuple[list[Tensor], list[Tensor]]:
+        pairs = [
+            normalised(cavity, vanishing=self.vanishing)
+            for cavity in self.cavities(messages, self.beliefs(messages))
+        ]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def log_partition(self, messages: Messages) -> Tensor:
+        """(B,) float64: the approximation of log Z; stationary in the messages at a fixed point.
+
+        Its gradient in the potentials with the messages held fixed is therefore the whole one.
+        """
+        cavities, shifts = self._prepared(messages)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=self.unary_device)
+        dead = torch.zeros_like(total, dtype=torch.bool)
+        for number, kernel in enumerate(self.kernels):
+            incoming = self.at(number, cavities)
+            logs = kernel.log_partitions(incoming)
+            for port, shift in zip(kernel.ports, self.at(number, shifts), strict=True):
+                logs = added_rows(logs, port, shift[:, 0])
+            if self.factor_weights is not None:
+                logs = logs * self.factor_weights[number]
+            total, dead = _added(total, dead, logs)
+        counts = self._variable_counts()
+        for belief, count in zip(self.beliefs(messages), counts, strict=True):
+            logs = soft_maximum(belief, self.temperature)
+            total, dead = _added(total, dead, logs, count)
+        return torch.where(dead, -math.inf, total)
+
+    @property
+    def unary_device(self) -> torch.device:
+        """Where it computes."""
+        return self.unary[0].device if self.unary else torch.device("cpu")
+
+    def _variable_counts(self) -> list[Tensor]:
+        """Per class (n,): one less the counting numbers of the factors at each variable."""
+        found: list[Tensor] = []
+        for c, unary, weight in zip(self.edges.classes, self.unary, self._weights, strict=True):
+            each = unary.new_ones(c.count) if weight is None else weight
+            found.append(1.0 - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
+        return found
+
+    def with_unary(self, unary: tuple[Tensor, ...]) -> "Field":
+        """The field with other unary log-potentials, which may hold hard zeros."""
+        return replace(self, unary=unary, vanishing=True)
+
+    def item(self, number: int) -> "Field":
+        """The field of one batch item."""
+        return replace(
+            self,
+            kernels=tuple(kernel.item(number) for kernel in self.kernels),
+            unary=tuple(u if len(u) == 1 else u[number : number + 1] for u in self.unary),
+            batch=1,
+        )
+
+
+def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
+    """(B, F) with a port's (B, n) values added at its factors."""
+    if port.rows is None:
+        return total + values
+    return total.expand(len(values), -1).index_add(1, port.rows.to(values.device), values)
+
+
+def arriving(c: SizeClass, values: Tensor) -> Tensor:
+    """(B, K, E) summed at the variables: (B, K, n)."""
+    if c.padded:
+        values = torch.nn.functional.pad(values, (0, 1))
+    parts: list[Tensor] = []
+    lead = values.shape[:2]
+    for bucket in c.buckets:
+        degree, count = bucket.edges.shape
+        if not degree:
+            parts.append(values.new_zeros(*lead, count))
+            continue
+        here = take(values, bucket.edges.reshape(-1))
+        parts.append(here.reshape(*lead, degree, count).sum(2))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _added(
+    total: Tensor, dead: Tensor, logs: Tensor, count: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    gone = logs.detach() == -math.inf
+    kept = torch.where(gone, 0.0, logs).double()
+    if count is not None:
+        kept = kept * count
+    return total + kept.sum(1), dead | gone.any(1)

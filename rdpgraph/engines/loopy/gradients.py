@@ -1,0 +1,174 @@
+"""How gradients reach the potentials through the messages."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+
+
+class Gradient(ABC):
+    """A way to differentiate the messages at which propagation ends."""
+
+    def for_log_partition(self, messages: Messages) -> Messages:
+        """The messages that log Z is computed from: constants, since it is stationary in them."""
+        return tuple(message.detach() for message in messages)
+
+    @abstractmethod
+    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+        """Propagate, and attach the messages to the potentials' graph."""
+
+
+@dataclass(frozen=True)
+class Unrolled(Gradient):
+    """Through every sweep: the exact derivative of what was computed, of any order.
+
+    Memory grows with the number of sweeps.
+    """
+
+    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+        """Sweeps with gradients recorded."""
+        return propagate(field, start, limits)
+
+    def for_log_partition(self, messages: Messages) -> Messages:
+        """The messages, attached."""
+        return messages
+
+
+@dataclass(frozen=True)
+class FromBeliefs(Gradient):
+    """Messages are constants: the gradient of log Z is the beliefs, as it is at a fixed point.
+
+    Marginals and entropy get no gradient through the messages, which is most of it: for log Z
+    only. Costs nothing.
+    """
+
+    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+        """Sweeps without gradients."""
+        with torch.no_grad():
+            return propagate(field, start, limits)
+
+
+@dataclass(frozen=True)
+class Implicit(Gradient):
+    """By the implicit function theorem at the fixed point; memory of one sweep.
+
+    With messages m = G(m, theta), a gradient g of m becomes that of G at u with (I - J^T) u = g,
+    J = dG/dm, solved by GMRES. Right where the messages have converged. First derivatives only.
+
+    Args:
+        iterations: of the linear solve, at most; each costs a sweep backwards and a vector of
+            all messages.
+        tolerance: on its residual, relative to g.
+    """
+
+    iterations: int = 100
+    tolerance: float = 1e-6
+
+    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+        """Sweeps without gradients, then one with."""
+        with torch.no_grad():
+            outcome = propagate(field, start, limits)
+        if not torch.is_grad_enabled() or not field.edges.count:
+            return outcome
+        fixed = tuple(message.detach() for message in outcome.messages)
+        attached = field.update(fixed)
+        if not any(message.requires_grad for message in attached):
+            return outcome
+        solved = _AtFixedPoint.apply(field, self, *attached)  # pyright: ignore
+        return Outcome(solved, outcome.converged, outcome.residual, outcome.trace, outcome.updates)  # pyright: ignore
+
+
+class _AtFixedPoint(torch.autograd.Function):
+    """The identity, whose backward pass solves for the gradient of a fixed point."""
+
+    @staticmethod
+    def forward(ctx, field: Field, how: Implicit, *messages: Tensor) -> Messages:  # pyright: ignore
+        ctx.field, ctx.how = field, how  # pyright: ignore
+        ctx.save_for_backward(*messages)  # pyright: ignore
+        return tuple(message.clone() for message in messages)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: Tensor):  # pyright: ignore
+        field, how = ctx.field, ctx.how  # pyright: ignore
+        with torch.enable_grad():
+            inputs = tuple(m.detach().requires_grad_() for m in ctx.saved_tensors)  # pyright: ignore
+            outputs = field.update(inputs)  # pyright: ignore
+
+        def transposed(vector: Tensor) -> Tensor:
+            parts = _split(vector, inputs)
+            found = torch.autograd.grad(
+                outputs, inputs, parts, retain_graph=True, allow_unused=True
+            )
+            return vector - _joined(found, inputs)
+
+        solved, residual = gmres(
+            transposed,
+            _joined(grads, inputs),
+            how.iterations,
+            how.tolerance,  # pyright: ignore
+        )
+        if residual > 100 * how.tolerance:  # pyright: ignore
+            warnings.warn(
+                f"The implicit gradient's linear solve stopped at a relative residual of "
+                f"{residual:.1e} after {how.iterations} iterations; "  # pyright: ignore
+                "raise Implicit(iterations=...), or use Unrolled().",
+                stacklevel=2,
+            )
+        return None, None, *_split(solved, inputs)
+
+
+def _joined(parts: tuple[Tensor | None, ...], like: Messages) -> Tensor:
+    zipped = zip(parts, like, strict=True)
+    return torch.cat([torch.zeros_like(m).reshape(-1) if p is None else p.reshape(-1)
+                      for p, m in zipped])  # fmt: skip
+
+
+def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
+    parts = torch.split(vector, [m.numel() for m in like])
+    return tuple(p.reshape(m.shape) for p, m in zip(parts, like, strict=True))
+
+
+def gmres(
+    operator: Callable[[Tensor], Tensor], right: Tensor, iterations: int, tolerance: float
+) -> tuple[Tensor, float]:
+    """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
+
+    Returns the solution and the relative residual.
+    """
+    size = float(right.norm())
+    if size == 0.0:
+        return torch.zeros_like(right), 0.0
+    basis = [right / size]
+    columns: list[Tensor] = []
+    weights = torch.zeros(0, dtype=torch.float64)
+    residual = 1.0
+    for step in range(iterations):
+        image = operator(basis[-1])
+        column = torch.zeros(step + 2, dtype=torch.float64)
+        for _ in range(2):  # orthogonalised twice, for float32
+            for place, vector in enumerate(basis):
+                part = torch.dot(vector, image)
+                image = image - part * vector
+                column[place] += float(part)
+        length = float(image.norm())
+        column[-1] = length
+        columns.append(column)
+        matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64)
+        for place, own in enumerate(columns):
+            matrix[: len(own), place] = own
+        target = torch.zeros(step + 2, 1, dtype=torch.float64)
+        target[0] = size
+        weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
+        residual = float((matrix @ weights - target[:, 0]).norm()) / size
+        if residual <= tolerance or length <= 1e-12:
+            break
+        basis.append(image / length)
+    stacked = torch.stack(basis[: len(weights)])
+    return weights.to(right) @ stacked, residual

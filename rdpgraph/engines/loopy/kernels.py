@@ -1,0 +1,310 @@
+"""What a set of alike factors does with its messages."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.arithmetic import safe_log, share, soft_maximum, take
+from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
+from rdpgraph.engines.loopy.edges import Port
+from rdpgraph.engines.network import Group
+
+_TILE = 1 << 21  # elements of tables that both directions of a message read while in cache
+
+
+class Kernel(ABC):
+    """Alike factors; messages are logs (B, K, n), the n factors of a port last."""
+
+    @property
+    @abstractmethod
+    def ports(self) -> tuple[Port, ...]:
+        """The slots that take part, with the active variables at them."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """The number of factors."""
+
+    @abstractmethod
+    def weighted(self, weights: Tensor) -> "Kernel":
+        """The kernel with (F,) counting numbers."""
+
+    @abstractmethod
+    def item(self, number: int) -> "Kernel":
+        """The kernel of one batch item."""
+
+    @abstractmethod
+    def messages(
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
+    ) -> list[Tensor | None]:
+        """The outgoing messages.
+
+        Args:
+            incoming: per port (B, K, n) log-messages whose maximum over states is 0 (or -inf).
+            rows: only these factors (every port then holds all its factors); None: all.
+            wanted: the only port asked for; None: all.
+
+        Returns:
+            Per port (B, K, n): the soft maximum over the other slots, up to one constant per
+            factor.
+        """
+
+    @abstractmethod
+    def log_values_at(self, states: Tensor) -> Tensor:
+        """(F,) log-values over counting numbers, of (1, V) states of all active variables."""
+
+    @abstractmethod
+    def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
+        """(B, F): the log of each factor's belief summed up, unlike messages with all its scale."""
+
+    @abstractmethod
+    def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
+        """(B, F, *sizes of the ports' slots) probabilities of the factors' configurations."""
+
+    @abstractmethod
+    def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
+        """(B,) the summed expectations of the log-values under the factors' beliefs."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableKernel(Kernel):
+    """Dense tables.
+
+    Sums run as products of scaled values; a factor for which they leave the range of the floating
+    type is done again in logs, exactly.
+
+    Attributes:
+        group: the factors.
+        weights: (F,) each factor's counting number, or None if all are one.
+        temperature: 0 for maxima.
+    """
+
+    group: Group
+    weights: Tensor | None
+    temperature: float
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """One for each slot."""
+        return self._ports
+
+    @cached_property
+    def _ports(self) -> tuple[Port, ...]:
+        sizes = self.group.log_tables.shape[2:]
+        return tuple(
+            Port(slot, None, self.group.scopes[:, slot], size) for slot, size in enumerate(sizes)
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of factors."""
+        return len(self.group.scopes)
+
+    @cached_property
+    def _logs(self) -> Tensor:
+        """(b, *sizes, f): log-values over counting number and temperature, factors last."""
+        logs = self.group.each()
+        if self.weights is not None:
+            weights = self.weights.to(logs).reshape(1, -1, *(1,) * (logs.ndim - 2))
+            logs = logs / weights
+        if self.temperature not in (0.0, 1.0):
+            logs = logs / self.temperature
+        return logs.movedim(1, -1).contiguous()
+
+    @cached_property
+    def _peak(self) -> Tensor:
+        """(b, f) the largest log-value of each factor; 0 where there is none."""
+        flat = self._logs.detach().flatten(1, -2)
+        peak = flat.amax(1)
+        return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+
+    @cached_property
+    def _scaled(self) -> Tensor:
+        """(b, *sizes, f): values scaled to a maximum of one (sums), or log-values (maxima)."""
+        shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
+        logs = self._logs - shift
+        return logs if self.temperature == 0 else logs.exp()
+
+    @cached_property
+    def _narrow(self) -> bool:
+        """Whether no product can leave the range of the floating type: then nothing is checked."""
+        logs = self._logs.detach()
+        return bool((logs.flatten(1, -2).amin(1) - self._peak).amin() > math.log(self._least))
+
+    @cached_property
+    def _least(self) -> float:
+        """A product above this has lost nothing to underflow."""
+        info = torch.finfo(self._logs.dtype)
+        return info.tiny / info.eps
+
+    def log_values_at(self, states: Tensor) -> Tensor:
+        """Read from the tables of the first batch item."""
+        logs = self._logs[0]
+        chosen = states[0][self.group.scopes.to(states.device)]
+        factors = torch.arange(self.count if logs.shape[-1] > 1 else 1, device=states.device)
+        return logs[(*chosen.T, factors)]
+
+    def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
+        """From the message to the first slot, and the tables' peaks."""
+        first = self.messages(incoming, wanted=0)[0]
+        assert first is not None
+        total = soft_maximum(first + incoming[0], self.temperature)
+        return total + self._peak * (self.temperature or 1.0)
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
+    ) -> list[Tensor | None]:
+        """The messages of all factors, in tiles that stay in cache for both directions."""
+        table = self._scaled
+        if rows is not None and table.shape[-1] > 1:
+            table = _columns(table, rows)
+        scale = self.temperature
+        if scale == 0:
+            return _exchanged(table, list(incoming), maximum, wanted)
+        vectors = [(part if scale == 1 else part / scale).exp() for part in incoming]
+        found = self._tiled(table, vectors, wanted)
+        logs = [None if part is None else safe_log(part) for part in found]
+        if not self._narrow:
+            logs = self._mended(incoming, rows, wanted, found, logs)
+        return [part if scale == 1 or part is None else part * scale for part in logs]
+
+    def _tiled(
+        self, table: Tensor, vectors: list[Tensor], wanted: int | None
+    ) -> list[Tensor | None]:
+        factors = vectors[0].shape[-1]
+        cells = math.prod(table.shape[1:-1])
+        step = max(64, _TILE // cells)
+        if table.shape[-1] == 1 or factors <= step or torch.is_grad_enabled():
+            return _exchanged(table, vectors, product, wanted)
+        tiles = [
+            _exchanged(
+                table[..., start : start + step],
+                [vector[..., start : start + step] for vector in vectors],
+                product,
+                wanted,
+            )
+            for start in range(0, factors, step)
+        ]
+        return [
+            None if column[0] is None else torch.cat([p for p in column if p is not None], -1)
+            for column in zip(*tiles, strict=True)
+        ]
+
+    def _mended(
+        self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: int | None,
+        found: list[Tensor | None], logs: list[Tensor | None],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """The factors whose products underflowed, again in logs."""
+        low = [(part.detach() < self._least).any(1).any(0) for part in found if part is not None]
+        bad = torch.stack(low).any(0).nonzero().flatten()
+        if not len(bad):
+            return logs
+        table = self._logs
+        if table.shape[-1] > 1:
+            table = _columns(table, bad if rows is None else rows[bad])
+        shift = self._peak if self._peak.shape[1] == 1 else self._peak[:, _at(rows, bad)]
+        table = table - shift.reshape(-1, *(1,) * (table.ndim - 2), shift.shape[-1])
+        scale = self.temperature
+        again = _exchanged(table, [take(part, bad) / scale for part in incoming], log_sum, wanted)
+        return [
+            None if part is None or new is None else part.index_copy(2, bad, new)
+            for part, new in zip(logs, again, strict=True)
+        ]
+
+    def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
+        """Softmax of the log-values and the incoming messages; maxima share alike at 0."""
+        logs = self._logs
+        scale = self.temperature
+        for slot, part in enumerate(incoming):
+            shape = [1] * len(incoming)
+            shape[slot] = part.shape[1]
+            logs = logs + (part / (scale or 1.0)).reshape(part.shape[0], *shape, part.shape[2])
+        values = share(logs.flatten(1, -2), 0.0 if scale == 0 else 1.0).reshape(logs.shape)
+        return values.movedim(-1, 1)
+
+    def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
+        """The tables averaged under their beliefs."""
+        belief = self.beliefs(incoming)
+        logs = torch.where(belief > 0, self.group.each(), 0.0)
+        return (belief * logs).flatten(1).sum(1)
+
+    def weighted(self, weights: Tensor) -> "TableKernel":
+        """The kernel with counting numbers."""
+        return replace(self, weights=weights)
+
+    def item(self, number: int) -> "TableKernel":
+        """The kernel of one batch item."""
+        tables = self.group.log_tables
+        if len(tables) == 1:
+            return self
+        return replace(self, group=replace(self.group, log_tables=tables[number : number + 1]))
+
+
+def _columns(table: Tensor, rows: Tensor) -> Tensor:
+    """Some factors of a table (b, *sizes, F)."""
+    flat = table.reshape(-1, table.shape[-1]).index_select(1, rows)
+    return flat.reshape(*table.shape[:-1], len(rows))
+
+
+def _at(rows: Tensor | None, chosen: Tensor) -> Tensor:
+    return chosen if rows is None else rows[chosen]
+
+
+def _exchanged(
+    table: Tensor, vectors: list[Tensor], contract: Contract, wanted: int | None
+) -> list[Tensor | None]:
+    """For every slot the table contracted with the vectors of all other slots.
+
+    The slots are halved again and again, so that a table is read twice however many slots it has,
+    and nothing is divided out.
+
+    Args:
+        table: (b, *sizes, f).
+        vectors: per slot (B, size, F).
+        contract: the arithmetic.
+        wanted: the only slot asked for.
+    """
+    count = len(vectors)
+    if count == 1:
+        return [table]
+    sizes = table.shape[1:-1]
+    half = _balanced(sizes)
+    left, right = math.prod(sizes[:half]), math.prod(sizes[half:])
+    matrix = table.reshape(table.shape[0], left, right, table.shape[-1])
+    found: list[Tensor | None] = []
+    if wanted is None or wanted < half:
+        part = contract(matrix, _joint(vectors[half:], contract))
+        part = part.reshape(part.shape[0], *sizes[:half], part.shape[-1])
+        found += _exchanged(part, vectors[:half], contract, wanted)
+    else:
+        found += [None] * half
+    if wanted is None or wanted >= half:
+        part = contract(matrix.transpose(1, 2), _joint(vectors[:half], contract))
+        part = part.reshape(part.shape[0], *sizes[half:], part.shape[-1])
+        rest = None if wanted is None else wanted - half
+        found += _exchanged(part, vectors[half:], contract, rest)
+    else:
+        found += [None] * (count - half)
+    return found
+
+
+def _balanced(sizes: Sequence[int]) -> int:
+    """Where to halve: the sides' products as close as can be."""
+    total = math.prod(sizes)
+    cuts = range(1, len(sizes))
+    return min(cuts, key=lambda cut: max(left := math.prod(sizes[:cut]), total // left))
+
+
+def _joint(vectors: Sequence[Tensor], contract: Contract) -> Tensor:
+    """(B, product of sizes, F): all combinations of entries."""
+    joint = vectors[0]
+    for vector in vectors[1:]:
+        left, right = joint.unsqueeze(2), vector.unsqueeze(1)
+        pairs = left * right if contract is product else left + right
+        joint = pairs.flatten(1, 2)
+    return joint

@@ -1,0 +1,159 @@
+"""Updates of some messages only: what to compute, and which variables they touch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.arithmetic import normalised, take
+from rdpgraph.engines.loopy.edges import Bucket, Edges
+from rdpgraph.engines.loopy.field import Field, Messages
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some edges of one segment.
+
+    Attributes:
+        segment: its number.
+        places: (n,) numbers within the class.
+        rows: (n,) the factors of the kernel.
+    """
+
+    segment: int
+    places: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Some edges, by segment, and per class the variables at them by degree."""
+
+    parts: tuple[Part, ...]
+    touched: tuple[tuple[Bucket, ...], ...]
+    locals: tuple[Tensor, ...]
+
+
+def selection(edges: Edges, chosen: Tensor) -> Selection:
+    """The parts of a set of edge numbers."""
+    chosen = chosen.sort().values
+    starts = [edges.first_edge(segment) for segment in edges.segments]
+    bounds = torch.searchsorted(chosen, torch.tensor([*starts, edges.count])).tolist()
+    parts: list[Part] = []
+    for number, segment in enumerate(edges.segments):
+        low, high = bounds[number], bounds[number + 1]
+        if low == high:
+            continue
+        own = chosen[low:high] - starts[number]
+        port = edges.ports[segment.kernel][segment.port]
+        rows = own if port.rows is None else port.rows[own]
+        parts.append(Part(number, own + segment.start, rows))
+    touched: list[tuple[Bucket, ...]] = []
+    numbers: list[Tensor] = []
+    for place, c in enumerate(edges.classes):
+        at = torch.zeros(len(c.variables), dtype=torch.bool)
+        for part in parts:
+            if edges.segments[part.segment].size_class == place:
+                at[c.variable[part.places]] = True
+        found = at.nonzero().flatten()
+        buckets: list[Bucket] = []
+        for bucket in c.buckets:
+            here = found[(found >= bucket.start) & (found < bucket.stop)] - bucket.start
+            buckets.append(Bucket(bucket.start, bucket.edges[:, here]))
+        touched.append(tuple(buckets))
+        numbers.append(found)
+    return Selection(tuple(parts), tuple(touched), tuple(numbers))
+
+
+def affected(edges: Edges, selected: Selection) -> Tensor:
+    """The edges whose message would change when the touched variables' beliefs do."""
+    touched = torch.zeros(len(edges.home), dtype=torch.bool)
+    for c, numbers in zip(edges.classes, selected.locals, strict=True):
+        touched[c.variables[numbers]] = True
+    found: list[Tensor] = []
+    for kernel, ports in enumerate(edges.ports):
+        counts = torch.zeros(edges.factors[kernel], dtype=torch.long)
+        hits: list[Tensor] = []
+        for port in ports:
+            hit = touched[port.variables].long()
+            hits.append(hit)
+            if port.rows is None:
+                counts += hit
+            else:
+                counts.index_add_(0, port.rows, hit)
+        for number, (port, hit) in enumerate(zip(ports, hits, strict=True)):
+            others = (counts if port.rows is None else counts[port.rows]) - hit
+            segment = edges.segments[edges.by_kernel[kernel][number]]
+            found.append((others > 0).nonzero().flatten() + edges.first_edge(segment))
+    return torch.cat(found)
+
+
+def candidates(
+    field: Field, messages: Messages, beliefs: list[Tensor], chosen: Selection
+) -> list[Tensor]:
+    """Per part (B, K, n): the messages as they would be now."""
+    edges = field.edges
+    found: list[Tensor] = []
+    for part in chosen.parts:
+        segment = edges.segments[part.segment]
+        ports = edges.ports[segment.kernel]
+        whole = any(port.rows is not None for port in ports)
+        incoming: list[Tensor] = []
+        for number in edges.by_kernel[segment.kernel]:
+            other = edges.segments[number]
+            c = edges.classes[other.size_class]
+            places = torch.arange(other.start, other.stop) if whole else other.start + part.rows
+            message = take(messages[other.size_class], places)
+            cavity = take(beliefs[other.size_class], c.variable[places]) - message
+            incoming.append(normalised(cavity, vanishing=False)[0])
+        kernel = field.kernels[segment.kernel]
+        rows = None if whole else part.rows
+        answer = kernel.messages(incoming, rows=rows, wanted=segment.port)[segment.port]
+        assert answer is not None
+        if whole:
+            answer = take(answer, part.places - segment.start)
+        found.append(normalised(answer, vanishing=False)[0])
+    return found
+
+
+def written(field: Field, messages: Messages, chosen: Selection, new: list[Tensor]) -> Messages:
+    """Messages with some of them replaced; in place unless gradients are recorded."""
+    result = list(messages)
+    for part, values in zip(chosen.parts, new, strict=True):
+        number = field.edges.segments[part.segment].size_class
+        if values.requires_grad or result[number].requires_grad:
+            result[number] = result[number].index_copy(2, part.places, values)
+        else:
+            result[number].index_copy_(2, part.places, values)
+    return tuple(result)
+
+
+def refreshed(
+    field: Field, messages: Messages, beliefs: list[Tensor], chosen: Selection
+) -> list[Tensor]:
+    """Beliefs of the touched variables anew; in place unless gradients are recorded."""
+    result = list(beliefs)
+    for number, c in enumerate(field.edges.classes):
+        numbers = chosen.locals[number]
+        if not len(numbers):
+            continue
+        values = messages[number]
+        weight = None if field.weights is None else field.weights[number]
+        if c.padded:
+            values = torch.nn.functional.pad(values, (0, 1))
+            weight = None if weight is None else torch.nn.functional.pad(weight, (0, 1))
+        parts: list[Tensor] = []
+        for bucket in chosen.touched[number]:
+            degree, count = bucket.edges.shape
+            if not count:
+                continue
+            flat = bucket.edges.reshape(-1)
+            here = take(values, flat)
+            here = here if weight is None else here * weight[flat]
+            parts.append(here.reshape(*values.shape[:2], degree, count).sum(2))
+        total = torch.cat(parts, 2) + take(field.unary[number], numbers)
+        if total.requires_grad or result[number].requires_grad:
+            result[number] = result[number].index_copy(2, numbers, total)
+        else:
+            result[number].index_copy_(2, numbers, total)
+    return result

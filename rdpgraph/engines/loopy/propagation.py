@@ -1,0 +1,325 @@
+"""Sweeps of messages until they stop changing."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.partial import (
+    Selection,
+    affected,
+    candidates,
+    refreshed,
+    selection,
+    written,
+)
+from rdpgraph.engines.loopy.schedules import Schedule
+from rdpgraph.errors import ModelError
+
+
+class Damping(ABC):
+    """How an old message and a new one are mixed."""
+
+    @abstractmethod
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """(B, K, n) log-messages whose maximum is 0 or near it."""
+
+
+def _checked(share: float) -> None:
+    if not 0 <= share < 1:
+        raise ModelError(f"Damping keeps a share of the old message, 0 <= share < 1; got {share}.")
+
+
+@dataclass(frozen=True)
+class LogDamping(Damping):
+    """A geometric mean: ``log m = (1 - share) log m_new + share log m_old``."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        _checked(self.share)
+
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """Weighted sum of logs; a hard zero in either is one in the result."""
+        return new if self.share == 0 else (1 - self.share) * new + self.share * old
+
+
+@dataclass(frozen=True)
+class ProbabilityDamping(Damping):
+    """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, messages scaled to maximum 1."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        _checked(self.share)
+
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """Weighted sum of values."""
+        if self.share == 0:
+            return new
+        pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
+        peak = pair.detach().amax(0)
+        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        total = (pair - shift).exp().sum(0)
+        alive = total > 0
+        return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a progress callback sees after every sweep.
+
+    Attributes:
+        number: sweeps done.
+        residual: the largest change of a message in it, as a probability scaled to maximum 1.
+        seconds: since the start.
+        updates: messages updated since the start, of one batch item.
+    """
+
+    number: int
+    residual: float
+    seconds: float
+    updates: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How messages are updated, and when it ends.
+
+    Attributes:
+        schedule: the order of updates.
+        damping: of every update.
+        sweeps: at most.
+        tolerance: on the largest change of a message, measured on values scaled to maximum 1.
+        seconds: at most, or None.
+        progress: called after every sweep.
+    """
+
+    schedule: Schedule
+    damping: Damping
+    sweeps: int
+    tolerance: float
+    seconds: float | None = None
+    progress: Callable[[Sweep], None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Where the messages ended.
+
+    Attributes:
+        messages: per size class.
+        converged: (B,) whether the residual came under the tolerance.
+        residual: (B,) in the last sweep.
+        trace: the largest residual of every sweep.
+        updates: messages updated, of one batch item.
+    """
+
+    messages: Messages
+    converged: Tensor
+    residual: Tensor
+    trace: tuple[float, ...]
+    updates: int = dataclass_field(default=0)
+
+
+def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
+    """Run sweeps until every batch item has converged; a finished item changes no more."""
+    if limits.schedule.looks_at_residuals:
+        sweeper: _Sweeper = _ByResidual(field, limits)
+    else:
+        sweeper = _InTurn(field, limits)
+    begin = time.perf_counter()
+    messages = start
+    residual = torch.full((field.batch,), math.inf)
+    done = torch.zeros(field.batch, dtype=torch.bool)
+    if not field.edges.count:
+        return Outcome(messages, ~done, torch.zeros(field.batch), ())
+    trace: list[float] = []
+    for number in range(limits.sweeps):
+        before = messages
+        messages, change = sweeper.sweep(messages, number)
+        change = change.cpu().double()
+        if bool(done.any()):
+            keep = done.to(messages[0].device).reshape(-1, 1, 1)
+            pairs = zip(messages, before, strict=True)
+            messages = tuple(torch.where(keep, old, new) for new, old in pairs)
+            change = torch.where(done, residual.double(), change)
+        residual = change
+        worst = float(torch.where(done, 0.0, change).amax())
+        trace.append(worst)
+        done = done | (change <= limits.tolerance)
+        spent = time.perf_counter() - begin
+        if limits.progress is not None:
+            limits.progress(Sweep(number + 1, worst, spent, sweeper.updates))
+        if bool(done.all()) or (limits.seconds is not None and spent > limits.seconds):
+            break
+    return Outcome(messages, done, residual, tuple(trace), sweeper.updates)
+
+
+class _Sweeper(ABC):
+    """Carries out the sweeps of a schedule."""
+
+    def __init__(self, field: Field, limits: Limits) -> None:
+        self.field = field
+        self.limits = limits
+        self.updates = 0
+
+    @abstractmethod
+    def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
+        """The messages after one sweep, and (B,) the largest change."""
+
+
+class _InTurn(_Sweeper):
+    """Schedules that are blind to the messages."""
+
+    def __init__(self, field: Field, limits: Limits) -> None:
+        super().__init__(field, limits)
+        self._selections: dict[int, tuple[Tensor, Selection]] = {}
+
+    def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
+        field, edges = self.field, self.field.edges
+        change: Tensor | None = None
+        sets = self.limits.schedule.sweep(edges, _no_residuals, number)
+        beliefs: list[Tensor] | None = None
+        for chosen in sets:
+            if chosen is None or field.vanishing:
+                messages, here = self._all(messages, chosen)
+                beliefs = None
+            else:
+                if beliefs is None:
+                    messages = _own(messages)
+                    beliefs = list(field.beliefs(messages))
+                messages, beliefs, here = self._some(messages, beliefs, chosen)
+            change = here if change is None else torch.maximum(change, here)
+            self.updates += edges.count if chosen is None else len(chosen)
+        assert change is not None
+        return messages, change
+
+    def _all(self, messages: Messages, chosen: Tensor | None) -> tuple[Messages, Tensor]:
+        """Every message, or those of a set where hard zeros ask for the careful equations."""
+        field = self.field
+        found = field.update(messages)
+        changes: list[Tensor] = []
+        result: list[Tensor] = []
+        for c, new, old in zip(field.edges.classes, found, messages, strict=True):
+            mixed = self.limits.damping.mix(new, old)
+            if chosen is not None:
+                here = torch.zeros(c.count, dtype=torch.bool)
+                own = chosen[(chosen >= c.first) & (chosen < c.first + c.count)] - c.first
+                here[own] = True
+                mixed = torch.where(here.to(old.device), mixed, old)
+                new = torch.where(here.to(old.device), new, old)
+            changes.append(_change(new, old))
+            result.append(mixed)
+        return tuple(result), torch.stack(changes).amax(0)
+
+    def _some(
+        self, messages: Messages, beliefs: list[Tensor], chosen: Tensor
+    ) -> tuple[Messages, list[Tensor], Tensor]:
+        field = self.field
+        known = self._selections.get(id(chosen))
+        if known is None:
+            known = (chosen, selection(field.edges, chosen))
+            if len(self._selections) < 4096:
+                self._selections[id(chosen)] = known
+        selected = known[1]
+        new = candidates(field, messages, beliefs, selected)
+        mixed: list[Tensor] = []
+        changes: list[Tensor] = []
+        for part, values in zip(selected.parts, new, strict=True):
+            number = field.edges.segments[part.segment].size_class
+            old = take(messages[number], part.places)
+            changes.append(_change(values, old))
+            mixed.append(self.limits.damping.mix(values, old))
+        messages = written(field, messages, selected, mixed)
+        beliefs = refreshed(field, messages, beliefs, selected)
+        return messages, beliefs, torch.stack(changes).amax(0)
+
+
+class _ByResidual(_Sweeper):
+    """Schedules that look at how much every message would change; one batch item."""
+
+    def __init__(self, field: Field, limits: Limits) -> None:
+        super().__init__(field, limits)
+        self._state: tuple[Messages, list[Tensor], Messages, Tensor] | None = None
+
+    def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
+        field, edges = self.field, self.field.edges
+        if self._state is None:
+            messages = _own(messages)
+            beliefs = list(field.beliefs(messages))
+            ready = _own(field.update(messages))
+            changes = zip(ready, messages, strict=True)
+            residual = torch.cat([_each_change(new, old) for new, old in changes])
+        else:
+            messages, beliefs, ready, residual = self._state
+
+        def residuals() -> Tensor:
+            return residual
+
+        for chosen in self.limits.schedule.sweep(edges, residuals, number):
+            everything = torch.arange(edges.count) if chosen is None else chosen
+            selected = selection(edges, everything)
+            mixed: list[Tensor] = []
+            for part in selected.parts:
+                place = edges.segments[part.segment].size_class
+                new = take(ready[place], part.places)
+                old = take(messages[place], part.places)
+                mixed.append(self.limits.damping.mix(new, old))
+            messages = written(field, messages, selected, mixed)
+            beliefs = refreshed(field, messages, beliefs, selected)
+            self.updates += len(everything)
+            again = torch.zeros(edges.count, dtype=torch.bool)
+            again[affected(edges, selected)] = True
+            if field.vanishing:
+                ready = field.update(messages)
+            else:
+                behind = selection(edges, again.nonzero().flatten())
+                ready = written(field, ready, behind, candidates(field, messages, beliefs, behind))
+            again[everything] = True
+            residual = _renewed(field, residual, again, ready, messages)
+        self._state = messages, beliefs, ready, residual
+        return messages, residual.amax().reshape(1)
+
+
+def _renewed(
+    field: Field, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
+) -> Tensor:
+    """Residuals of some edges anew."""
+    residual = residual.clone()
+    for c, new, old in zip(field.edges.classes, ready, messages, strict=True):
+        places = again[c.first : c.first + c.count].nonzero().flatten()
+        if len(places):
+            change = _each_change(take(new, places), take(old, places))
+            residual[places + c.first] = change
+    return residual
+
+
+def _own(messages: Messages) -> Messages:
+    """Copies that may be written to."""
+    return tuple(message.clone() for message in messages)
+
+
+def _no_residuals() -> Tensor:
+    raise ModelError("A Schedule that calls residuals() must say so in looks_at_residuals.")
+
+
+@torch.no_grad()
+def _change(new: Tensor, old: Tensor) -> Tensor:
+    """(B,) the largest change of a scaled value; 0 where there is none to change."""
+    if not new.shape[2]:
+        return new.new_zeros(new.shape[0])
+    return (new.exp() - old.exp()).abs().flatten(1).amax(1)
+
+
+@torch.no_grad()
+def _each_change(new: Tensor, old: Tensor) -> Tensor:
+    """(E,) the change of each message of one batch item."""
+    return (new.exp() - old.exp()).abs().amax(1)[0]

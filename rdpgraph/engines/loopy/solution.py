@@ -1,0 +1,254 @@
+"""The answers of loopy belief propagation."""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.flat import factor_tables, full_states, variable_table
+from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.build import edges_in, field_of, message_groups
+from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.decoding import Decoded, decode
+from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.gradients import Gradient
+from rdpgraph.engines.loopy.propagation import Limits, Outcome
+from rdpgraph.engines.loopy.restart import carried
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
+
+
+@dataclass(frozen=True, eq=False)
+class LoopySolution(Solution):
+    """Approximate answers by message passing; exact where the factor graph has no cycle.
+
+    Attributes:
+        network: the reduced model.
+        counting: its counting numbers.
+        temperature: 1 sums, 0 maximises.
+        limits: schedule, damping and when to stop.
+        gradient: how gradients pass the messages.
+        start: a solution whose messages to begin with, or None.
+    """
+
+    network: Network
+    counting: Counting
+    temperature: float
+    limits: Limits
+    gradient: Gradient
+    start: "LoopySolution | None" = field(default=None, repr=False)
+
+    @cached_property
+    def edges(self) -> Edges:
+        """Which message stands where."""
+        return edges_in(self.network).to(self.network.constant.device)
+
+    @cached_property
+    def field(self) -> Field:
+        """The equations."""
+        return field_of(self.network, self.edges, self.counting, self.temperature)
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """Where the messages ended; runs them when first asked for."""
+        if self.start is None:
+            start = self.field.flat_messages()
+        else:
+            old, mine = self.start, (self.network, self.edges)
+            start = carried((old.network, old.edges, old.outcome.messages), mine)
+        return _run(self.field, start, self.limits, self.gradient)
+
+    def status(self) -> Status:
+        """Whether the messages converged, in how many sweeps, and what else to try."""
+        outcome = self.outcome
+        converged = bool(outcome.converged.all())
+        exact = converged and self.network_is_forest and self.temperature == 1
+        exact = exact and isinstance(self.counting, Bethe)
+        remedy = ""
+        if not converged:
+            remedy = (
+                "the messages have not converged: allow more sweeps, damp them (damping=0.5), or "
+                "use another schedule, such as Residual()"
+            )
+        elif not exact:
+            remedy = (
+                "a fixed point of loopy belief propagation: exact inference needs a larger memory "
+                "or time budget"
+            )
+        return Status(
+            exact=exact,
+            converged=converged,
+            biased=not exact,
+            iterations=len(outcome.trace),
+            residual=float(outcome.residual.amax()) if len(outcome.residual) else 0.0,
+            trace=outcome.trace,
+            bound="upper" if converged and self.counting.bounds_above and not exact else "",
+            remedy=remedy,
+        )
+
+    @cached_property
+    def network_is_forest(self) -> bool:
+        """Whether the factor graph has no cycle."""
+        import networkx as nx
+
+        graph: nx.Graph[object] = nx.Graph()
+        links = 0
+        if self.network.wholes:
+            return False  # not looked into
+        for number in message_groups(self.network):
+            for row, scope in enumerate(self.network.groups[number].scopes.tolist()):
+                graph.add_edges_from(((number, row), variable) for variable in scope)
+                links += len(scope)
+                if links > 2 * len(self.network.sizes) + 2 * graph.number_of_nodes():
+                    return False
+        return not links or nx.is_forest(graph)
+
+    @cached_property
+    def _alive(self) -> Tensor:
+        """(B,) whether anything is possible."""
+        return self.log_partition().detach() > -math.inf
+
+    def log_partition(self) -> Tensor:
+        """(B,) the Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
+        return self._log_partition
+
+    @cached_property
+    def _log_partition(self) -> Tensor:
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        messages = self.gradient.for_log_partition(self.outcome.messages)
+        total = self.field.log_partition(messages)
+        return (total + network.constant).to(network.constant)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) the beliefs."""
+        if self.network.impossible:
+            return variable_table(self.network, [], 0.0, 0.0)
+        flat = self._of_variables(self.field.normalised_beliefs(self.outcome.messages), 0.0, 1.0)
+        return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+
+    def _of_variables(
+        self, values: tuple[Tensor, ...], empty: float, settled: Tensor | float
+    ) -> Tensor:
+        parts = [
+            (c.variables.cpu(), value.transpose(1, 2))
+            for c, value in zip(self.edges.classes, values, strict=True)
+        ]
+        return variable_table(self.network, parts, empty, settled)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) the factors' beliefs."""
+        kernels = message_groups(self.network)
+
+        def beliefs(group: int) -> Tensor:
+            messages = self.outcome.messages
+            if group in kernels:
+                return self.field.factor_beliefs(kernels.index(group), messages)
+            scopes = self.network.groups[group].scopes[:, 0]
+            home = int(self.edges.home[scopes[0]])
+            own = self.field.normalised_beliefs(messages)[home]
+            return take(own, self.edges.local[scopes]).transpose(1, 2)
+
+        wholes = [whole.block for whole in self.network.wholes]
+        if block in wholes:
+            number = len(kernels) + wholes.index(block)
+            values = self.field.factor_beliefs(number, self.outcome.messages)
+        else:
+            values = factor_tables(self.network, block, beliefs)
+        return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+    def expected_score(self) -> Tensor:
+        """(B,) the summed log-values expected under the beliefs."""
+        network, field = self.network, self.field
+        if network.impossible:
+            return torch.zeros_like(network.constant).expand(network.batch)
+        messages = self.outcome.messages
+        total = network.constant.expand(network.batch).double()
+        for belief, unary in zip(field.normalised_beliefs(messages), field.unary, strict=True):
+            logs = torch.where(belief > 0, unary, 0.0)
+            total = total + (belief * logs).flatten(1).sum(1).double()
+        for number in range(len(field.kernels)):
+            total = total + field.expected_log_value(number, messages).double()
+        return torch.where(self._alive, total, 0.0).to(network.constant)
+
+    @cached_property
+    def maximal(self) -> "LoopySolution":
+        """The same model solved at temperature 0."""
+        if self.temperature == 0:
+            return self
+        return replace(self, temperature=0.0, start=None)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) max-beliefs, raised to the approximate score of the mode."""
+        other = self.maximal
+        total = other.log_partition()
+        if self.network.impossible:
+            return variable_table(self.network, [], -math.inf, 0.0)
+        beliefs = other.field.beliefs(other.outcome.messages)
+        raised = tuple(
+            belief - belief.amax(1, keepdim=True) + total.reshape(-1, 1, 1) for belief in beliefs
+        )
+        return self._of_variables(raised, -math.inf, total)
+
+    @cached_property
+    def decoded(self) -> Decoded:
+        """A configuration read off the max-beliefs."""
+        with torch.no_grad():
+            other = self.maximal
+            return decode(other.field, other.outcome, self.limits)
+
+    def mode(self) -> Tensor:
+        """(B, V) the decoded configuration; see `mode_is_consistent`."""
+        return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) whether every factor's best configuration agrees with the mode."""
+        return self.decoded.consistent
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always; beliefs on a graph with cycles are no joint distribution.
+        """
+        raise UnsupportedError(
+            "Loopy belief propagation gives marginals and no joint distribution to sample from; "
+            "use Contraction(), or condition on variables drawn one after the other."
+        )
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Marginal MAP by loopy belief propagation is not available; use Contraction()."
+        )
+
+
+def _run(field: Field, start: Messages, limits: Limits, gradient: Gradient) -> Outcome:
+    """All items at once, or one at a time where the schedule looks at residuals."""
+    if not limits.schedule.looks_at_residuals or field.batch == 1:
+        return gradient.run(field, start, limits)
+    parts = [
+        gradient.run(field.item(n), tuple(m[n : n + 1] for m in start), limits)
+        for n in range(field.batch)
+    ]
+    longest = max(len(part.trace) for part in parts)
+    traces = [(*part.trace, *(0.0,) * (longest - len(part.trace))) for part in parts]
+    return Outcome(
+        messages=tuple(
+            torch.cat(column) for column in zip(*(p.messages for p in parts), strict=True)
+        ),
+        converged=torch.cat([part.converged for part in parts]),
+        residual=torch.cat([part.residual for part in parts]),
+        trace=tuple(max(column) for column in zip(*traces, strict=True)),
+        updates=max(part.updates for part in parts),
+    )

@@ -1,0 +1,253 @@
+"""Schedulers: how a factor graph is solved."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rdpgraph.engines.exact import ExactSolution
+from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.gradients import Gradient, Implicit
+from rdpgraph.engines.loopy.propagation import Damping, Limits, LogDamping, Sweep
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule
+from rdpgraph.engines.loopy.solution import LoopySolution
+from rdpgraph.engines.matched import MatchedSolution
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.sliced import SlicedSolution
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.structure import REGISTRY
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Plan, structure_plan
+from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.topology import Topology
+from rdpgraph.plan.tree import ContractionTree
+from rdpgraph.query.posterior import Posterior
+
+
+class Scheduler(ABC):
+    """Chooses how a factor graph is solved."""
+
+    @abstractmethod
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """The plan, and what carries it out."""
+
+
+@dataclass(frozen=True)
+class Contraction(Scheduler):
+    """Exact contraction, never a registered structure.
+
+    Args:
+        memory: bytes for the tables of one run; None: 60% of what the machine has available.
+        seconds: the predicted time that a run may take, planning (at most a quarter of it) not
+            counted.
+    """
+
+    memory: float | None = None
+    seconds: float = 60.0
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence, hard zeros, then the cheapest order found."""
+        budget = Budget.of_machine(self.seconds)
+        if self.memory is not None:
+            budget = Budget(self.memory, self.seconds)
+        network = reduce_graph(graph)
+        plan = _planned(network, budget)
+        return plan, lambda: _solved(network, plan, budget)
+
+
+@dataclass(frozen=True, eq=False)
+class Loopy(Scheduler):
+    """Loopy belief propagation: approximate, exact where the factor graph has no cycle.
+
+    Time and memory of a sweep are those of reading the tables. All batch items are solved
+    together; one that has converged changes no more.
+
+    Args:
+        sweeps: at most.
+        damping: the share of the old message that an update keeps; a number is `LogDamping`.
+        tolerance: on the largest change of a message, as values scaled to a maximum of one.
+        schedule: which messages are updated when.
+        counting: `Bethe()` is plain belief propagation, `TreeReweighted()` bounds log Z above.
+        temperature: 1 is sum-product, 0 max-product; t gives the posterior of p(x) to the power
+            1 / t, and t times its log Z.
+        gradient: how gradients reach the potentials through the messages.
+        start: a posterior of this scheduler, of the same model or one that shares factors with
+            it, whose messages to begin with.
+        seconds: at most, or None; looked at after every sweep.
+        progress: called with a `Sweep` after every sweep.
+
+    Raises:
+        ModelError: a number out of range.
+    """
+
+    sweeps: int = 1000
+    damping: float | Damping = 0.0
+    tolerance: float = 1e-5
+    schedule: Schedule = field(default_factory=Flooding)
+    counting: Counting = field(default_factory=Bethe)
+    temperature: float = 1.0
+    gradient: Gradient = field(default_factory=Implicit)
+    start: Posterior | None = None
+    seconds: float | None = None
+    progress: Callable[[Sweep], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or not self.tolerance >= 0 or not self.temperature >= 0:
+            raise ModelError(
+                "Loopy needs sweeps >= 1, tolerance >= 0 and temperature >= 0; got "
+                f"{self.sweeps}, {self.tolerance} and {self.temperature}."
+            )
+        self._limits()
+        if self.start is not None and not isinstance(self.start.solution, LoopySolution):
+            raise ModelError(
+                f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
+                f"{self.start.plan.route}."
+            )
+
+    def _limits(self) -> Limits:
+        damping = self.damping
+        if not isinstance(damping, Damping):
+            damping = LogDamping(damping)
+        return Limits(
+            self.schedule, damping, self.sweeps, self.tolerance, self.seconds, self.progress
+        )
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence, hard zeros, then messages."""
+        network = reduce_graph(graph, whole=True)
+        start = None if self.start is None else self.start.solution
+        assert start is None or isinstance(start, LoopySolution)
+
+        def run() -> LoopySolution:
+            return LoopySolution(
+                network, self.counting, self.temperature, self._limits(), self.gradient, start
+            )
+
+        return _loopy_plan(network, self.sweeps, "approximate, as asked for"), run
+
+
+@dataclass(frozen=True)
+class Auto(Scheduler):
+    """The default: a registered structure, else exact contraction, else loopy messages.
+
+    Args:
+        memory: bytes for the tables of one run; None: 60% of what the machine has available.
+        seconds: the time that a run may take: predicted, for exact inference.
+    """
+
+    memory: float | None = None
+    seconds: float = 60.0
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """The registry first, then contraction if it fits the budget, then `Loopy`."""
+        match = REGISTRY.recognise(graph) if graph.observed is None else None
+        if match is None:
+            return self._general(graph)
+        found = match
+        structure = found.structure
+
+        def general() -> Solution:
+            return self._general(graph)[1]()
+
+        plan = structure_plan(type(structure).__name__, structure.unary.shape[:-1])
+        return plan, lambda: MatchedSolution(graph, found, general)
+
+    def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        plan, run = Contraction(self.memory, self.seconds).plan(graph)
+        if plan.fits:
+            return plan, run
+        network = reduce_graph(graph)
+        fallback = Loopy(seconds=self.seconds)
+        why = f"exact inference {plan.remedy.split(';')[0]}"
+        return _loopy_plan(network, fallback.sweeps, why), fallback.plan(graph)[1]
+
+
+def _loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
+    tables = [group.log_tables for group in network.groups]
+    factors = [len(group.scopes) for group in network.groups]
+    cells = [math.prod(table.shape[2:]) for table in tables]
+    element = torch.finfo(network.graph.dtype).bits // 8
+    messages = sum(
+        count * sum(table.shape[2:]) for table, count in zip(tables, factors, strict=True)
+    )
+    flops = 2.0 * network.batch * sum(c * n for c, n in zip(cells, factors, strict=True))
+    stored = sum(table.numel() for table in tables) + 8.0 * messages * network.batch
+    return Plan(
+        route="loopy",
+        why=why,
+        num_variables=len(network.sizes),
+        num_factors=sum(factors),
+        dropped_states=network.dropped,
+        width=max((math.log2(cell) for cell in cells), default=0.0),
+        flops=flops,
+        peak_bytes=stored * element,
+        stored_bytes=stored * element,
+        seconds=sweeps * (flops / 1e9 + 1e-4 * len(tables)),
+    )
+
+
+def require_fit(plan: Plan) -> None:
+    """Refuse a plan that does not keep to its budget."""
+    if not plan.fits:
+        raise BudgetError(f"Exact inference does not fit: it {plan.remedy}.")
+
+
+def _topology(network: Network) -> Topology:
+    scopes = (tuple(scope) for group in network.groups for scope in group.scopes.tolist())
+    return Topology(tuple(scopes), network.sizes)
+
+
+def _planned(network: Network, budget: Budget, last: frozenset[int] = frozenset()) -> Plan:
+    return make_plan(
+        _topology(network),
+        budget=budget,
+        element_bytes=torch.finfo(network.graph.dtype).bits // 8,
+        batch=network.batch,
+        last=last,
+        dropped_states=network.dropped,
+        sliceable=len(network.numbers),
+    )
+
+
+def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
+    if plan.num_slices > 1:
+        return _sliced(network, plan, budget)
+    return _exact(network, plan, budget)
+
+
+def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
+    def constrained(last: frozenset[int]) -> ContractionTree:
+        narrow = _planned(network, budget, last)
+        require_fit(narrow)
+        assert narrow.tree is not None
+        return narrow.tree
+
+    assert plan.tree is not None
+    return ExactSolution(network, plan.tree, keep=True, constrained=constrained)
+
+
+def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
+    """One exact solution per configuration of the cutset, made by conditioning."""
+    graph = network.graph
+    numbers = network.numbers[torch.tensor(plan.slices)]
+    pairs = zip(numbers, plan.slices, strict=True)
+    kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
+    grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
+    observed = graph.observed
+    if observed is None:
+        observed = torch.full((graph.num_variables,), MISSING)
+
+    def solve(number: int) -> ExactSolution:
+        states = observed.clone()
+        states[..., numbers] = grid[number]
+        part = FactorGraph.from_blocks(graph.domain, graph.blocks, states)
+        slice_network = reduce_graph(part, possible=network.possible)
+        slice_plan = _planned(slice_network, replace(budget, seconds=budget.seconds * 1e6))
+        return _exact(slice_network, slice_plan, budget)
+
+    return SlicedSolution(tuple(numbers.tolist()), len(grid), solve)

@@ -1,0 +1,74 @@
+"""Logical constraints against their truth tables."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+
+ARITIES = range(1, 6)
+
+
+def holds_as(potential, arity, rule):
+    """The truth table is that of a rule about a list of bools, in values 0 and -inf."""
+    expected = [
+        0.0 if rule(list(bits)) else -math.inf
+        for bits in itertools.product([False, True], repeat=arity)
+    ]
+    assert potential.shape == (2,) * arity
+    assert potential.table(arity).flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_truth_tables(arity):
+    holds_as(Or(arity), arity, any)
+    holds_as(And(arity), arity, all)
+    holds_as(Xor(arity), arity, lambda bits: sum(bits) % 2 == 1)
+    holds_as(Xor(arity, parity=0), arity, lambda bits: sum(bits) % 2 == 0)
+    holds_as(AtMostOne(arity), arity, lambda bits: sum(bits) <= 1)
+    holds_as(ExactlyOne(arity), arity, lambda bits: sum(bits) == 1)
+
+
+@pytest.mark.parametrize("arity", ARITIES)
+def test_counts_between_all_bounds(arity):
+    for least in range(arity + 1):
+        at_least = Cardinality(arity, at_least=least)
+        holds_as(at_least, arity, lambda bits, least=least: sum(bits) >= least)
+        assert len(at_least.transitions) == least + 1
+        for most in range(least, arity + 3):
+            between = Cardinality(arity, at_least=least, at_most=most)
+            holds_as(
+                between, arity, lambda bits, least=least, most=most: least <= sum(bits) <= most
+            )
+            assert len(between.transitions) <= most + 2
+
+
+def test_the_type_of_the_log_values():
+    assert Or(2).dtype == torch.get_default_dtype()
+    for make in (Or, And, Xor, AtMostOne, ExactlyOne, Cardinality):
+        assert make(2, dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Or(0), "Or needs an arity of at least 1; got 0"),
+        (lambda: And(-1), "And needs an arity of at least 1; got -1"),
+        (lambda: Xor(2.0), "Xor needs an arity of at least 1; got 2.0"),
+        (lambda: AtMostOne(0), "AtMostOne needs an arity"),
+        (lambda: ExactlyOne(True), "ExactlyOne needs an arity"),
+        (lambda: Xor(3, parity=2), r"Xor needs parity 1 \(odd\) or 0 \(even\); got 2"),
+        (lambda: Cardinality(3, at_least=2, at_most=1), "at_least <= at_most=1; got at_least=2"),
+        (lambda: Cardinality(3, at_least=4), "at_least <= the arity 3; got at_least=4"),
+        (lambda: Cardinality(3, at_least=4, at_most=5), "at_least <= the arity 3"),
+        (lambda: Cardinality(3, at_least=-1), "needs at_least >= 0; got -1"),
+        (lambda: Cardinality(3, at_most=-2), "needs at_most >= 0; got -2"),
+    ],
+)
+def test_what_cannot_hold_says_why(make, message):
+    with pytest.raises(rg.ModelError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
