@@ -183,6 +183,16 @@ class Field:
         return torch.where(dead, -math.inf, total)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the messages."""
+        return self.unary[0].dtype
+
+    @property
+    def records(self) -> bool:
+        """Whether a gradient would reach the potentials."""
+        return any(u.requires_grad for u in self.unary) or any(k.records for k in self.kernels)
+
+    @property
     def unary_device(self) -> torch.device:
         """Where it computes."""
         return self.unary[0].device if self.unary else torch.device("cpu")

@@ -14,8 +14,6 @@ from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
 
-_TILE = 1 << 21  # elements of tables that both directions of a message read while in cache
-
 
 class Kernel(ABC):
     """Alike factors; messages are logs (B, K, n), the n factors of a port last."""
@@ -29,6 +27,11 @@ class Kernel(ABC):
     @abstractmethod
     def count(self) -> int:
         """The number of factors."""
+
+    @property
+    @abstractmethod
+    def records(self) -> bool:
+        """Whether a gradient would reach the potential."""
 
     @abstractmethod
     def weighted(self, weights: Tensor) -> "Kernel":
@@ -105,6 +108,11 @@ class TableKernel(Kernel):
         """The number of factors."""
         return len(self.group.scopes)
 
+    @property
+    def records(self) -> bool:
+        """If the tables require gradients."""
+        return self.group.log_tables.requires_grad
+
     @cached_property
     def _logs(self) -> Tensor:
         """(b, *sizes, f): log-values over counting number and temperature, factors last."""
@@ -124,7 +132,7 @@ class TableKernel(Kernel):
         return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
 
     @cached_property
-    def _scaled(self) -> Tensor:
+    def scaled(self) -> Tensor:
         """(b, *sizes, f): values scaled to a maximum of one (sums), or log-values (maxima)."""
         shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
         logs = self._logs - shift
@@ -159,41 +167,19 @@ class TableKernel(Kernel):
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
     ) -> list[Tensor | None]:
-        """The messages of all factors, in tiles that stay in cache for both directions."""
-        table = self._scaled
+        """Scaled products; sums of logs where there are no products or they lose too much."""
+        table = self.scaled
         if rows is not None and table.shape[-1] > 1:
             table = _columns(table, rows)
         scale = self.temperature
         if scale == 0:
             return _exchanged(table, list(incoming), maximum, wanted)
         vectors = [(part if scale == 1 else part / scale).exp() for part in incoming]
-        found = self._tiled(table, vectors, wanted)
+        found = _exchanged(table, vectors, product, wanted)
         logs = [None if part is None else safe_log(part) for part in found]
         if not self._narrow:
             logs = self._mended(incoming, rows, wanted, found, logs)
         return [part if scale == 1 or part is None else part * scale for part in logs]
-
-    def _tiled(
-        self, table: Tensor, vectors: list[Tensor], wanted: int | None
-    ) -> list[Tensor | None]:
-        factors = vectors[0].shape[-1]
-        cells = math.prod(table.shape[1:-1])
-        step = max(64, _TILE // cells)
-        if table.shape[-1] == 1 or factors <= step or torch.is_grad_enabled():
-            return _exchanged(table, vectors, product, wanted)
-        tiles = [
-            _exchanged(
-                table[..., start : start + step],
-                [vector[..., start : start + step] for vector in vectors],
-                product,
-                wanted,
-            )
-            for start in range(0, factors, step)
-        ]
-        return [
-            None if column[0] is None else torch.cat([p for p in column if p is not None], -1)
-            for column in zip(*tiles, strict=True)
-        ]
 
     def _mended(
         self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: int | None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.partial import (
     Selection,
@@ -20,12 +21,18 @@ from rdpgraph.engines.loopy.partial import (
     selection,
     written,
 )
-from rdpgraph.engines.loopy.schedules import Schedule
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule
 from rdpgraph.errors import ModelError
 
 
 class Damping(ABC):
-    """How an old message and a new one are mixed."""
+    """How an old message and a new one are mixed.
+
+    Attributes:
+        share: of the old one; at 0 nothing is mixed.
+    """
+
+    share: float
 
     @abstractmethod
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
@@ -131,8 +138,11 @@ class Outcome:
 
 def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged; a finished item changes no more."""
+    sweeper: _Sweeper
     if limits.schedule.looks_at_residuals:
-        sweeper: _Sweeper = _ByResidual(field, limits)
+        sweeper = _ByResidual(field, limits)
+    elif _by_log_odds(field, limits):
+        sweeper = _ByLogOdds(field, limits)
     else:
         sweeper = _InTurn(field, limits)
     begin = time.perf_counter()
@@ -142,24 +152,27 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     if not field.edges.count:
         return Outcome(messages, ~done, torch.zeros(field.batch), ())
     trace: list[float] = []
+    any_done = False
     for number in range(limits.sweeps):
         before = messages
         messages, change = sweeper.sweep(messages, number)
-        change = change.cpu().double()
-        if bool(done.any()):
+        if any_done:
             keep = done.to(messages[0].device).reshape(-1, 1, 1)
             pairs = zip(messages, before, strict=True)
             messages = tuple(torch.where(keep, old, new) for new, old in pairs)
-            change = torch.where(done, residual.double(), change)
-        residual = change
-        worst = float(torch.where(done, 0.0, change).amax())
+            change = torch.where(done, residual, change.cpu().double())
+        residual = change.cpu().double()
+        worst = float(residual.amax())
         trace.append(worst)
-        done = done | (change <= limits.tolerance)
+        if worst <= limits.tolerance or field.batch > 1:
+            done = residual <= limits.tolerance
+            any_done = bool(done.any())
         spent = time.perf_counter() - begin
         if limits.progress is not None:
             limits.progress(Sweep(number + 1, worst, spent, sweeper.updates))
-        if bool(done.all()) or (limits.seconds is not None and spent > limits.seconds):
+        if worst <= limits.tolerance or (limits.seconds is not None and spent > limits.seconds):
             break
+    messages = sweeper.finish(messages)
     return Outcome(messages, done, residual, tuple(trace), sweeper.updates)
 
 
@@ -175,6 +188,38 @@ class _Sweeper(ABC):
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         """The messages after one sweep, and (B,) the largest change."""
 
+    def finish(self, messages: Messages) -> Messages:
+        """The messages at the end, where `sweep` has held them in another form."""
+        return messages
+
+
+def _by_log_odds(field: Field, limits: Limits) -> bool:
+    if not isinstance(limits.schedule, Flooding) or not isinstance(limits.damping, LogDamping):
+        return False
+    if field.batch > 1 or any(unary.requires_grad for unary in field.unary):
+        return False  # finished items of a batch are held still, which log-odds are not made for
+    return not (torch.is_grad_enabled() and field.records) and LogOdds.applies(field)
+
+
+class _ByLogOdds(_Sweeper):
+    """Flooding in binary pairwise models."""
+
+    def __init__(self, field: Field, limits: Limits) -> None:
+        super().__init__(field, limits)
+        self._state: LogOdds | None = None
+
+    def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
+        del number
+        if self._state is None:
+            self._state = LogOdds(self.field, messages)
+        assert isinstance(self.limits.damping, LogDamping)
+        change = self._state.step(self.limits.damping.share)
+        self.updates += self.field.edges.count
+        return messages, change
+
+    def finish(self, messages: Messages) -> Messages:
+        return messages if self._state is None else self._state.messages()
+
 
 class _InTurn(_Sweeper):
     """Schedules that are blind to the messages."""
@@ -182,6 +227,7 @@ class _InTurn(_Sweeper):
     def __init__(self, field: Field, limits: Limits) -> None:
         super().__init__(field, limits)
         self._selections: dict[int, tuple[Tensor, Selection]] = {}
+        self._values: tuple[Messages, list[Tensor]] | None = None
 
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         field, edges = self.field, self.field.edges
@@ -206,19 +252,36 @@ class _InTurn(_Sweeper):
         """Every message, or those of a set where hard zeros ask for the careful equations."""
         field = self.field
         found = field.update(messages)
+        if chosen is None:
+            change = self._change(found, messages)
+            if self.limits.damping.share == 0:
+                return found, change
+            pairs = zip(found, messages, strict=True)
+            return tuple(self.limits.damping.mix(new, old) for new, old in pairs), change
         changes: list[Tensor] = []
         result: list[Tensor] = []
         for c, new, old in zip(field.edges.classes, found, messages, strict=True):
             mixed = self.limits.damping.mix(new, old)
-            if chosen is not None:
-                here = torch.zeros(c.count, dtype=torch.bool)
-                own = chosen[(chosen >= c.first) & (chosen < c.first + c.count)] - c.first
-                here[own] = True
-                mixed = torch.where(here.to(old.device), mixed, old)
-                new = torch.where(here.to(old.device), new, old)
+            here = torch.zeros(c.count, dtype=torch.bool)
+            own = chosen[(chosen >= c.first) & (chosen < c.first + c.count)] - c.first
+            here[own] = True
+            mixed = torch.where(here.to(old.device), mixed, old)
+            new = torch.where(here.to(old.device), new, old)
             changes.append(_change(new, old))
             result.append(mixed)
         return tuple(result), torch.stack(changes).amax(0)
+
+    @torch.no_grad()
+    def _change(self, new: Messages, old: Messages) -> Tensor:
+        """(B,) the largest change; values are exponentiated once a sweep, not twice."""
+        known = self._values
+        before = known[1] if known is not None and known[0] is old else [m.exp() for m in old]
+        after = [message.exp() for message in new]
+        self._values = (new, after)
+        changes = [(a - b).abs_().flatten(1) for a, b in zip(after, before, strict=True)]
+        return torch.stack(
+            [c.amax(1) if c.shape[1] else c.new_zeros(len(c)) for c in changes]
+        ).amax(0)
 
     def _some(
         self, messages: Messages, beliefs: list[Tensor], chosen: Tensor

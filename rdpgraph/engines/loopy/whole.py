@@ -58,6 +58,11 @@ class WholeKernel(Kernel):
                     found.append(Port(slot, rows, active[rows], size))
         return tuple(found)
 
+    @property
+    def records(self) -> bool:
+        """Not known: a potential may hold parameters anywhere."""
+        return True
+
     @cached_property
     def _states(self) -> tuple[Tensor, ...]:
         """Per port (n, K) the states left."""
