@@ -36,7 +36,7 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Contraction, Loopy, Scheduler
+from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
 register = REGISTRY.add
 
@@ -67,6 +67,7 @@ __all__ = [
     "Gradient",
     "Implicit",
     "ImpossibleEvidenceError",
+    "JoinGraph",
     "LogDamping",
     "Loopy",
     "Match",

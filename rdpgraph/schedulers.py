@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rdpgraph.engines.exact import ExactSolution
+from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.propagation import Damping, Limits, LogDamping, Sweep
-from rdpgraph.engines.loopy.schedules import Flooding, Schedule
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule, Sequential
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.matched import MatchedSolution
 from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.sliced import SlicedSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
@@ -22,11 +24,18 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.plan import Plan, structure_plan
 from rdpgraph.plan.scheduler import make_plan
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.query.posterior import Posterior
+
+MOST_PLANNED = 50_000
+"""Factors of two and more variables, with cycles, for which an exact order is sought."""
+
+MOST_JOINED = 20_000
+"""The same for clusters."""
 
 
 class Scheduler(ABC):
@@ -52,10 +61,11 @@ class Contraction(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then the cheapest order found."""
-        budget = Budget.of_machine(self.seconds)
-        if self.memory is not None:
-            budget = Budget(self.memory, self.seconds)
-        network = reduce_graph(graph)
+        return self.plan_network(reduce_graph(graph))
+
+    def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
+        """The same for a reduced network."""
+        budget = _budget(self.memory, self.seconds)
         plan = _planned(network, budget)
         return plan, lambda: _solved(network, plan, budget)
 
@@ -119,6 +129,10 @@ class Loopy(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then messages."""
+        return self.plan_because(graph, "approximate, as asked for")
+
+    def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
+        """The same with a reason."""
         network = reduce_graph(graph, whole=True)
         start = None if self.start is None else self.start.solution
         assert start is None or isinstance(start, LoopySolution)
@@ -128,12 +142,16 @@ class Loopy(Scheduler):
                 network, self.counting, self.temperature, self._limits(), self.gradient, start
             )
 
-        return _loopy_plan(network, self.sweeps, "approximate, as asked for"), run
+        return _loopy_plan(network, self.sweeps, why), run
 
 
 @dataclass(frozen=True)
 class Auto(Scheduler):
-    """The default: a registered structure, else exact contraction, else loopy messages.
+    """The default: a registered structure, else exact contraction, else approximate messages.
+
+    Where exact inference does not fit the budget: messages between clusters (`JoinGraph`), and if
+    those do not converge between single factors (`Loopy`). Models of more than 50,000 factors
+    with cycles go straight to `Loopy`. `status` says what the answer is worth.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
@@ -158,13 +176,111 @@ class Auto(Scheduler):
         return plan, lambda: MatchedSolution(graph, found, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        plan, run = Contraction(self.memory, self.seconds).plan(graph)
+        exact = Contraction(self.memory, self.seconds)
+        network = reduce_graph(graph)
+        joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
+        if joint > MOST_PLANNED and _has_cycle(network):
+            why = f"no exact order is sought for {joint:,} factors with cycles"
+            return Loopy(damping=0.3, seconds=self.seconds).plan_because(graph, why)
+        plan, run = exact.plan_network(network)
         if plan.fits:
             return plan, run
-        network = reduce_graph(graph)
-        fallback = Loopy(seconds=self.seconds)
         why = f"exact inference {plan.remedy.split(';')[0]}"
-        return _loopy_plan(network, fallback.sweeps, why), fallback.plan(graph)[1]
+        joined = JoinGraph(self.memory, 0.5 * self.seconds)
+        plan, clusters = joined.plan_network(graph, network, why)
+        attempts = (
+            clusters,
+            Loopy(schedule=Sequential(), seconds=0.15 * self.seconds).plan(graph)[1],
+            Loopy(
+                schedule=Sequential(), damping=0.5, sweeps=100_000, seconds=0.2 * self.seconds
+            ).plan(graph)[1],
+        )
+        if joint > MOST_JOINED:
+            return Loopy(damping=0.3).plan_because(graph, why)[0], lambda: FirstConverged(
+                attempts[1:]
+            )
+        return plan, lambda: FirstConverged(attempts)
+
+
+@dataclass(frozen=True)
+class JoinGraph(Scheduler):
+    """Messages between clusters of factors: better than `Loopy`, and dearer, up to exact.
+
+    The clusters are as large as memory and time allow. Runs in float64. Modes come from loopy
+    max-product.
+
+    Args:
+        memory: bytes for the clusters' tables; None: 60% of what the machine has available.
+        seconds: predicted, for a run; it stops there in any case.
+        sweeps: at most.
+        tolerance: on the largest change of a message, as values scaled to a maximum of one.
+        damping: the share of the old message that an update keeps, from the second sweep on; it
+            is raised where the residual stalls.
+    """
+
+    memory: float | None = None
+    seconds: float = 60.0
+    sweeps: int = 1000
+    tolerance: float = 1e-6
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or not self.tolerance >= 0 or not 0 <= self.damping < 1:
+            raise ModelError(
+                "JoinGraph needs sweeps >= 1, tolerance >= 0 and 0 <= damping < 1; got "
+                f"{self.sweeps}, {self.tolerance} and {self.damping}."
+            )
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence, hard zeros, clusters, then messages."""
+        return self.plan_network(graph, reduce_graph(graph), "approximate, as asked for")
+
+    def plan_network(
+        self, graph: FactorGraph, network: Network, why: str
+    ) -> tuple[Plan, Callable[[], Solution]]:
+        """The same for a reduced network."""
+        budget = _budget(self.memory, self.seconds)
+        topology = _topology(network)
+        # Half of the memory: a cluster's belief stands beside its table.
+        clusters = choose_join_graph(
+            topology,
+            elements=budget.memory_bytes / 16 / network.batch,
+            seconds=self.seconds,
+            batch=network.batch,
+        )
+        largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)
+        plan = Plan(
+            route="join graph",
+            why=why,
+            num_variables=len(network.sizes),
+            num_factors=topology.num_tensors,
+            num_components=len(topology.components()),
+            dropped_states=network.dropped,
+            width=math.log2(largest),
+            flops=3.0 * clusters.elements() * network.batch,
+            peak_bytes=16.0 * clusters.elements() * network.batch,
+            stored_bytes=16.0 * clusters.elements() * network.batch,
+            seconds=clusters.seconds(network.batch),
+        )
+
+        def solve() -> JoinedSolution:
+            loopy = Loopy(damping=0.3, seconds=self.seconds).plan(graph)[1]
+            return JoinedSolution(
+                network, clusters, self.sweeps, self.tolerance, self.seconds, self.damping, loopy
+            )
+
+        return plan, solve
+
+
+def _has_cycle(network: Network) -> bool:
+    """Whether counting shows a cycle: more links than a forest has room for."""
+    scopes = [group.scopes for group in network.groups]
+    links = sum(len(scope) * (scope.shape[1] - 1) for scope in scopes)
+    return links >= len(network.sizes)
+
+
+def _budget(memory: float | None, seconds: float) -> Budget:
+    return Budget.of_machine(seconds) if memory is None else Budget(memory, seconds)
 
 
 def _loopy_plan(network: Network, sweeps: int, why: str) -> Plan:

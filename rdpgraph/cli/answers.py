@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rdpgraph.cli.arguments import Format, Task
+from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
@@ -115,8 +116,20 @@ def print_table(found: Answer, console: Console) -> None:
         if found.scores:
             share = math.exp(min(found.scores[row] - log_z, 0.0))
             console.print(f"log-score = {_shown(found.scores[row])} nats, probability {share:.4g}")
+    console.print(f"{_worth(status)}, by {plan.route} (width {plan.width:.1f})")
+    if status.remedy:
+        console.print(status.remedy)
+
+
+def _worth(status: Status) -> str:
+    """Exact, or what kind of approximation."""
     worth = "exact" if status.exact else "approximate"
-    console.print(f"{worth}, by {plan.route} (width {plan.width:.1f})")
+    if status.bound:
+        worth += f", log Z an {status.bound} bound"
+    if status.iterations is None:
+        return worth
+    how = "converged in" if status.converged else "NOT converged after"
+    return f"{worth}, {how} {status.iterations} sweeps"
 
 
 def _table(found: Answer, row: int, console: Console) -> Table:
@@ -149,6 +162,9 @@ def _json(found: Answer) -> str:
         "task": found.task.value,
         "exact": status.exact,
         "converged": status.converged,
+        "sweeps": status.iterations,
+        "residual": status.residual,
+        "remedy": status.remedy,
         "route": found.posterior.plan.route,
         "rows": [],
     }

@@ -14,12 +14,13 @@ from rich.console import Console
 from rdpgraph.cli.answers import answer, as_text, print_table
 from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
 from rdpgraph.cli.drawing import draw as draw_graph
-from rdpgraph.errors import BudgetError, RdpgraphError, UnsupportedError
+from rdpgraph.engines.loopy.schedules import Sequential
+from rdpgraph.errors import BudgetError, RdpgraphError
 from rdpgraph.infer import explain, infer
 from rdpgraph.io.files import read, write
 from rdpgraph.io.text import write_text_atomically
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers import Auto, Contraction, Scheduler
+from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
 app = typer.Typer(
     add_completion=False,
@@ -60,23 +61,19 @@ def infer_command(
     style: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
-    damping: Annotated[float | None, typer.Option(help="Of loopy messages.")] = None,
-    sweeps: Annotated[int | None, typer.Option(help="Of loopy messages, at most.")] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="Share of the old message kept (loopy, join).")
+    ] = None,
+    sweeps: Annotated[int | None, typer.Option(help="At most (loopy, join).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of randomized methods.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
 ) -> None:
     """Answer a question about a model."""
-    del seed  # exact answers have no randomness
-    if method is Method.LOOPY or damping is not None or sweeps is not None:
-        raise UnsupportedError(
-            "Loopy belief propagation (--method loopy, --damping, --sweeps) is not available yet; "
-            "use --method exact."
-        )
+    del seed  # no method is randomized yet
     if task is Task.MMAP and not query:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
     names = list(query or ())
-    kind = Auto if method is Method.AUTO else Contraction
-    scheduler: Scheduler = kind(memory_bytes, time_seconds)
+    scheduler = _scheduler(method, memory_bytes, time_seconds, damping, sweeps)
     with _progress("solving"):
         graph = load(model, evidence, settings or (), device)
         posterior = _posterior(graph, scheduler)
@@ -178,6 +175,33 @@ def main() -> None:
 def _fail(message: str) -> None:
     typer.echo(f"Error: {' '.join(message.split())}", err=True)
     sys.exit(1)
+
+
+def _scheduler(
+    method: Method,
+    memory_bytes: float | None,
+    time_seconds: float,
+    damping: float | None,
+    sweeps: int | None,
+) -> Scheduler:
+    iterative = method in (Method.LOOPY, Method.JOIN)
+    if not iterative and (damping is not None or sweeps is not None):
+        raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
+    if method is Method.LOOPY:
+        return Loopy(
+            schedule=Sequential(),
+            damping=0.0 if damping is None else damping,
+            sweeps=1000 if sweeps is None else sweeps,
+            seconds=time_seconds,
+        )
+    if method is Method.JOIN:
+        return JoinGraph(
+            memory_bytes,
+            time_seconds,
+            damping=0.0 if damping is None else damping,
+            sweeps=1000 if sweeps is None else sweeps,
+        )
+    return (Auto if method is Method.AUTO else Contraction)(memory_bytes, time_seconds)
 
 
 def _posterior(graph: object, scheduler: Scheduler) -> Posterior:

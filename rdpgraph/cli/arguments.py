@@ -35,6 +35,7 @@ class Method(StrEnum):
     AUTO = "auto"
     EXACT = "exact"
     LOOPY = "loopy"
+    JOIN = "join"
 
 
 class Format(StrEnum):

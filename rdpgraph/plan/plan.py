@@ -12,11 +12,11 @@ class Plan:
     """How a model will be solved.
 
     Attributes:
-        route: ``"forest"``, ``"contraction"`` or ``"structure"``.
+        route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"`` or ``"loopy"``.
         why: the reason, in a sentence.
         num_variables: variables left after evidence and hard zeros.
         num_factors: factors left.
-        num_components: connected components.
+        num_components: connected components; 0 where they were not counted.
         dropped_states: states that hard zeros made impossible.
         width: log2 of the largest table multiplied out.
         flops: multiply-adds of one pass.
@@ -52,11 +52,8 @@ class Plan:
     def __str__(self) -> str:
         left = f"{self.num_variables:,} variables, {self.num_factors:,} factors"
         parts = "1 component" if self.num_components == 1 else f"{self.num_components:,} components"
-        lines = [
-            f"Plan: {self.route}",
-            f"  why        {self.why}",
-            f"  left       {left} in {parts}",
-        ]
+        left += f" in {parts}" if self.num_components else ""
+        lines = [f"Plan: {self.route}", f"  why        {self.why}", f"  left       {left}"]
         if self.dropped_states:
             lines.append(f"  dropped    {self.dropped_states:,} states that hard zeros rule out")
         lines.append(f"  width      {self.width:.1f} bits (log2 of the largest table)")

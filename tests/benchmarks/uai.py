@@ -22,7 +22,7 @@ CHILD = "--child"
 
 
 def answer(
-    task: str, model: str, evidence: str, output: str, memory: float, seconds: float
+    task: str, model: str, evidence: str, output: str, memory: float, seconds: float, method: str
 ) -> None:
     """Solve one model and write its result file; runs in the child process."""
     import torch
@@ -37,7 +37,13 @@ def answer(
         for row in read_evidence(evidence)[:1]:
             graph = graph.condition(row)
     reading = time.perf_counter() - start
-    scheduler = rg.Contraction(memory=memory, seconds=seconds)
+    left = seconds - reading - (start - BORN)
+    if method == "exact":
+        scheduler: rg.Scheduler = rg.Contraction(memory=memory, seconds=seconds)
+    elif method == "auto":
+        scheduler = rg.Auto(memory=memory, seconds=left)
+    else:
+        scheduler = LOOPY[method](left)
     posterior = rg.infer(graph, scheduler=scheduler)
     planning = time.perf_counter() - start - reading
     if task == "PR":
@@ -50,6 +56,8 @@ def answer(
     row = {
         "read": reading, "plan": planning, "run": running, "width": plan.width, "flops": plan.flops,
         "stored": plan.stored_bytes, "predicted": plan.seconds, "slices": plan.num_slices,
+        "route": plan.route, "converged": posterior.status.converged,
+        "sweeps": posterior.status.iterations or 0,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
     }  # fmt: skip
     print(json.dumps(row))

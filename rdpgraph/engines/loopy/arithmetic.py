@@ -5,6 +5,16 @@ import math
 import torch
 from torch import Tensor
 
+_LOWEST = -1e30
+
+
+def floored(logs: Tensor) -> Tensor:
+    """Logs so low that sums of them would overflow, kept finite; -inf stays.
+
+    Hard constraints around a loop may multiply a message's log with every sweep.
+    """
+    return torch.where(logs > -math.inf, logs.clamp(min=_LOWEST), logs)
+
 
 def normalised(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
     """Logs whose maximum over states is 0, and what was taken off (B, 1, n)."""

@@ -16,12 +16,13 @@ tree-reweighted, an upper bound on log Z (Wainwright, Jaakkola, Willsky 2005). t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import normalised, share, soft_maximum, take
+from rdpgraph.engines.loopy.arithmetic import floored, normalised, share, soft_maximum, take
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
 
@@ -103,9 +104,16 @@ class Field:
         """All messages anew from all messages (undamped)."""
         cavities = self.cavities(messages, self.beliefs(messages))
         cavities = [normalised(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
-        return tuple(
-            normalised(new, vanishing=self.vanishing)[0] for new in self.outgoing(cavities)
-        )
+        return tuple(self.message(new) for new in self.outgoing(cavities))
+
+    def message(self, logs: Tensor) -> Tensor:
+        """What a factor answers as a message: normalised, and floored if it might be unbounded."""
+        logs = normalised(logs, vanishing=self.vanishing)[0]
+        return logs if self._bounded else floored(logs)
+
+    @cached_property
+    def _bounded(self) -> bool:
+        return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the factors answer, not normalised."""

@@ -30,6 +30,11 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
+    def bounded(self) -> bool:
+        """Whether messages cannot grow without bound, whatever comes in."""
+
+    @property
+    @abstractmethod
     def records(self) -> bool:
         """Whether a gradient would reach the potential."""
 
@@ -138,9 +143,13 @@ class TableKernel(Kernel):
         logs = self._logs - shift
         return logs if self.temperature == 0 else logs.exp()
 
+    @property
+    def bounded(self) -> bool:
+        """If no product can leave the range of the floating type: then nothing is checked."""
+        return self._narrow
+
     @cached_property
     def _narrow(self) -> bool:
-        """Whether no product can leave the range of the floating type: then nothing is checked."""
         logs = self._logs.detach()
         return bool((logs.flatten(1, -2).amin(1) - self._peak).amin() > math.log(self._least))
 
@@ -177,7 +186,7 @@ class TableKernel(Kernel):
         vectors = [(part if scale == 1 else part / scale).exp() for part in incoming]
         found = _exchanged(table, vectors, product, wanted)
         logs = [None if part is None else safe_log(part) for part in found]
-        if not self._narrow:
+        if not self.bounded:
             logs = self._mended(incoming, rows, wanted, found, logs)
         return [part if scale == 1 or part is None else part * scale for part in logs]
 

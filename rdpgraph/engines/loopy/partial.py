@@ -112,7 +112,7 @@ def candidates(
         assert answer is not None
         if whole:
             answer = take(answer, part.places - segment.start)
-        found.append(normalised(answer, vanishing=False)[0])
+        found.append(field.message(answer))
     return found
 
 

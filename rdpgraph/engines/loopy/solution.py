@@ -21,6 +21,8 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.plan.orders import forest_order
+from rdpgraph.plan.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,8 @@ class LoopySolution(Solution):
             )
         elif not exact:
             remedy = (
-                "a fixed point of loopy belief propagation: exact inference needs a larger memory "
-                "or time budget"
+                "approximate, a fixed point of loopy belief propagation: JoinGraph() is better where "
+                "its clusters fit, and Contraction() exact where its tables do"
             )
         return Status(
             exact=exact,
@@ -94,19 +96,19 @@ class LoopySolution(Solution):
     @cached_property
     def network_is_forest(self) -> bool:
         """Whether the factor graph has no cycle."""
-        import networkx as nx
-
-        graph: nx.Graph[object] = nx.Graph()
-        links = 0
-        if self.network.wholes:
-            return False  # not looked into
-        for number in message_groups(self.network):
-            for row, scope in enumerate(self.network.groups[number].scopes.tolist()):
-                graph.add_edges_from(((number, row), variable) for variable in scope)
-                links += len(scope)
-                if links > 2 * len(self.network.sizes) + 2 * graph.number_of_nodes():
-                    return False
-        return not links or nx.is_forest(graph)
+        left, sizes = self.edges.variable, self.network.sizes
+        if len(left) - sum(self.edges.factors) >= max(len(sizes), 1):
+            return False  # more links than a forest has room for
+        scopes: list[list[int]] = []
+        for kernel, ports in enumerate(self.edges.ports):
+            own: list[list[int]] = [[] for _ in range(self.edges.factors[kernel])]
+            for port in ports:
+                rows = range(len(own)) if port.rows is None else port.rows.tolist()
+                for row, variable in zip(rows, port.variables.tolist(), strict=True):
+                    own[row].append(variable)
+            scopes += own
+        topology = Topology(tuple(tuple(scope) for scope in scopes if scope), sizes)
+        return forest_order(topology) is not None
 
     @cached_property
     def _alive(self) -> Tensor:

@@ -59,6 +59,11 @@ class WholeKernel(Kernel):
         return tuple(found)
 
     @property
+    def bounded(self) -> bool:
+        """No."""
+        return False
+
+    @property
     def records(self) -> bool:
         """Not known: a potential may hold parameters anywhere."""
         return True

@@ -1,0 +1,353 @@
+"""Messages between clusters of a join graph: loopy belief propagation on larger pieces."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.flat import factor_tables, variable_table
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.plan.joingraph import ClusterGraph
+
+_PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
+
+
+@dataclass(frozen=True, eq=False)
+class _Cluster:
+    """A table of values scaled to a maximum of one.
+
+    Attributes:
+        scope: the variables of its dims, after the batch dim.
+        values: (b, *sizes).
+        log_scale: (b,).
+    """
+
+    scope: tuple[int, ...]
+    values: Tensor
+    log_scale: Tensor
+
+
+@dataclass(eq=False)
+class _Run:
+    """Messages where they stand: per link what the child and what the parent has said."""
+
+    up: list[Tensor]
+    down: list[Tensor]
+    trace: list[float] = field(default_factory=list[float])
+    converged: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedSolution(Solution):
+    """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
+
+    Exact where the join graph is a junction tree. Computes in float64. Log Z is the join graph's
+    free energy; its gradient, with messages held fixed, is the beliefs. Marginals and entropy
+    have no gradient through the messages.
+
+    Attributes:
+        network: the reduced model.
+        graph: its clusters; tensor t of the plan is factor t of the groups, one after the other.
+        sweeps: at most, there and back.
+        tolerance: on the largest change of a message scaled to a maximum of one.
+        seconds: at most.
+        damping: the share of the old message that is kept; raised where the residual stalls.
+        loopy: answers what clusters do not: modes and max-marginals.
+    """
+
+    network: Network
+    graph: ClusterGraph
+    sweeps: int
+    tolerance: float
+    seconds: float
+    damping: float
+    loopy: Callable[[], Solution] = field(repr=False)
+
+    @cached_property
+    def _tensors(self) -> list[tuple[int, int]]:
+        """Per tensor of the plan its group and row."""
+        return [
+            (number, row)
+            for number, group in enumerate(self.network.groups)
+            for row in range(len(group.scopes))
+        ]
+
+    def _clusters(self) -> list[_Cluster]:
+        groups = self.network.groups
+        tables = [group.each() for group in groups]
+        scopes = [group.scopes.tolist() for group in groups]
+        found: list[_Cluster] = []
+        for scope, members in zip(self.graph.scopes, self.graph.tensors, strict=True):
+            sizes = [self.graph.sizes[v] for v in scope]
+            total = torch.zeros(1, *(1 for _ in sizes), dtype=torch.float64)
+            total = total.to(self.network.constant.device)
+            for tensor in members:
+                group, row = self._tensors[tensor]
+                table = tables[group]
+                own = table[:, row if table.shape[1] > 1 else 0].double()
+                total = total + _aligned(own, scopes[group][row], scope)
+            total = total.expand(-1, *sizes)
+            peak = total.detach().flatten(1).amax(1)
+            peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            values = (total - peak.reshape(-1, *(1,) * len(sizes))).exp()
+            found.append(_Cluster(scope, values, peak))
+        return found
+
+    @cached_property
+    def _fixed(self) -> list[_Cluster]:
+        with torch.no_grad():
+            return self._clusters()
+
+    @cached_property
+    def _at(self) -> list[list[int]]:
+        """Per cluster the numbers of its links."""
+        found: list[list[int]] = [[] for _ in self.graph.scopes]
+        for number, link in enumerate(self.graph.links):
+            found[link.child].append(number)
+            found[link.parent].append(number)
+        return found
+
+    @cached_property
+    def _run(self) -> _Run:
+        with torch.no_grad():
+            return self._propagated()
+
+    def _propagated(self) -> _Run:
+        begin = time.perf_counter()
+        like, batch = self._fixed[0].values if self._fixed else torch.zeros(0), self.network.batch
+        ones = [
+            like.new_ones(batch, *(self.graph.sizes[v] for v in link.separator))
+            for link in self.graph.links
+        ]
+        run = _Run(list(ones), list(ones))
+        count = len(self.graph.scopes)
+        steps = [(cluster, True) for cluster in range(count)]
+        steps += [(cluster, False) for cluster in reversed(range(count))]
+        keep = 0.0
+        for number in range(self.sweeps):
+            change = 0.0
+            for cluster, upwards in steps:
+                change = max(change, self._send(run, cluster, keep, upwards=upwards))
+                if time.perf_counter() - begin > self.seconds:
+                    run.trace.append(max(change, math.ulp(1.0)))
+                    return run
+            run.trace.append(change)
+            # The second sweep of a junction tree changes nothing: the first was exact.
+            if change <= self.tolerance or self.graph.exact:
+                run.converged = True
+                break
+            keep = max(keep, self.damping)
+            if number and number % _PATIENCE == 0 and change > 0.3 * run.trace[-_PATIENCE]:
+                keep = min(keep + 0.2, 0.8)
+        return run
+
+    def _send(self, run: _Run, cluster: int, keep: float, *, upwards: bool) -> float:
+        """Messages of a cluster to its parents, or to its children; the largest change."""
+        links = self.graph.links
+        targets = [n for n in self._at[cluster] if (links[n].child == cluster) is upwards]
+        if not targets:
+            return 0.0
+        table = self._belief(run, self._fixed[cluster], cluster)[0]
+        change = 0.0
+        for number in targets:
+            said, heard = (run.up, run.down) if upwards else (run.down, run.up)
+            total = _summed(table, self.graph.scopes[cluster], links[number].separator)
+            new = torch.where(heard[number] > 0, total / heard[number], 0.0)
+            peak = new.flatten(1).amax(1).reshape(-1, *(1,) * (new.ndim - 1))
+            old = said[number]
+            # Where all underflowed, or nothing is possible, nothing new is said.
+            new = torch.where(peak > 0, new / torch.where(peak > 0, peak, 1.0), old)
+            change = max(change, float((new - old).abs().amax()))
+            if keep:
+                new = (1 - keep) * new + keep * old
+            said[number] = new
+        return change
+
+    def _belief(self, run: _Run, own: _Cluster, cluster: int) -> tuple[Tensor, Tensor]:
+        """The table times all that the cluster has heard: (B, *sizes) and its log-scale (B,)."""
+        table, scale = own.values, own.log_scale
+        for number in self._at[cluster]:
+            link = self.graph.links[number]
+            heard = run.down[number] if link.child == cluster else run.up[number]
+            table = table * _aligned(heard, link.separator, own.scope)
+            peak = table.detach().flatten(1).amax(1)
+            safe = torch.where(peak > 0, peak, 1.0)
+            if bool((safe < 1e-100).any()):
+                table = table / safe.reshape(-1, *(1,) * (table.ndim - 1))
+                scale = scale + safe.log()
+        return table, scale
+
+    def status(self) -> Status:
+        """Whether the messages converged."""
+        run = self._run
+        exact = self.graph.exact and run.converged
+        remedy = ""
+        if not run.converged:
+            remedy = "the join graph's messages have not converged: allow more time, or damp them"
+        elif not exact:
+            remedy = "approximate: more memory or time allows larger clusters"
+        return Status(
+            exact=exact,
+            converged=run.converged,
+            biased=not exact,
+            iterations=len(run.trace),
+            residual=run.trace[-1] if run.trace else 0.0,
+            trace=tuple(run.trace),
+            remedy=remedy,
+        )
+
+    def log_partition(self) -> Tensor:
+        """(B,) the join graph's approximation of log Z."""
+        return self._log_partition
+
+    @cached_property
+    def _log_partition(self) -> Tensor:
+        network, run = self.network, self._run
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        total = network.constant.double().expand(network.batch)
+        recorded = torch.is_grad_enabled() and any(
+            g.log_tables.requires_grad for g in network.groups
+        )
+        clusters = self._clusters() if recorded else self._fixed
+        for cluster, own in enumerate(clusters):
+            table, scale = self._belief(run, own, cluster)
+            total = total + _log(table.flatten(1).sum(1)) + scale
+        for up, down in zip(run.up, run.down, strict=True):
+            total = total - _log((up * down).flatten(1).sum(1))
+        total = torch.where(total.isnan() | (total == math.inf), -math.inf, total)
+        return total.to(network.constant)
+
+    @cached_property
+    def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Per variable (B, k) and per tensor (B, *sizes), each from its smallest cluster."""
+        run, graph = self._run, self.graph
+        home: dict[int, int] = {}
+        for cluster in sorted(
+            range(len(graph.scopes)), key=lambda c: -self._fixed[c].values[0].numel()
+        ):
+            for variable in graph.scopes[cluster]:
+                home[variable] = cluster
+        of_variables = [torch.zeros(0) for _ in graph.sizes]
+        of_tensors = [torch.zeros(0) for _ in self._tensors]
+        with torch.no_grad():
+            for cluster, own in enumerate(self._fixed):
+                table = self._belief(run, own, cluster)[0]
+                table = _probabilities(table)
+                for tensor in graph.tensors[cluster]:
+                    group, row = self._tensors[tensor]
+                    scope = tuple(self.network.groups[group].scopes[row].tolist())
+                    joint = _summed(table, own.scope, tuple(sorted(scope)))
+                    ranks = [sorted(scope).index(v) + 1 for v in scope]
+                    of_tensors[tensor] = joint.permute(0, *ranks)
+                for variable in own.scope:
+                    if home[variable] == cluster:
+                        of_variables[variable] = _summed(table, own.scope, (variable,))
+        return of_variables, of_tensors
+
+    @cached_property
+    def _alive(self) -> Tensor:
+        return self.log_partition().detach() > -math.inf
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) beliefs."""
+        if self.network.impossible:
+            return variable_table(self.network, [], 0.0, 0.0)
+        beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for size in torch.unique(sizes).tolist():
+            members = (sizes == size).nonzero().flatten()
+            parts.append((members, torch.stack([beliefs[v] for v in members.tolist()], 1)))
+        flat = variable_table(self.network, parts, 0.0, 1.0)
+        return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+
+    def _of_group(self, group: int) -> Tensor:
+        tensors = [t for t, (number, _) in enumerate(self._tensors) if number == group]
+        return torch.stack([self._beliefs[1][t] for t in tensors], 1)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) beliefs."""
+        values = factor_tables(self.network, block, self._of_group)
+        return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+    def expected_score(self) -> Tensor:
+        """(B,) under the beliefs."""
+        network = self.network
+        total = network.constant.expand(network.batch).double()
+        if network.impossible:
+            return torch.zeros_like(total).to(network.constant)
+        for number, group in enumerate(network.groups):
+            belief = self._of_group(number)
+            logs = torch.where(belief > 0, group.each().double(), 0.0)
+            total = total + (belief * logs).flatten(1).sum(1)
+        return torch.where(self._alive, total, 0.0).to(network.constant)
+
+    @cached_property
+    def _other(self) -> Solution:
+        return self.loopy()
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) by loopy max-product."""
+        return self._other.max_marginals()
+
+    def mode(self) -> Tensor:
+        """(B, V) by loopy max-product."""
+        return self._other.mode()
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) that of loopy max-product."""
+        return self._other.mode_is_consistent()
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "A join graph gives marginals and no joint distribution to sample from; give "
+            "Contraction() more memory or time."
+        )
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Marginal MAP needs exact inference; give Contraction() more memory or time."
+        )
+
+
+def _aligned(values: Tensor, own: Sequence[int], scope: Sequence[int]) -> Tensor:
+    """(b, *sizes of own) as a view that broadcasts over the dims of an ascending scope."""
+    ranks = sorted(range(len(own)), key=lambda i: own[i])
+    moved = values.permute(0, *(rank + 1 for rank in ranks))
+    held = set(own)
+    sizes = iter(moved.shape[1:])
+    return moved.reshape(len(values), *(next(sizes) if v in held else 1 for v in scope))
+
+
+def _summed(table: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
+    """The other dims summed out."""
+    held = set(kept)
+    gone = [dim + 1 for dim, v in enumerate(scope) if v not in held]
+    return table.sum(gone) if gone else table
+
+
+def _probabilities(table: Tensor) -> Tensor:
+    total = table.flatten(1).sum(1).reshape(-1, *(1,) * (table.ndim - 1))
+    return table / torch.where(total > 0, total, 1.0)
+
+
+def _log(values: Tensor) -> Tensor:
+    alive = values > 0
+    return torch.where(alive, torch.where(alive, values, 1.0).log(), -math.inf)

@@ -1,0 +1,175 @@
+"""Join graphs: clusters of tensors no larger than a bound, and what they tell each other."""
+
+from dataclasses import dataclass
+from math import prod
+
+from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan.topology import Topology
+
+_SWEEPS = 20
+"""What a run of messages is taken to need."""
+
+_PASSES = 3
+"""Passes over a cluster's table for each of its links and sweep."""
+
+_ELEMENTS_PER_SECOND = 1.5e8
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two clusters that exchange messages over the variables of a separator.
+
+    Attributes:
+        child: the cluster that comes first in the order.
+        parent: the other.
+        separator: ascending.
+    """
+
+    child: int
+    parent: int
+    separator: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ClusterGraph:
+    """Clusters in an order in which messages flow.
+
+    For every variable, the links whose separators have it make a tree of the clusters that have
+    it. With no variable split (`exact`) the whole is a junction tree.
+
+    Attributes:
+        sizes: of the variables.
+        scopes: per cluster its variables, ascending.
+        tensors: per cluster the tensors that it holds; each tensor is in one cluster.
+        links: children before parents.
+        exact: no bucket was split.
+    """
+
+    sizes: tuple[int, ...]
+    scopes: tuple[tuple[int, ...], ...]
+    tensors: tuple[tuple[int, ...], ...]
+    links: tuple[Link, ...]
+    exact: bool
+
+    def elements(self) -> int:
+        """Entries of all clusters' tables."""
+        return sum(prod([self.sizes[v] for v in scope]) for scope in self.scopes)
+
+    def seconds(self, batch: int) -> float:
+        """Predicted for a run until convergence."""
+        degree = [1] * len(self.scopes)
+        for link in self.links:
+            degree[link.child] += 1
+            degree[link.parent] += 1
+        work = sum(
+            prod([self.sizes[v] for v in scope]) * links
+            for scope, links in zip(self.scopes, degree, strict=True)
+        )
+        calls = 2e-4 * len(self.links)
+        return _SWEEPS * (_PASSES * batch * work / _ELEMENTS_PER_SECOND + calls)
+
+
+def join_graph(topology: Topology, order: list[int], most_elements: float) -> ClusterGraph:
+    """Mini-bucket elimination as a join graph (Dechter, Rish 2003; Mateescu et al. 2010).
+
+    The bucket of each variable is split so that no part's table has more than ``most_elements``
+    entries (if single tensors do not force it); the parts are linked by the variable, and each
+    passes on its other variables.
+    """
+    sizes = topology.sizes
+    place = {v: i for i, v in enumerate(order)}
+    buckets: list[list[tuple[tuple[int, ...], int, bool]]] = [[] for _ in order]
+
+    def file(scope: tuple[int, ...], source: int, *, tensor: bool) -> None:
+        buckets[min(place[v] for v in scope)].append((scope, source, tensor))
+
+    for number, scope in enumerate(topology.scopes):
+        file(tuple(sorted(scope)), number, tensor=True)
+    scopes: list[tuple[int, ...]] = []
+    tensors: list[tuple[int, ...]] = []
+    links: list[Link] = []
+    exact = True
+    for position, variable in enumerate(order):
+        parts: list[tuple[set[int], list[tuple[tuple[int, ...], int, bool]]]] = []
+        for item in sorted(buckets[position], key=lambda item: -len(item[0])):
+            best: tuple[int, int] | None = None
+            for number, (union, _) in enumerate(parts):
+                table = prod([sizes[v] for v in union.union(item[0])])
+                growth = table // max(prod([sizes[v] for v in union]), 1)
+                if table <= most_elements and (best is None or growth < best[0]):
+                    best = growth, number
+            if best is None:
+                parts.append((set(item[0]), [item]))
+            else:
+                parts[best[1]][0].update(item[0])
+                parts[best[1]][1].append(item)
+        exact = exact and len(parts) <= 1
+        before: int | None = None
+        for union, items in parts:
+            cluster = len(scopes)
+            scopes.append(tuple(sorted(union)))
+            tensors.append(tuple(source for _, source, tensor in items if tensor))
+            links += [Link(child, cluster, s) for s, child, tensor in items if not tensor]
+            if before is not None:
+                links.append(Link(before, cluster, (variable,)))
+            before = cluster
+            rest = tuple(v for v in scopes[cluster] if v != variable)
+            if rest:
+                file(rest, cluster, tensor=False)
+    return _absorbed(ClusterGraph(sizes, tuple(scopes), tuple(tensors), tuple(links), exact))
+
+
+def _absorbed(graph: ClusterGraph) -> ClusterGraph:
+    """The same without clusters that hold nothing but what a child tells them."""
+    into = list(range(len(graph.scopes)))
+
+    def home(cluster: int) -> int:
+        while into[cluster] != cluster:
+            into[cluster] = into[into[cluster]]
+            cluster = into[cluster]
+        return cluster
+
+    kept: list[Link] = []
+    for link in graph.links:
+        if graph.scopes[home(link.parent)] == link.separator:
+            into[home(link.parent)] = home(link.child)
+        else:
+            kept.append(link)
+    roots = [cluster for cluster in range(len(into)) if home(cluster) == cluster]
+    number = {cluster: i for i, cluster in enumerate(roots)}
+    tensors: list[list[int]] = [[] for _ in roots]
+    for cluster, own in enumerate(graph.tensors):
+        tensors[number[home(cluster)]] += own
+    links = [Link(number[home(a.child)], number[home(a.parent)], a.separator) for a in kept]
+    return ClusterGraph(
+        graph.sizes,
+        tuple(graph.scopes[cluster] for cluster in roots),
+        tuple(tuple(own) for own in tensors),
+        tuple(links),
+        graph.exact,
+    )
+
+
+def choose_join_graph(
+    topology: Topology, *, elements: float, seconds: float, batch: int = 1
+) -> ClusterGraph:
+    """The join graph with the largest bound that keeps to a budget.
+
+    Args:
+        topology: what is left of the model.
+        elements: entries of all tables of one batch item, together.
+        seconds: for a run.
+        batch: items solved together.
+    """
+    order = elimination_order(topology)
+    largest = max(
+        [prod([topology.sizes[v] for v in scope]) for scope in topology.scopes], default=1
+    )
+    bound = max(2.0**26, float(largest))
+    while True:
+        graph = join_graph(topology, order, bound)
+        if graph.elements() <= elements and graph.seconds(batch) <= seconds:
+            return graph
+        if bound <= largest:
+            return graph
+        bound = max(bound / 2, float(largest))
