@@ -144,7 +144,7 @@ def write(path, text):
             ["infer", ASIA, "--set", "lung=yes", "--set", "either=no"],
             "evidence has probability zero",
         ),
-        (["infer", ASIA, "--method", "loopy"], "not available yet"),
+        (["infer", ASIA, "--method", "loopy", "--sweeps", "0"], "sweeps >= 1"),
         (["infer", ASIA, "--evidence", "nothing.evid"], "nothing.evid: No such file"),
         (["infer", ASIA, "--output", "no/such/folder/x", "--format", "uai"], "No such file"),
         (["draw", ASIA, "-o", "picture.exe"], "picture's name ends in"),
@@ -199,14 +199,42 @@ def test_wrong_usage_is_exit_2(run, arguments):
 def test_a_model_too_wide_explains_itself(run, grid, tmp_path):
     target = write(tmp_path / "kept.MAR", "what was there")
     code, out, err = run(
-        "infer", grid, "--memory", "10kB", "--time", "1ms", "--output", target, "--format", "uai"
-    )
+        "infer", grid, "--method", "exact", "--memory", "10kB", "--time", "1ms",
+        "--output", target, "--format", "uai",
+    )  # fmt: skip
     assert code == 1
     assert out == ""
     assert "width" in err
     assert err.splitlines()[-1].startswith("Error: Exact inference does not fit")
     assert target.read_text() == "what was there"
     assert run("infer", grid, "--task", "PR", "--memory", "1GiB", "--time", "2m")[0] == 0
+
+
+def test_auto_answers_a_model_too_wide_and_says_that_it_is_approximate(run, grid):
+    code, out, _ = run("infer", grid, "--memory", "10kB", "--time", "5s", "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    assert not found["exact"]
+    assert found["route"] == "join graph"
+    assert found["remedy"]
+    exact = json.loads(run("infer", grid, "--format", "json")[1])
+    assert exact["exact"]
+    assert found["log_partition"] == pytest.approx(exact["log_partition"], rel=0.01)
+
+
+@pytest.mark.parametrize("method", ["loopy", "join"])
+def test_message_passing_on_request(run, method):
+    arguments = ("infer", ASIA, "--set", "dysp=yes", "--method", method, "--damping", "0.2")
+    code, out, _ = run(*arguments, "--sweeps", "200", "--format", "json")
+    assert code == 0
+    found, exact = json.loads(out), json.loads(run(*arguments[:4], "--format", "json")[1])
+    assert found["converged"]
+    assert found["sweeps"] >= 1
+    for name, values in exact["marginals"].items():
+        assert found["marginals"][name] == pytest.approx(values, abs=0.05)
+    assert "sweeps" in run(*arguments)[1]
+    assert run(*arguments, "--sweeps", "0")[0] == 1
+    assert run("infer", ASIA, "--damping", "0.2")[0] == 2
 
 
 def test_version(run):
