@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.status import Status as RichStatus
 
 from rdpgraph.cli.answers import answer, as_text, print_table
 from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
 from rdpgraph.cli.drawing import draw as draw_graph
+from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, RdpgraphError
 from rdpgraph.infer import explain, infer
@@ -73,8 +75,8 @@ def infer_command(
     if task is Task.MMAP and not query:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
     names = list(query or ())
-    scheduler = _scheduler(method, memory_bytes, time_seconds, damping, sweeps)
-    with _progress("solving"):
+    with _progress("solving") as shown:
+        scheduler = _scheduler(method, memory_bytes, time_seconds, damping, sweeps, shown)
         graph = load(model, evidence, settings or (), device)
         posterior = _posterior(graph, scheduler)
         whole = style is Format.UAI and task is not Task.MMAP
@@ -183,16 +185,23 @@ def _scheduler(
     time_seconds: float,
     damping: float | None,
     sweeps: int | None,
+    shown: RichStatus | None,
 ) -> Scheduler:
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
+
+    def report(sweep: Sweep) -> None:
+        if shown is not None:
+            shown.update(f"sweep {sweep.number}, residual {sweep.residual:.1e} ...")
+
     if method is Method.LOOPY:
         return Loopy(
             schedule=Sequential(),
             damping=0.0 if damping is None else damping,
             sweeps=1000 if sweeps is None else sweeps,
             seconds=time_seconds,
+            progress=report,
         )
     if method is Method.JOIN:
         return JoinGraph(
@@ -215,7 +224,7 @@ def _posterior(graph: object, scheduler: Scheduler) -> Posterior:
     return posterior
 
 
-def _progress(what: str) -> AbstractContextManager[object]:
+def _progress(what: str) -> AbstractContextManager[RichStatus | None]:
     """A spinner on a terminal's standard error, nothing elsewhere."""
     console = Console(stderr=True)
     return console.status(f"{what} ...") if console.is_terminal else nullcontext()

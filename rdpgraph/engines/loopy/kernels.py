@@ -121,13 +121,14 @@ class TableKernel(Kernel):
     @cached_property
     def _logs(self) -> Tensor:
         """(b, *sizes, f): log-values over counting number and temperature, factors last."""
-        logs = self.group.each()
-        if self.weights is not None:
-            weights = self.weights.to(logs).reshape(1, -1, *(1,) * (logs.ndim - 2))
-            logs = logs / weights
-        if self.temperature not in (0.0, 1.0):
-            logs = logs / self.temperature
-        return logs.movedim(1, -1).contiguous()
+        with torch.enable_grad():  # sweeps without gradients share it with one that records them
+            logs = self.group.each()
+            if self.weights is not None:
+                weights = self.weights.to(logs).reshape(1, -1, *(1,) * (logs.ndim - 2))
+                logs = logs / weights
+            if self.temperature not in (0.0, 1.0):
+                logs = logs / self.temperature
+            return logs.movedim(1, -1).contiguous()
 
     @cached_property
     def _peak(self) -> Tensor:
@@ -140,8 +141,9 @@ class TableKernel(Kernel):
     def scaled(self) -> Tensor:
         """(b, *sizes, f): values scaled to a maximum of one (sums), or log-values (maxima)."""
         shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
-        logs = self._logs - shift
-        return logs if self.temperature == 0 else logs.exp()
+        with torch.enable_grad():
+            logs = self._logs - shift
+            return logs if self.temperature == 0 else logs.exp()
 
     @property
     def bounded(self) -> bool:

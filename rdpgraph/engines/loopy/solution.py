@@ -53,7 +53,8 @@ class LoopySolution(Solution):
     @cached_property
     def field(self) -> Field:
         """The equations."""
-        return field_of(self.network, self.edges, self.counting, self.temperature)
+        with torch.enable_grad():  # wherever it is first asked for
+            return field_of(self.network, self.edges, self.counting, self.temperature)
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -79,8 +80,8 @@ class LoopySolution(Solution):
             )
         elif not exact:
             remedy = (
-                "approximate, a fixed point of loopy belief propagation: JoinGraph() is better where "
-                "its clusters fit, and Contraction() exact where its tables do"
+                "approximate: JoinGraph() is better where its clusters fit, and Contraction() is "
+                "exact where its tables do"
             )
         return Status(
             exact=exact,
@@ -201,9 +202,9 @@ class LoopySolution(Solution):
     @cached_property
     def decoded(self) -> Decoded:
         """A configuration read off the max-beliefs."""
+        other, outcome = self.maximal, self.maximal.outcome
         with torch.no_grad():
-            other = self.maximal
-            return decode(other.field, other.outcome, self.limits)
+            return decode(other.field, outcome, self.limits)
 
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration; see `mode_is_consistent`."""
