@@ -4,15 +4,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 import torch
 
 from rdpgraph.engines.exact import ExactSolution
 from rdpgraph.engines.joined import JoinedSolution
-from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.propagation import Damping, Limits, LogDamping, Sweep
-from rdpgraph.engines.loopy.schedules import Flooding, Schedule, Sequential
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.matched import MatchedSolution
 from rdpgraph.engines.network import Network, reduce_graph
@@ -176,30 +177,42 @@ class Auto(Scheduler):
         return plan, lambda: MatchedSolution(graph, found, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        start = perf_counter()
         exact = Contraction(self.memory, self.seconds)
         network = reduce_graph(graph)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
-            return Loopy(damping=0.3, seconds=self.seconds).plan_because(graph, why)
+            plan = Loopy().plan_because(graph, why)[0]
+            return plan, lambda: FirstConverged(self._fallback(graph, self.seconds))
         plan, run = exact.plan_network(network)
         if plan.fits:
             return plan, run
         why = f"exact inference {plan.remedy.split(';')[0]}"
-        joined = JoinGraph(self.memory, 0.5 * self.seconds)
-        plan, clusters = joined.plan_network(graph, network, why)
-        attempts = (
-            clusters,
-            Loopy(schedule=Sequential(), seconds=0.15 * self.seconds).plan(graph)[1],
-            Loopy(
-                schedule=Sequential(), damping=0.5, sweeps=100_000, seconds=0.2 * self.seconds
-            ).plan(graph)[1],
-        )
+        left = max(self.seconds - (perf_counter() - start), 0.1 * self.seconds)
         if joint > MOST_JOINED:
-            return Loopy(damping=0.3).plan_because(graph, why)[0], lambda: FirstConverged(
-                attempts[1:]
-            )
-        return plan, lambda: FirstConverged(attempts)
+            plan = Loopy().plan_because(graph, why)[0]
+            return plan, lambda: FirstConverged(self._fallback(graph, left))
+        plan, clusters = JoinGraph(self.memory, 0.5 * left).plan_network(graph, network, why)
+        return plan, lambda: FirstConverged((clusters, *self._fallback(graph, 0.4 * left)))
+
+    def _fallback(self, graph: FactorGraph, seconds: float) -> tuple[Callable[[], Solution], ...]:
+        """Loopy propagation in several tries."""
+        return tuple(
+            Loopy(damping=share, sweeps=100_000, counting=counting, seconds=part * seconds).plan(
+                graph
+            )[1]
+            for share, counting, part in _FALLBACK
+        )
+
+
+_FALLBACK: tuple[tuple[float, Counting, float], ...] = (
+    (0.5, Bethe(), 0.35),
+    (0.8, Bethe(), 0.25),
+    (0.5, Fractional(0.5), 0.2),
+    (0.5, TreeReweighted(), 0.2),
+)
+"""Damping, counting numbers, part of the time: damped more and more, and at last convexified."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def print_table(found: Answer, console: Console) -> None:
         if found.scores:
             share = math.exp(min(found.scores[row] - log_z, 0.0))
             console.print(f"log-score = {_shown(found.scores[row])} nats, probability {share:.4g}")
-    console.print(f"{_worth(status)}, by {plan.route} (width {plan.width:.1f})")
+    console.print(f"{_worth(status)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
 
@@ -165,7 +165,7 @@ def _json(found: Answer) -> str:
         "sweeps": status.iterations,
         "residual": status.residual,
         "remedy": status.remedy,
-        "route": found.posterior.plan.route,
+        "route": status.method or found.posterior.plan.route,
         "rows": [],
     }
     for row, log_z in enumerate(found.log_partition):

@@ -17,6 +17,8 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.plan.joingraph import ClusterGraph
 
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
+_MOST_DAMPING = 0.8
+_HOPELESS = 0.05  # a residual above this at full damping is not waited for
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +147,9 @@ class JoinedSolution(Solution):
                 break
             keep = max(keep, self.damping)
             if number and number % _PATIENCE == 0 and change > 0.3 * run.trace[-_PATIENCE]:
-                keep = min(keep + 0.2, 0.8)
+                if keep >= _MOST_DAMPING and change > _HOPELESS:
+                    break
+                keep = min(keep + 0.2, _MOST_DAMPING)
         return run
 
     def _send(self, run: _Run, cluster: int, keep: float, *, upwards: bool) -> float:
@@ -200,6 +204,7 @@ class JoinedSolution(Solution):
             iterations=len(run.trace),
             residual=run.trace[-1] if run.trace else 0.0,
             trace=tuple(run.trace),
+            method="join graph",
             remedy=remedy,
         )
 

@@ -17,6 +17,7 @@ class Status:
         standard_error: of log Z over replicates, in nats, or None.
         bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
         trace: the residual of every sweep.
+        method: what answered, where one was tried after another; else empty.
         remedy: what would give a better answer; empty where there is nothing to mend.
     """
 
@@ -29,4 +30,5 @@ class Status:
     standard_error: float | None = None
     bound: str = ""
     trace: tuple[float, ...] = field(default=(), repr=False)
+    method: str = ""
     remedy: str = ""

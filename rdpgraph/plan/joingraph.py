@@ -1,7 +1,7 @@
 """Join graphs: clusters of tensors no larger than a bound, and what they tell each other."""
 
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.topology import Topology
@@ -13,6 +13,9 @@ _PASSES = 3
 """Passes over a cluster's table for each of its links and sweep."""
 
 _ELEMENTS_PER_SECOND = 1.5e8
+
+_MOST_BITS = 27.0
+"""Log2 of the largest table tried."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,16 @@ def choose_join_graph(
         batch: items solved together.
     """
     order = elimination_order(topology)
-    largest = max(
-        [prod([topology.sizes[v] for v in scope]) for scope in topology.scopes], default=1
-    )
-    bound = max(2.0**26, float(largest))
-    while True:
-        graph = join_graph(topology, order, bound)
+    tables = [prod([topology.sizes[v] for v in scope]) for scope in topology.scopes]
+    low, high = log2(max(tables, default=1)), _MOST_BITS
+    best = join_graph(topology, order, 2.0**low)
+    while high - low > 1:
+        bits = (low + high) / 2
+        graph = join_graph(topology, order, 2.0**bits)
         if graph.elements() <= elements and graph.seconds(batch) <= seconds:
-            return graph
-        if bound <= largest:
-            return graph
-        bound = max(bound / 2, float(largest))
+            low, best = bits, graph
+            if graph.exact:
+                break
+        else:
+            high = bits
+    return best

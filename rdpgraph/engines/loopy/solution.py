@@ -24,6 +24,8 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
 
+_BEYOND = 1e12  # log Z is past this only where messages have hit their floor
+
 
 @dataclass(frozen=True, eq=False)
 class LoopySolution(Solution):
@@ -69,11 +71,17 @@ class LoopySolution(Solution):
     def status(self) -> Status:
         """Whether the messages converged, in how many sweeps, and what else to try."""
         outcome = self.outcome
-        converged = bool(outcome.converged.all())
+        contradiction = bool(self._contradicts().any())
+        converged = bool(outcome.converged.all()) and not contradiction
         exact = converged and self.network_is_forest and self.temperature == 1
         exact = exact and isinstance(self.counting, Bethe)
         remedy = ""
-        if not converged:
+        if contradiction:
+            remedy = (
+                "the messages contradict each other, as if nothing were possible: damp them "
+                "(damping=0.8), or use counting=TreeReweighted() or JoinGraph()"
+            )
+        elif not converged:
             remedy = (
                 "the messages have not converged: allow more sweeps, damp them (damping=0.5), or "
                 "use another schedule, such as Residual()"
@@ -90,9 +98,16 @@ class LoopySolution(Solution):
             iterations=len(outcome.trace),
             residual=float(outcome.residual.amax()) if len(outcome.residual) else 0.0,
             trace=outcome.trace,
+            method="loopy",
             bound="upper" if converged and self.counting.bounds_above and not exact else "",
             remedy=remedy,
         )
+
+    def _contradicts(self) -> Tensor:
+        """(B,) whether hard constraints have driven a variable's every state out of range."""
+        with torch.no_grad():
+            log_z = self.field.log_partition(self.outcome.messages)
+        return (log_z.abs() > _BEYOND) & (log_z > -math.inf)
 
     @cached_property
     def network_is_forest(self) -> bool:
