@@ -139,9 +139,10 @@ class Loopy(Scheduler):
         assert start is None or isinstance(start, LoopySolution)
 
         def run() -> LoopySolution:
-            return LoopySolution(
-                network, self.counting, self.temperature, self._limits(), self.gradient, start
+            solution = LoopySolution(
+                network, self.counting, self.temperature, self._limits(), self.gradient
             )
+            return solution if start is None else solution.started_from(start)
 
         return _loopy_plan(network, self.sweeps, why), run
 

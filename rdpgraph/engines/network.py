@@ -13,7 +13,7 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
 
-_SMALL_TABLE = 256  # entries up to which a table is at least as quick as other messages
+_SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ def reduce_graph(
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
     settled = _settle(possible, counts, settled)
     network = _squeezed(graph, tables, counts, settled, possible, dropped)
-    return replace(network, wholes=wholes)
+    return replace(network, wholes=() if network.impossible else wholes)
 
 
 def _wholes(graph: FactorGraph) -> tuple[Whole, ...]:

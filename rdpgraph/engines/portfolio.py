@@ -51,6 +51,10 @@ class FirstConverged(Solution):
         """(B,) nats."""
         return self.chosen.expected_score()
 
+    def entropy(self) -> Tensor:
+        """(B,) nats."""
+        return self.chosen.entropy()
+
     def max_marginals(self) -> Tensor:
         """(B, S) nats."""
         return self.chosen.max_marginals()

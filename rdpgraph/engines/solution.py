@@ -1,5 +1,6 @@
 """What every engine answers about a factor graph; the query room asks nothing else."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -33,6 +34,12 @@ class Solution(ABC):
     @abstractmethod
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values (nats)."""
+
+    def entropy(self) -> Tensor:
+        """(B,) nats; 0 where log Z is -inf."""
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, torch.where(alive, log_z, 0.0) - self.expected_score(), 0.0)
 
     @abstractmethod
     def max_marginals(self) -> Tensor:

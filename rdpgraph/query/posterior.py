@@ -124,10 +124,8 @@ class Posterior:
         )
 
     def entropy(self) -> Tensor:
-        """(*batch,) entropy in nats: log Z minus the expected score."""
-        score = self.solution.expected_score().reshape(self.graph.batch_shape)
-        alive = self.log_partition.detach() > -torch.inf
-        return torch.where(alive, torch.where(alive, self.log_partition, 0.0) - score, 0.0)
+        """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
+        return self.solution.entropy().reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
@@ -235,20 +233,19 @@ def _find(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
     """The rows of a block that hold each row of numbers, and their slots; None if some do not."""
     if not wanted.shape[1]:
         return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
-    slots: list[int] = []
-    hits = torch.ones(len(scopes), dtype=torch.bool)
-    for column in range(wanted.shape[1]):
-        here = scopes == wanted[0, column]
-        match = (here & hits.unsqueeze(1)).any(0) if column == 0 else here[hits].any(0)
-        if not bool(match.any()):
-            return None
-        slot = int(match.nonzero()[0])
-        slots.append(slot)
-        hits &= here[:, slot]
-    if not bool(hits.any()):
-        return None
-    if len(wanted) == 1:
-        return hits.nonzero()[0], tuple(slots)
-    rows = {tuple(row): place for place, row in enumerate(scopes[:, slots].tolist())}
-    places = [rows.get(tuple(row), -1) for row in wanted.tolist()]
-    return None if min(places) < 0 else (torch.tensor(places), tuple(slots))
+    listed = wanted.tolist()
+    holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
+    tried: set[tuple[int, ...]] = set()
+    for row in scopes[holds].tolist():
+        slots = tuple(row.index(number) for number in listed[0])
+        if slots in tried:
+            continue
+        tried.add(slots)
+        columns = scopes[:, list(slots)]
+        if len(wanted) == 1:
+            return (columns == wanted[0]).all(1).nonzero()[0], slots
+        rows = {tuple(held): place for place, held in enumerate(columns.tolist())}
+        places = [rows.get(tuple(numbers), -1) for numbers in listed]
+        if min(places) >= 0:
+            return torch.tensor(places), slots
+    return None

@@ -42,7 +42,7 @@ class LogOdds:
         ]
         self._padded = c.padded
         self._unary = field.unary[0][:, 1] - field.unary[0][:, 0]
-        self._values: tuple[Tensor, Tensor] | None = None
+        self._halves: tuple[Tensor, Tensor] | None = None
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
 
     @cached_property
@@ -73,11 +73,14 @@ class LogOdds:
         other = cavity.reshape(len(odds), 2, -1).flip(1).reshape(odds.shape)
         x, y, a, b = self._lines
         fresh = torch.addcmul(x, y, other).div_(torch.addcmul(a, b, other))
-        values = _values(fresh)
-        before = _values(odds.exp()) if self._values is None else self._values
-        changes = [(new - old).abs_().amax(1) for new, old in zip(values, before, strict=True)]
-        self._values = None if keep else values
         new = fresh.log_()
+        halves = _halves(new)
+        before = _halves(odds) if self._halves is None else self._halves
+        changes = [
+            (one - other).abs_().div_(one.abs().clamp_(min=1.0)).amax(1)
+            for one, other in zip(halves, before, strict=True)
+        ]
+        self._halves = None if keep else halves
         self.odds = torch.lerp(new, odds, keep) if keep else new
         return torch.maximum(*changes)
 
@@ -92,9 +95,9 @@ class LogOdds:
         return torch.cat(parts, 1)
 
 
-def _values(ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """The message (1, r) scaled to a maximum of one: of state 1 and of state 0."""
-    return ratio.clamp(max=1.0), ratio.clamp(min=1.0).reciprocal_()
+def _halves(odds: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-message of state 1 and, its sign changed, of state 0; the larger of them is 0."""
+    return odds.clamp(max=0.0), odds.clamp(min=0.0)
 
 
 def _largest_odds(field: Field) -> float:

@@ -84,7 +84,8 @@ class TreeReweighted(Counting):
         """Appearance probabilities."""
         scopes = [_scopes(edges, kernel) for kernel in range(len(edges.ports))]
         count = len(edges.home)
-        if count <= _DENSE and all(scope.shape[1] == 2 for scope in scopes):
+        pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
+        if count <= _DENSE and pairwise:
             joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long)])
             found = _uniform_trees(joined, count)
         else:

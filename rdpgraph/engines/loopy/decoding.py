@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph.engines.loopy.edges import components
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 
@@ -88,14 +89,7 @@ def _first_of_each(field: Field, tied: Tensor) -> Tensor:
     left, right = field.edges.pairs
     tied = tied.cpu()
     inside = tied[left] & tied[right]
-    left, right = left[inside], right[inside]
-    labels = torch.arange(len(tied))
-    while True:
-        spread = labels.scatter_reduce(0, right, labels[left], "amin")
-        spread = spread[spread]
-        if torch.equal(spread, labels):
-            break
-        labels = spread
+    labels = components(left[inside], right[inside], len(tied))
     return (tied & (labels == torch.arange(len(tied)))).nonzero().flatten()
 
 

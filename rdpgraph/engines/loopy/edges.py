@@ -260,3 +260,17 @@ def _rounded(degrees: Tensor) -> Tensor:
     large = degrees.clamp(min=_EXACT_DEGREES)
     step = 2.0 ** (large.double().log2().floor() - 2)
     return torch.where(degrees <= _EXACT_DEGREES, degrees, ((large / step).ceil() * step).long())
+
+
+def components(left: Tensor, right: Tensor, count: int) -> Tensor:
+    """(count,) for every variable the smallest one that links ``left[i] - right[i]`` lead to.
+
+    Every link is given both ways round.
+    """
+    labels = torch.arange(count)
+    while True:
+        spread = labels.scatter_reduce(0, right, labels[left], "amin")
+        spread = spread[spread]
+        if torch.equal(spread, labels):
+            return labels
+        labels = spread

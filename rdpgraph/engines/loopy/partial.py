@@ -94,10 +94,16 @@ def candidates(
     """Per part (B, K, n): the messages as they would be now."""
     edges = field.edges
     found: list[Tensor] = []
+    answered: dict[int, list[Tensor | None]] = {}  # by kernels that answer for all factors at once
     for part in chosen.parts:
         segment = edges.segments[part.segment]
         ports = edges.ports[segment.kernel]
         whole = any(port.rows is not None for port in ports)
+        if segment.kernel in answered:
+            answer = answered[segment.kernel][segment.port]
+            assert answer is not None
+            found.append(field.message(take(answer, part.places - segment.start)))
+            continue
         incoming: list[Tensor] = []
         for number in edges.by_kernel[segment.kernel]:
             other = edges.segments[number]
@@ -107,11 +113,14 @@ def candidates(
             cavity = take(beliefs[other.size_class], c.variable[places]) - message
             incoming.append(normalised(cavity, vanishing=False)[0])
         kernel = field.kernels[segment.kernel]
-        rows = None if whole else part.rows
-        answer = kernel.messages(incoming, rows=rows, wanted=segment.port)[segment.port]
-        assert answer is not None
         if whole:
+            answered[segment.kernel] = kernel.messages(incoming)
+            answer = answered[segment.kernel][segment.port]
+            assert answer is not None
             answer = take(answer, part.places - segment.start)
+        else:
+            answer = kernel.messages(incoming, rows=part.rows, wanted=segment.port)[segment.port]
+            assert answer is not None
         found.append(field.message(answer))
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import field as dataclass_field
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.arithmetic import change, normalised, take
 from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.partial import (
@@ -68,14 +68,14 @@ class ProbabilityDamping(Damping):
         _checked(self.share)
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
-        """Weighted sum of values."""
+        """Weighted sum of values; a hard zero of the new message is one at once."""
         if self.share == 0:
             return new
         pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
         peak = pair.detach().amax(0)
         shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
         total = (pair - shift).exp().sum(0)
-        alive = total > 0
+        alive = (total > 0) & (new > -math.inf)
         return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
 
 
@@ -85,7 +85,7 @@ class Sweep:
 
     Attributes:
         number: sweeps done.
-        residual: the largest change of a message in it, as a probability scaled to maximum 1.
+        residual: the largest change of a log-message in it, relative beyond one nat.
         seconds: since the start.
         updates: messages updated since the start, of one batch item.
     """
@@ -104,7 +104,7 @@ class Limits:
         schedule: the order of updates.
         damping: of every update.
         sweeps: at most.
-        tolerance: on the largest change of a message, measured on values scaled to maximum 1.
+        tolerance: on the largest change of a log-message, relative beyond one nat.
         seconds: at most, or None.
         progress: called after every sweep.
     """
@@ -155,13 +155,13 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     any_done = False
     for number in range(limits.sweeps):
         before = messages
-        messages, change = sweeper.sweep(messages, number)
+        messages, largest = sweeper.sweep(messages, number)
         if any_done:
             keep = done.to(messages[0].device).reshape(-1, 1, 1)
             pairs = zip(messages, before, strict=True)
             messages = tuple(torch.where(keep, old, new) for new, old in pairs)
-            change = torch.where(done, residual, change.cpu().double())
-        residual = change.cpu().double()
+            largest = torch.where(done, residual, largest.cpu().double())
+        residual = largest.cpu().double()
         worst = float(residual.amax())
         trace.append(worst)
         if worst <= limits.tolerance or field.batch > 1:
@@ -188,6 +188,13 @@ class _Sweeper(ABC):
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         """The messages after one sweep, and (B,) the largest change."""
 
+    def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
+        """Damped, and normalised again."""
+        damping = self.limits.damping
+        if damping.share == 0:
+            return new
+        return normalised(damping.mix(new, old), vanishing=self.field.vanishing)[0]
+
     def finish(self, messages: Messages) -> Messages:
         """The messages at the end, where `sweep` has held them in another form."""
         return messages
@@ -213,9 +220,9 @@ class _ByLogOdds(_Sweeper):
         if self._state is None:
             self._state = LogOdds(self.field, messages)
         assert isinstance(self.limits.damping, LogDamping)
-        change = self._state.step(self.limits.damping.share)
+        largest = self._state.step(self.limits.damping.share)
         self.updates += self.field.edges.count
-        return messages, change
+        return messages, largest
 
     def finish(self, messages: Messages) -> Messages:
         return messages if self._state is None else self._state.messages()
@@ -227,11 +234,10 @@ class _InTurn(_Sweeper):
     def __init__(self, field: Field, limits: Limits) -> None:
         super().__init__(field, limits)
         self._selections: dict[int, tuple[Tensor, Selection]] = {}
-        self._values: tuple[Messages, list[Tensor]] | None = None
 
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         field, edges = self.field, self.field.edges
-        change: Tensor | None = None
+        largest: Tensor | None = None
         sets = self.limits.schedule.sweep(edges, _no_residuals, number)
         beliefs: list[Tensor] | None = None
         for chosen in sets:
@@ -243,45 +249,33 @@ class _InTurn(_Sweeper):
                     messages = _own(messages)
                     beliefs = list(field.beliefs(messages))
                 messages, beliefs, here = self._some(messages, beliefs, chosen)
-            change = here if change is None else torch.maximum(change, here)
+            largest = here if largest is None else torch.maximum(largest, here)
             self.updates += edges.count if chosen is None else len(chosen)
-        assert change is not None
-        return messages, change
+        assert largest is not None
+        return messages, largest
 
     def _all(self, messages: Messages, chosen: Tensor | None) -> tuple[Messages, Tensor]:
         """Every message, or those of a set where hard zeros ask for the careful equations."""
         field = self.field
         found = field.update(messages)
         if chosen is None:
-            change = self._change(found, messages)
-            if self.limits.damping.share == 0:
-                return found, change
-            pairs = zip(found, messages, strict=True)
-            return tuple(self.limits.damping.mix(new, old) for new, old in pairs), change
+            pairs = list(zip(found, messages, strict=True))
+            return (
+                tuple(self._mixed(new, old) for new, old in pairs),
+                _largest([change(new, old) for new, old in pairs]),
+            )
         changes: list[Tensor] = []
         result: list[Tensor] = []
         for c, new, old in zip(field.edges.classes, found, messages, strict=True):
-            mixed = self.limits.damping.mix(new, old)
+            mixed = self._mixed(new, old)
             here = torch.zeros(c.count, dtype=torch.bool)
             own = chosen[(chosen >= c.first) & (chosen < c.first + c.count)] - c.first
             here[own] = True
             mixed = torch.where(here.to(old.device), mixed, old)
             new = torch.where(here.to(old.device), new, old)
-            changes.append(_change(new, old))
+            changes.append(change(new, old))
             result.append(mixed)
-        return tuple(result), torch.stack(changes).amax(0)
-
-    @torch.no_grad()
-    def _change(self, new: Messages, old: Messages) -> Tensor:
-        """(B,) the largest change; values are exponentiated once a sweep, not twice."""
-        known = self._values
-        before = known[1] if known is not None and known[0] is old else [m.exp() for m in old]
-        after = [message.exp() for message in new]
-        self._values = (new, after)
-        changes = [(a - b).abs_().flatten(1) for a, b in zip(after, before, strict=True)]
-        return torch.stack(
-            [c.amax(1) if c.shape[1] else c.new_zeros(len(c)) for c in changes]
-        ).amax(0)
+        return tuple(result), _largest(changes)
 
     def _some(
         self, messages: Messages, beliefs: list[Tensor], chosen: Tensor
@@ -299,11 +293,11 @@ class _InTurn(_Sweeper):
         for part, values in zip(selected.parts, new, strict=True):
             number = field.edges.segments[part.segment].size_class
             old = take(messages[number], part.places)
-            changes.append(_change(values, old))
-            mixed.append(self.limits.damping.mix(values, old))
+            changes.append(change(values, old))
+            mixed.append(self._mixed(values, old))
         messages = written(field, messages, selected, mixed)
         beliefs = refreshed(field, messages, beliefs, selected)
-        return messages, beliefs, torch.stack(changes).amax(0)
+        return messages, beliefs, _largest(changes)
 
 
 class _ByResidual(_Sweeper):
@@ -320,7 +314,7 @@ class _ByResidual(_Sweeper):
             beliefs = list(field.beliefs(messages))
             ready = _own(field.update(messages))
             changes = zip(ready, messages, strict=True)
-            residual = torch.cat([_each_change(new, old) for new, old in changes])
+            residual = torch.cat([change(new, old)[0] for new, old in changes])
         else:
             messages, beliefs, ready, residual = self._state
 
@@ -335,7 +329,7 @@ class _ByResidual(_Sweeper):
                 place = edges.segments[part.segment].size_class
                 new = take(ready[place], part.places)
                 old = take(messages[place], part.places)
-                mixed.append(self.limits.damping.mix(new, old))
+                mixed.append(self._mixed(new, old))
             messages = written(field, messages, selected, mixed)
             beliefs = refreshed(field, messages, beliefs, selected)
             self.updates += len(everything)
@@ -360,8 +354,7 @@ def _renewed(
     for c, new, old in zip(field.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()
         if len(places):
-            change = _each_change(take(new, places), take(old, places))
-            residual[places + c.first] = change
+            residual[places + c.first] = change(take(new, places), take(old, places))[0]
     return residual
 
 
@@ -374,15 +367,7 @@ def _no_residuals() -> Tensor:
     raise ModelError("A Schedule that calls residuals() must say so in looks_at_residuals.")
 
 
-@torch.no_grad()
-def _change(new: Tensor, old: Tensor) -> Tensor:
-    """(B,) the largest change of a scaled value; 0 where there is none to change."""
-    if not new.shape[2]:
-        return new.new_zeros(new.shape[0])
-    return (new.exp() - old.exp()).abs().flatten(1).amax(1)
-
-
-@torch.no_grad()
-def _each_change(new: Tensor, old: Tensor) -> Tensor:
-    """(E,) the change of each message of one batch item."""
-    return (new.exp() - old.exp()).abs().amax(1)[0]
+def _largest(parts: list[Tensor]) -> Tensor:
+    """(B,) the largest of changes (B, n), of which some may be empty."""
+    found = [part.amax(1) for part in parts if part.shape[1]]
+    return found[0] if len(found) == 1 else torch.stack(found).amax(0)

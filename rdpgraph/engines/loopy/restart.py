@@ -1,16 +1,17 @@
 """Messages carried from one solved model to another that shares factors with it."""
 
+import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import take
-from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.edges import Edges, Segment
 from rdpgraph.engines.loopy.field import Messages
 from rdpgraph.engines.network import Network
 
-_Ends: TypeAlias = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
+_Ends: TypeAlias = dict[tuple[int, int, int], tuple[int, Tensor, Tensor]]
 
 
 def carried(old: tuple[Network, Edges, Messages], new: tuple[Network, Edges]) -> Messages:
@@ -33,39 +34,42 @@ def carried(old: tuple[Network, Edges, Messages], new: tuple[Network, Edges]) ->
         if key not in old_ends:
             continue
         old_place, old_numbers, old_edge_of = old_ends[key]
-        size = edges.classes[place].size
-        if size != old_edges.classes[old_place].size or len(edge_of) != len(old_edge_of):
+        if len(edge_of) != len(old_edge_of):
             continue
         both = (edge_of >= 0) & (old_edge_of >= 0) & (numbers == old_numbers)
         rows = both.nonzero().flatten()
-        variables = numbers[rows]
+        variables, size = numbers[rows], key[2]
         same = network.states_left(variables, size) == before.states_left(variables, size)
         rows = rows[same.all(1)]
         values = take(messages[old_place].detach(), old_edge_of[rows])
+        # What the evidence before ruled out need not be ruled out now.
+        values = torch.where((values > -math.inf).all(1, keepdim=True), values, 0.0)
         result[place].index_copy_(2, edge_of[rows], values.to(like).expand(batch, -1, -1))
     return tuple(result)
 
 
 def _ends(network: Network, edges: Edges) -> _Ends:
-    """Per block and slot: the class, and for each factor its variable and its edge (or -1)."""
-    kernels: dict[int, int] = {}
-    for group, members in enumerate(network.groups):
-        if members.scopes.shape[1] > 1:
-            kernels[group] = len(kernels)
+    """Per block, slot and size: the class, and each factor's variable and edge (or -1)."""
+    tables = [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
     found: _Ends = {}
-    for block, origins in enumerate(network.origins):
+
+    def note(block: int, slot: int, members: Tensor, segment: Segment) -> None:
         scopes = network.graph.blocks[block].scopes
+        # The factors of a slot may differ in the states that their variables have left.
+        key = (block, slot, edges.classes[segment.size_class].size)
+        if key not in found:
+            found[key] = (segment.size_class, scopes[:, slot], torch.full((len(scopes),), -1))
+        found[key][2][members] = torch.arange(segment.start, segment.stop)
+
+    for block, origins in enumerate(network.origins):
         for members, group, slots in origins:
-            if group not in kernels:
-                continue
-            for port, slot in enumerate(slots):
-                segment = edges.segments[edges.by_kernel[kernels[group]][port]]
-                # Factors of a block with different states left lie in different groups.
-                key = (block, slot)
-                if key in found and found[key][0] != segment.size_class:
-                    continue
-                if key not in found:
-                    nowhere = torch.full((len(scopes),), -1)
-                    found[key] = (segment.size_class, scopes[:, slot], nowhere)
-                found[key][2][members] = torch.arange(segment.start, segment.stop)
+            if group in tables:
+                for port, slot in enumerate(slots):
+                    segment = edges.by_kernel[tables.index(group)][port]
+                    note(block, slot, members, edges.segments[segment])
+    for number, whole in enumerate(network.wholes):
+        kernel = len(tables) + number
+        for port, segment in zip(edges.ports[kernel], edges.by_kernel[kernel], strict=True):
+            assert port.rows is not None
+            note(whole.block, port.slot, port.rows, edges.segments[segment])
     return found

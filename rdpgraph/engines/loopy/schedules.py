@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError
 
 
@@ -173,14 +173,16 @@ def _colours(edges: Edges) -> Tensor:
 def _levels(edges: Edges, places: Tensor) -> Tensor:
     """For an order, the first step at which each variable can be updated."""
     left, right = edges.pairs
+    level_with = places[left] == places[right]
+    group = components(left[level_with], right[level_with], len(places))
     earlier = places[left] < places[right]
-    before, after = left[earlier], right[earlier]
-    order = torch.argsort(places, stable=True).tolist()
-    followers: list[list[int]] = [[] for _ in order]
-    for source, target in zip(before.tolist(), after.tolist(), strict=True):
-        followers[source].append(target)
-    level = [0] * len(order)
-    for variable in order:
-        for follower in followers[variable]:
-            level[follower] = max(level[follower], level[variable] + 1)
-    return torch.tensor(level)
+    followers: dict[int, list[int]] = {}
+    links = torch.stack([group[left[earlier]], group[right[earlier]]], 1).unique(dim=0)
+    for source, target in links.tolist():
+        followers.setdefault(source, []).append(target)
+    level = [0] * len(places)
+    for variable in torch.argsort(places, stable=True).tolist():
+        if int(group[variable]) == variable:
+            for follower in followers.get(variable, ()):
+                level[follower] = max(level[follower], level[variable] + 1)
+    return torch.tensor(level)[group]

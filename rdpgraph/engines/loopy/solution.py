@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
-from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.arithmetic import normalised, take
 from rdpgraph.engines.loopy.build import edges_in, field_of, message_groups
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.decoding import Decoded, decode
@@ -37,7 +37,7 @@ class LoopySolution(Solution):
         temperature: 1 sums, 0 maximises.
         limits: schedule, damping and when to stop.
         gradient: how gradients pass the messages.
-        start: a solution whose messages to begin with, or None.
+        start: the messages to begin with, or None.
     """
 
     network: Network
@@ -45,7 +45,7 @@ class LoopySolution(Solution):
     temperature: float
     limits: Limits
     gradient: Gradient
-    start: "LoopySolution | None" = field(default=None, repr=False)
+    start: Messages | None = field(default=None, repr=False)
 
     @cached_property
     def edges(self) -> Edges:
@@ -58,15 +58,30 @@ class LoopySolution(Solution):
         with torch.enable_grad():  # wherever it is first asked for
             return field_of(self.network, self.edges, self.counting, self.temperature)
 
-    @cached_property
+    @property
     def outcome(self) -> Outcome:
-        """Where the messages ended; runs them when first asked for."""
-        if self.start is None:
-            start = self.field.flat_messages()
-        else:
-            old, mine = self.start, (self.network, self.edges)
-            start = carried((old.network, old.edges, old.outcome.messages), mine)
+        """Where the messages ended; runs them when first asked for, with gradients or without."""
+        if torch.is_grad_enabled() and self.field.records:
+            return self._recorded
+        return self.__dict__.get("_recorded") or self._plain
+
+    @cached_property
+    def _recorded(self) -> Outcome:
+        return self._ended()
+
+    @cached_property
+    def _plain(self) -> Outcome:
+        with torch.no_grad():
+            return self._ended()
+
+    def _ended(self) -> Outcome:
+        start = self.field.flat_messages() if self.start is None else self.start
         return _run(self.field, start, self.limits, self.gradient)
+
+    def started_from(self, other: "LoopySolution") -> "LoopySolution":
+        """The same, beginning with the messages at which another ended, where they share edges."""
+        old = (other.network, other.edges, other.outcome.messages)
+        return replace(self, start=carried(old, (self.network, self.edges)))
 
     def status(self) -> Status:
         """Whether the messages converged, in how many sweeps, and what else to try."""
@@ -133,10 +148,15 @@ class LoopySolution(Solution):
 
     def log_partition(self) -> Tensor:
         """(B,) the Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
+        if not torch.is_grad_enabled() and "_log_partition" not in self.__dict__:
+            return self._free_energy()
         return self._log_partition
 
     @cached_property
     def _log_partition(self) -> Tensor:
+        return self._free_energy()
+
+    def _free_energy(self) -> Tensor:
         network = self.network
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
@@ -195,6 +215,18 @@ class LoopySolution(Solution):
             total = total + field.expected_log_value(number, messages).double()
         return torch.where(self._alive, total, 0.0).to(network.constant)
 
+    def entropy(self) -> Tensor:
+        """(B,) of the tempered distribution.
+
+        Raises:
+            UnsupportedError: at temperature 0.
+        """
+        if self.temperature == 0:
+            raise UnsupportedError(
+                "At temperature 0 there is no entropy; use a small temperature, such as 0.01."
+            )
+        return super().entropy() / self.temperature
+
     @cached_property
     def maximal(self) -> "LoopySolution":
         """The same model solved at temperature 0."""
@@ -209,8 +241,11 @@ class LoopySolution(Solution):
         if self.network.impossible:
             return variable_table(self.network, [], -math.inf, 0.0)
         beliefs = other.field.beliefs(other.outcome.messages)
+        alive = (total > -math.inf).reshape(-1, 1, 1)
+        safe = torch.where(alive, total.reshape(-1, 1, 1), 0.0)
         raised = tuple(
-            belief - belief.amax(1, keepdim=True) + total.reshape(-1, 1, 1) for belief in beliefs
+            torch.where(alive, normalised(belief, vanishing=True)[0] + safe, -math.inf)
+            for belief in beliefs
         )
         return self._of_variables(raised, -math.inf, total)
 

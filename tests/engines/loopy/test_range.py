@@ -1,0 +1,384 @@
+"""Numbers at the ends of their range: hard zeros, strong evidence, single precision."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rdpgraph as rg
+from rdpgraph.engines.loopy.arithmetic import normalised
+from rdpgraph.engines.loopy.binary import LogOdds
+from rdpgraph.engines.loopy.contract import log_sum, maximum
+from rdpgraph.testing import brute_force
+from tests.engines.loopy.helpers import (
+    SCHEDULES,
+    grid,
+    grid_tables,
+    ising,
+    loopy,
+    message_odds,
+    mixed,
+    mixed_tables,
+    randn,
+    random_grid,
+    random_tree,
+    same,
+    seeded,
+)
+
+
+def in_type(drawn, dtype):
+    """The same graph in another floating type."""
+    factors = [
+        rg.Factor(f.variables, rg.Table(f.potential.log_values.to(dtype))) for f in drawn.factors
+    ]
+    graph = rg.FactorGraph(factors, variables=drawn.graph.variables)
+    return rg.FactorGraph.from_blocks(graph.domain, graph.blocks, drawn.graph.observed)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([100.0, 300.0]),
+    zeros=st.sampled_from([0.0, 0.2]),
+    evidence=st.sampled_from(["none", "rows"]),
+    name=st.sampled_from(SCHEDULES),
+)
+def test_single_precision_far_beyond_the_range_of_exp(seed, scale, zeros, evidence, name):
+    drawn = random_tree(seed, scale=scale, zeros=zeros, evidence=evidence)
+    single = in_type(drawn, torch.float32)
+    truth = brute_force(in_type(drawn, torch.float32))
+    truth.scores.data = brute_force(drawn.graph).scores.data
+    posterior = loopy(single, name, tolerance=1e-6, damping=0.0)
+    assert posterior.status.converged
+    assert posterior.log_partition.dtype == torch.float32
+    same(posterior.log_partition.double(), truth.log_partition, 1e-5)
+    for variable in single.variables:
+        # Scores of 1000 are known to 1e-4 in single precision, and so are probabilities.
+        same(posterior.marginal(variable).double(), truth.joint((variable,)), 5e-3)
+    if bool((truth.log_partition > -math.inf).all()):
+        same(drawn.graph.score({**posterior.mode()}), truth.maximum, 1e-5)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_cannot_be_seen_in_one_message_is_waited_for(name, size):
+    """Far evidence moves every message from e^-30 to e^-15, and the last variable by far more."""
+    count = 10
+    x = rg.VariableArray("x", (count,), size)
+    link = torch.full((size, size), -200.0, dtype=torch.float64).fill_diagonal_(0.0)
+    unary = torch.zeros(count, size, dtype=torch.float64)
+    unary[5, 0], unary[0, 0], unary[-1, 0] = 30.0, -15.0, -14.0
+    chain = rg.FactorGraph(
+        [rg.FactorBlock((x[:-1], x[1:]), rg.Table(link)), rg.FactorBlock((x,), rg.Table(unary))]
+    )
+    posterior = loopy(chain, name, tolerance=1e-5)
+    truth = brute_force(chain)
+    assert posterior.status.converged
+    assert posterior.status.exact
+    same(posterior.marginal(x[-1]), truth.joint((x[-1],)), 1e-4)
+    same(posterior.marginal(x[0]), truth.joint((x[0],)), 1e-4)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages_at_a_small_counting_number_are_waited_for(name):
+    """They are large, and their exponentials say little; what converged has settled beliefs."""
+    _, graph = random_grid(0, 3, 3, coupling=0.2)
+    posterior = loopy(graph, name, counting=rg.Fractional(0.03), tolerance=1e-6, sweeps=2000)
+    assert posterior.status.converged
+    field, messages = posterior.solution.field, posterior.solution.outcome.messages
+    before, after = (field.normalised_beliefs(m) for m in (messages, field.update(messages)))
+    for one, other in zip(before, after, strict=True):
+        same(one, other, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("scale", [1.0, 200.0])
+def test_hard_zeros_on_loops_make_no_nan(dtype, temperature, scale):
+    """In tables of all kinds, shared by the batch or not; log Z, beliefs and gradients."""
+    binary = grid_tables(0, 3, 4, 2, scale, (3,))
+    ternary = grid_tables(3, 3, 4, 3, scale)
+    several = mixed_tables(6, scale, (2,))
+    for make, tables in (
+        (lambda *t: grid(*t)[1], binary),
+        (lambda *t: grid(*t)[1], ternary),
+        (lambda *t: mixed(t), several),
+    ):
+        leaves = []
+        for number, table in enumerate(tables):
+            gone = torch.rand(table.shape, generator=seeded(number)) < 0.05
+            leaves.append(table.masked_fill(gone, -math.inf).to(dtype).requires_grad_())
+        graph = make(*leaves)
+        for damping in (0.3, rg.ProbabilityDamping(0.3)):
+            posterior = loopy(
+                graph, temperature=temperature, damping=damping, sweeps=40, tolerance=1e-4
+            )
+            assert not bool(posterior.log_partition.isnan().any())
+            alive = posterior.log_partition.detach() > -math.inf
+            total = torch.where(alive, posterior.log_partition, 0.0).sum()
+            for entry, marginal in posterior.marginals().items():
+                sums = marginal.sum(-1)
+                assert bool(marginal.isfinite().all())
+                expected = alive.reshape(*alive.shape, *(1,) * len(entry.shape)).to(sums)
+                same(sums, expected.expand_as(sums), 1e-4)
+                total = total + (marginal * randn(0, marginal.shape[-1]).to(dtype)).sum()
+            if temperature:
+                assert bool(posterior.entropy().isfinite().all())
+            if not temperature:
+                continue
+            if temperature:
+                total = total + posterior.entropy().sum()
+            slopes = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+            for slope, leaf in zip(slopes, leaves, strict=True):
+                assert not bool(slope.isnan().any())
+                assert bool((slope[leaf == -math.inf] == 0).all())
+
+
+def loop_of_equals(values):
+    """A loop of three equal variables with soft unaries: at most one solution for each state."""
+    x = [rg.Variable(f"x{i}", 2) for i in range(3)]
+    equal = rg.Table(torch.eye(2, dtype=torch.float64).log())
+    factors = [rg.Factor((x[i], x[(i + 1) % 3]), equal) for i in range(3)]
+    return x, rg.FactorGraph([*factors, rg.Factor((x[0],), rg.Table(values))])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_impossible_evidence_is_minus_infinity_and_zero_marginals(name):
+    x, graph = loop_of_equals(randn(0, 2))
+    graph = graph.condition({x[0]: 0, x[1]: 1})
+    posterior = loopy(graph, name)
+    assert posterior.log_partition.item() == -math.inf
+    assert posterior.marginal(x[2]).tolist() == [0.0, 0.0]
+    assert posterior.factor_marginal((x[1], x[2])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert posterior.entropy().item() == 0.0
+    assert posterior.max_marginals()[x[2]].tolist() == [-math.inf, -math.inf]
+    assert posterior.status.converged
+    with pytest.raises(rg.ImpossibleEvidenceError):
+        posterior.mode()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_impossible_row_of_a_batch_leaves_the_others_alone(name):
+    x, graph = loop_of_equals(randn(0, 3, 2))
+    graph = graph.condition({x[1]: [0, -1, 1], x[2]: [1, -1, 1]})
+    posterior, truth = loopy(graph, name), brute_force(graph)
+    assert posterior.log_partition[0].item() == -math.inf
+    assert posterior.log_partition[1:].isfinite().all()
+    for variable in x:
+        assert posterior.marginal(variable)[0].tolist() == [0.0, 0.0]
+        same(posterior.marginal(variable)[2], truth.joint((variable,))[2])
+        best = posterior.max_marginals()[variable]
+        assert best[0].tolist() == [-math.inf, -math.inf]
+        same(best[2], truth.max_marginal(variable)[2])
+    assert not bool(posterior.factor_marginal((x[0], x[1]))[0].any())
+    entropy = posterior.entropy()
+    assert entropy[0].item() == 0.0
+    same(entropy[2], torch.zeros((), dtype=torch.float64))
+    assert posterior.status.converged
+
+
+def test_an_impossible_row_of_a_tree_has_minus_infinity_for_max_marginals():
+    a, b = rg.Variable("a", 2), rg.Variable("b", 2)
+    same_state = torch.eye(2, dtype=torch.float64).log()
+    graph = rg.FactorGraph([rg.Factor((a, b), rg.Table(same_state))])
+    graph = graph.condition({a: [0, 0, -1], b: [1, -1, -1]})
+    best, truth = loopy(graph).max_marginals(), brute_force(graph)
+    for variable in (a, b):
+        same(best[variable], truth.max_marginal(variable))
+
+
+# The log-odds path of binary pairwise models against the general one.
+
+
+def fast_and_general(tables, damping, dtype=torch.float64, **options):
+    """The same model by `LogOdds` (Flooding), and by the general path (all messages as one set)."""
+    tables = [table.to(dtype) for table in tables]
+    _, graph = grid(*tables)
+    fast = loopy(graph, damping=damping, **options)
+    every = rg.Loopy(
+        schedule=rg.RandomSubsets(1.0, seeded(0)),
+        damping=damping,
+        **{"tolerance": 1e-12, "sweeps": 5000} | options,
+    )
+    general = rg.infer(graph, scheduler=every)
+    assert LogOdds.applies(fast.solution.field)
+    return fast, general
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("coupling", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("shared", [True, False])
+def test_log_odds_are_the_general_path(damping, coupling, shared):
+    across, down, unary = grid_tables(0, 5, 6, 2, coupling)
+    if shared:
+        across, down = across[0, 0], down[0, 0]
+    options = {"sweeps": 40, "tolerance": 1e-9}
+    fast, general = fast_and_general((across, down, unary), damping, **options)
+    for one, other in zip(message_odds(fast), message_odds(general), strict=True):
+        same(one, other, 1e-9)
+    same(fast.log_partition, general.log_partition, 1e-9)
+    assert len(fast.status.trace) == len(general.status.trace)
+    same(torch.tensor(fast.status.trace), torch.tensor(general.status.trace), 1e-9)
+    assert fast.status.converged == general.status.converged
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3])
+def test_a_step_of_log_odds_is_an_update_of_the_field(keep):
+    for seed in range(3):
+        field = loopy(random_grid(seed, 4, 5, coupling=1.0)[1]).solution.field
+        start = tuple(
+            normalised(randn(seed, *m.shape), vanishing=False)[0] for m in field.flat_messages()
+        )
+        odds = LogOdds(field, start)
+        for before, after in zip(start, odds.messages(), strict=True):
+            same(before, after, 1e-12)
+        odds.step(keep)
+        plain = field.update(start)
+        (mixed_one,) = (
+            (1 - keep) * new + keep * old for new, old in zip(plain, start, strict=True)
+        )
+        same(odds.messages()[0], mixed_one - mixed_one.amax(1, keepdim=True), 1e-12)
+
+
+def test_log_odds_on_variables_of_every_degree():
+    """A star, with a lonely variable and a double edge; then batches take the general path."""
+    hub = rg.Variable("hub", 2)
+    leaves = [rg.Variable(f"leaf{i}", 2) for i in range(11)]
+    alone = rg.Variable("alone", 2)
+    tables = randn(0, 12, 2, 2)
+    factors = [
+        rg.Factor((hub, leaf) if i % 2 else (leaf, hub), rg.Table(tables[i]))
+        for i, leaf in enumerate([*leaves, leaves[3]])
+    ]
+    graph = rg.FactorGraph(
+        [*factors, rg.Factor((alone,), rg.Table(randn(1, 2)))], variables=[alone, hub, *leaves]
+    )
+    fast = loopy(graph)
+    assert LogOdds.applies(fast.solution.field)
+    general = rg.infer(graph, scheduler=rg.Loopy(schedule=rg.RandomSubsets(1.0), tolerance=1e-12))
+    truth = brute_force(graph)
+    for variable in graph.variables:
+        same(fast.marginal(variable), general.marginal(variable), 1e-10)
+    same(fast.marginal(alone), truth.joint((alone,)))
+    wider = graph.with_factors(rg.Factor((hub,), rg.Table(randn(2, 3, 2))))
+    batch = loopy(wider)
+    assert batch.status.converged
+    same(batch.log_partition, loopy(wider, "sequential").log_partition)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 5.0, 20.0, 100.0, 1000.0])
+def test_log_odds_are_used_only_within_their_range(dtype, scale):
+    """Strong couplings and fields either fit the type, or go the general way; both are right."""
+    chain = rg.VariableArray("x", (12,), 2)
+    link, unary = randn(0, 11, 2, 2) * scale, randn(1, 12, 2) * scale
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((chain[:-1], chain[1:]), rg.Table(link.to(dtype))),
+            rg.FactorBlock((chain,), rg.Table(unary.to(dtype))),
+        ]
+    )
+    exact = rg.FactorGraph(
+        [
+            rg.FactorBlock((chain[:-1], chain[1:]), rg.Table(link.to(dtype).double())),
+            rg.FactorBlock((chain,), rg.Table(unary.to(dtype).double())),
+        ]
+    )
+    truth = brute_force(exact)
+    posterior = loopy(graph, tolerance=1e-7)
+    if scale == 1.0:
+        assert LogOdds.applies(posterior.solution.field)
+    if scale == 1000.0:
+        assert not LogOdds.applies(posterior.solution.field)
+    tolerance = 1e-3 if dtype == torch.float32 else 1e-8
+    same(posterior.log_partition.double(), truth.log_partition, tolerance)
+    marginals = posterior.marginal(chain).double()
+    assert bool(marginals.isfinite().all())
+    for place in range(12):
+        same(marginals[place], truth.joint((chain[place],)), tolerance)
+
+
+def test_log_odds_do_not_take_what_is_not_theirs():
+    _, plain = random_grid(0, 3, 3)
+    assert LogOdds.applies(loopy(plain).solution.field)
+    others = [
+        loopy(random_grid(0, 3, 3, 3)[1]),
+        loopy(mixed(mixed_tables(0))),
+        loopy(plain, temperature=0.5),
+        loopy(plain, counting=rg.TreeReweighted()),
+    ]
+    for posterior in others:
+        assert not LogOdds.applies(posterior.solution.field)
+    across, down, unary = grid_tables(0, 3, 3, 2, 1.0)
+    across[0, 0, 0, 1] = -math.inf
+    _, zeros = grid(across, down, unary)
+    posterior = loopy(zeros)
+    assert not LogOdds.applies(posterior.solution.field)
+    general = rg.Loopy(schedule=rg.RandomSubsets(1.0), tolerance=1e-12)
+    same(posterior.log_partition, rg.infer(zeros, scheduler=general).log_partition, 1e-9)
+
+
+def test_log_odds_from_a_start():
+    tables = grid_tables(0, 5, 5, 2, 0.8)
+    _, graph = grid(*tables)
+    posterior = loopy(graph)
+    again = loopy(graph, start=posterior)
+    assert again.status.iterations == 1
+    same(again.log_partition, posterior.log_partition, 1e-10)
+    swapped = loopy(graph, "sequential", start=posterior)
+    assert swapped.status.iterations <= 2
+
+
+def test_strong_ferromagnets_in_log_odds():
+    """Couplings of 10 in single precision: beliefs near 0 and 1, no infinity."""
+    strong = torch.full((4, 3), 10.0), torch.full((3, 4), 10.0)
+    pixels, graph = ising(*(j.double() for j in strong), randn(0, 4, 4) * 0.1)
+    posterior = loopy(graph, sweeps=50)
+    marginals = posterior.marginal(pixels)
+    assert bool(marginals.isfinite().all())
+    assert bool(posterior.log_partition.isfinite())
+    same(marginals.sum(-1), torch.ones(4, 4, dtype=torch.float64))
+
+
+# The contractions in logs.
+
+
+def dead(shape, seed, share=0.3):
+    values = randn(seed, *shape) * 300
+    gone = torch.rand(shape, generator=seeded(seed + 50)) < share
+    return values.masked_fill(gone, -math.inf)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("own_batch", [1, 3])
+@pytest.mark.parametrize("factors", [1, 4])
+@pytest.mark.parametrize("columns", [1, 2, 7])
+def test_contractions_in_logs(batch, own_batch, factors, columns):
+    table, vector = dead((own_batch, 3, columns, factors), 0), dead((batch, columns, 4), 1)
+    table[0, 0] = -math.inf  # a row where nothing is possible
+    logs = table + vector.unsqueeze(1)
+    same(maximum(table, vector), logs.amax(2), 0.0)
+    same(log_sum(table, vector), logs.logsumexp(2), 1e-12)
+
+
+def test_contractions_in_logs_in_pieces():
+    table, vector = dead((1, 64, 40, 120), 0), dead((1, 40, 120), 1)
+    logs = table + vector.unsqueeze(1)
+    same(maximum(table, vector), logs.amax(2), 0.0)
+    same(log_sum(table, vector), logs.logsumexp(2), 1e-12)
+
+
+def test_the_gradient_of_contractions_in_logs_has_no_nan():
+    table, vector = dead((2, 3, 4, 5), 0, 0.5), dead((2, 4, 5), 1, 0.5)
+    table[0, 0] = -math.inf
+    table.requires_grad_()
+    vector.requires_grad_()
+    found = log_sum(table, vector)
+    finite = found > -math.inf
+    for slope in torch.autograd.grad(found[finite].sum(), (table, vector)):
+        assert bool(slope.isfinite().all())
+    leaves = [randn(2, 2, 3, 4, 5).requires_grad_(), randn(3, 2, 4, 5).requires_grad_()]
+    assert torch.autograd.gradcheck(log_sum, leaves)

@@ -1,0 +1,423 @@
+"""Schedules, damping, batches, restarts and limits of message passing."""
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.testing import brute_force
+from tests.engines.loopy.helpers import (
+    SCHEDULES,
+    grid,
+    grid_tables,
+    loopy,
+    message_odds,
+    mixed,
+    mixed_tables,
+    randn,
+    random_grid,
+    same,
+    schedule,
+    seeded,
+)
+
+
+class EvenThenOdd(rg.Schedule):
+    """What a user may write: five lines."""
+
+    def sweep(self, edges, residuals, number):
+        every = torch.arange(edges.count)
+        yield every[number % 2 :: 2]
+        yield every[1 - number % 2 :: 2]
+
+
+class Greedy(rg.Schedule):
+    """Half of the messages, those that change most; forgets to say that it looks."""
+
+    def sweep(self, edges, residuals, number):
+        yield residuals().topk(edges.count // 2).indices
+
+
+class HonestGreedy(Greedy):
+    """It says so."""
+
+    @property
+    def looks_at_residuals(self):
+        return True
+
+
+def answers(posterior):
+    return [posterior.log_partition, *posterior.marginals().values(), *message_odds(posterior)]
+
+
+def agree(first, second, tolerance):
+    for one, other in zip(answers(first), answers(second), strict=True):
+        same(one, other, tolerance)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3, rg.ProbabilityDamping(0.3)], ids=str)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_all_schedules_reach_the_same_fixed_point(name, damping):
+    _, graph = random_grid(0, 6, 6, coupling=0.3)
+    reference = loopy(graph)
+    other = loopy(graph, name, damping=damping)
+    assert reference.status.converged
+    assert other.status.converged
+    assert not other.status.exact
+    agree(other, reference, 1e-8)
+
+
+@pytest.mark.parametrize("own", [EvenThenOdd(), HonestGreedy()], ids=["blind", "looking"])
+def test_a_schedule_of_ones_own(own):
+    for graph in (random_grid(0, 4, 4, 3, coupling=0.3)[1], mixed(mixed_tables(0))):
+        mine = rg.infer(graph, scheduler=rg.Loopy(schedule=own, tolerance=1e-12))
+        assert mine.status.converged
+        agree(mine, loopy(graph), 1e-8)
+
+
+def test_a_schedule_that_looks_must_say_so():
+    _, graph = random_grid(0, 3, 3)
+    posterior = rg.infer(graph, scheduler=rg.Loopy(schedule=Greedy()))
+    with pytest.raises(rg.ModelError, match="looks_at_residuals"):
+        posterior.log_partition  # noqa: B018
+
+
+def test_what_loopy_refuses():
+    _, graph = random_grid(0, 3, 3)
+    for make in (rg.Residual, rg.RandomSubsets):
+        for share in (0.0, -0.1, 1.1):
+            with pytest.raises(rg.ModelError, match="share of the messages above 0 and at most 1"):
+                make(share)
+    for damping in (1.0, -0.1, rg.LogDamping):
+        with pytest.raises((rg.ModelError, TypeError)):
+            rg.Loopy(damping=damping)
+    for make in (rg.LogDamping, rg.ProbabilityDamping):
+        with pytest.raises(rg.ModelError, match="0 <= share < 1"):
+            make(1.0)
+    for options in ({"sweeps": 0}, {"tolerance": -1.0}, {"temperature": -1.0}):
+        with pytest.raises(rg.ModelError, match="sweeps >= 1, tolerance >= 0"):
+            rg.Loopy(**options)
+    with pytest.raises(rg.ModelError, match="needs a posterior that Loopy gave"):
+        rg.Loopy(start=rg.infer(graph))
+    short = rg.infer(graph, scheduler=rg.Loopy(schedule=rg.Sequential(torch.arange(4))))
+    with pytest.raises(rg.ModelError, match="9 variables; got 4"):
+        short.log_partition  # noqa: B018
+
+
+class Watched:
+    """A progress callback that keeps what it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, sweep):
+        self.seen.append(sweep)
+
+    @property
+    def updates(self):
+        return self.seen[-1].updates
+
+
+def test_residuals_need_fewer_updates_than_flooding():
+    _, graph = random_grid(3, 8, 8, coupling=1.0)
+    counted = []
+    for own in (rg.Flooding(), rg.Residual(0.1), rg.Residual()):
+        watched = Watched()
+        scheduler = rg.Loopy(schedule=own, tolerance=1e-8, progress=watched)
+        assert rg.infer(graph, scheduler=scheduler).status.converged
+        counted.append(watched.updates)
+    assert max(counted[1:]) < counted[0]
+
+
+def naive_sweep(posterior, steps):
+    """One sweep of messages into sets of variables, straight from the equations."""
+    field = posterior.solution.field
+    messages = field.flat_messages()
+    for variables in steps:
+        new = field.update(messages)
+        at = field.edges.variable
+        chosen = torch.isin(at, torch.tensor(variables))
+        parts = []
+        for c, fresh, old in zip(field.edges.classes, new, messages, strict=True):
+            here = chosen[c.first : c.first + c.count]
+            parts.append(torch.where(here, fresh, old))
+        messages = tuple(parts)
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        ([0, 1, 2, 3], [[0], [1], [2], [3]]),
+        ([3, 2, 1, 0], [[3], [2], [1], [0]]),
+        ([7, -2, 7, 9], [[1], [0, 2], [3]]),
+        ([0, 1, 1, 2], [[0], [1, 2], [3]]),
+        ([0.5, 0.25, 2.0, 1.0], [[1], [0], [3], [2]]),
+    ],
+)
+def test_an_order_is_kept_to(order, steps):
+    """Variables of one place are updated together, those of a later place from newer messages."""
+    x = rg.VariableArray("x", (4,), 3)
+    pairs = [rg.FactorBlock((x[:-1], x[1:]), rg.Table(randn(0, 3, 3, 3)))]
+    ends = [rg.Factor((x[3], x[0]), rg.Table(randn(1, 3, 3)))]
+    graph = rg.FactorGraph([*pairs, *ends, rg.FactorBlock((x,), rg.Table(randn(2, 4, 3)))])
+    one = rg.Loopy(schedule=rg.Sequential(torch.tensor(order)), sweeps=1)
+    posterior = rg.infer(graph, scheduler=one)
+    for got, expected in zip(
+        posterior.solution.outcome.messages, naive_sweep(posterior, steps), strict=True
+    ):
+        same(got, expected, 1e-12)
+
+
+def test_forwards_and_backwards_in_order_solve_a_chain_in_one_pass_each():
+    count = 30
+    x = rg.VariableArray("x", (count,), 3)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x[:-1], x[1:]), rg.Table(randn(0, count - 1, 3, 3) * 2)),
+            rg.FactorBlock((x,), rg.Table(randn(1, count, 3))),
+        ]
+    )
+    in_order = rg.Loopy(schedule=rg.Sequential(torch.arange(count)), tolerance=1e-12)
+    posterior = rg.infer(graph, scheduler=in_order)
+    assert posterior.status.converged
+    assert posterior.status.iterations <= 3  # the third finds no change
+    same(posterior.log_partition, rg.infer(graph).log_partition)
+
+
+COUPLINGS = (0.0005, 0.1, 0.8, 1.2)
+
+
+@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_batch_is_its_items(name, states):
+    """Items that converge in very different times; a finished one changes no more."""
+    tables = grid_tables(0, 4, 4, states, COUPLINGS, (4,))
+    pixels, together = grid(*tables)
+    batch = loopy(together, name, tolerance=1e-9)
+    sweeps = []
+    for item in range(4):
+        _, alone = grid(*(table[item] for table in tables))
+        single = loopy(alone, name, tolerance=1e-9)
+        assert single.status.converged
+        sweeps.append(single.status.iterations)
+        same(batch.log_partition[item], single.log_partition, 1e-12)
+        same(batch.marginal(pixels)[item], single.marginal(pixels), 1e-12)
+        same(batch.entropy()[item], single.entropy(), 1e-12)
+        for ours, own in zip(message_odds(batch), message_odds(single), strict=True):
+            same(ours[item], own[0], 1e-12)
+    assert max(sweeps) > 2 * min(sweeps)
+    assert batch.status.converged
+    assert batch.status.iterations == max(sweeps)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_batch_of_mixed_factors_and_of_evidence_is_its_items(name):
+    tables = mixed_tables(0, batch=(3,))
+    batch = mixed(tables).condition({"x1": [0, -1, 2], "x3": [-1, 1, 0]})
+    together = loopy(batch, name, damping=0.1)
+    for item, (first, second) in enumerate([(0, -1), (-1, 1), (2, 0)]):
+        alone = mixed([table[item] for table in tables])
+        single = loopy(alone.condition({"x1": first, "x3": second}), name, damping=0.1)
+        same(together.log_partition[item], single.log_partition, 1e-9)
+        for variable, marginal in single.marginals().items():
+            same(together.marginal(variable)[item], marginal, 1e-9)
+
+
+def test_a_batch_of_which_some_items_do_not_converge():
+    tables = grid_tables(0, 3, 3, 2, (0.1, 3.0), (2,))
+    _, together = grid(*tables)
+    batch = loopy(together, sweeps=15, tolerance=1e-9)
+    _, quick = grid(*(table[0] for table in tables))
+    assert not batch.status.converged
+    assert batch.solution.outcome.converged.tolist() == [True, False]
+    same(batch.log_partition[0], loopy(quick, tolerance=1e-9).log_partition, 1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_restart_on_the_same_model_has_nothing_to_do(name):
+    for graph in (random_grid(1, 5, 5, coupling=0.5)[1], mixed(mixed_tables(1))):
+        cold = loopy(graph, name, tolerance=1e-9)
+        again = loopy(graph, name, tolerance=1e-8, start=cold)
+        assert cold.status.iterations > 3
+        assert again.status.converged
+        assert again.status.iterations <= 2
+        agree(again, cold, 1e-7)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_restart_on_changed_evidence_is_quicker_than_a_cold_start(name):
+    across, down, unary = grid_tables(2, 6, 6, 2, 0.6)
+    _, graph = grid(across, down, unary)
+    before = loopy(graph, name, tolerance=1e-9)
+    changed = unary.clone()
+    changed[3, 3, 0] += 1e-3
+    _, after = grid(across, down, changed)
+    cold = loopy(after, name, tolerance=1e-9)
+    warm = loopy(after, name, tolerance=1e-9, start=before)
+    assert warm.status.converged
+    assert warm.status.iterations < cold.status.iterations
+    agree(warm, cold, 1e-7)
+
+
+def test_a_restart_where_the_evidence_settles_other_variables():
+    pixels, graph = random_grid(4, 5, 5, 3, coupling=0.5)
+    first = graph.condition({pixels[0, 0]: 1, pixels[2, 3]: 0})
+    second = graph.condition({pixels[0, 0]: 2, pixels[4, 4]: 2})
+    before = loopy(first, tolerance=1e-9)
+    for other in (second, graph, first):
+        cold = loopy(other, tolerance=1e-9)
+        warm = loopy(other, tolerance=1e-9, start=before)
+        assert warm.status.converged
+        assert warm.status.iterations <= cold.status.iterations
+        agree(warm, cold, 1e-7)
+
+
+def test_a_restart_where_states_are_dropped():
+    """A hard zero leaves other states of some variables; their messages start anew."""
+    pixels, graph = random_grid(4, 4, 4, 3, coupling=0.4)
+    barred = torch.tensor([0.0, -torch.inf, 0.0], dtype=torch.float64)
+    smaller = graph.with_factors(rg.Factor((pixels[1, 1],), rg.Table(barred)))
+    other = graph.with_factors(rg.Factor((pixels[1, 1],), rg.Table(barred.roll(1))))
+    known = {one: loopy(one) for one in (graph, smaller, other)}
+    for one, before in known.items():
+        for two, cold in known.items():
+            warm = loopy(two, start=before)
+            assert warm.status.converged, (one, two)
+            agree(warm, cold, 1e-8)
+
+
+def test_a_restart_of_other_schedules_counting_and_batches():
+    tables = grid_tables(5, 4, 4, 2, (0.2, 0.4, 0.6), (3,))
+    _, batch = grid(*tables)
+    _, single = grid(*(table[1] for table in tables))
+    cold = loopy(batch)
+    warm = loopy(batch, "residual", start=loopy(single, tolerance=1e-9))
+    agree(warm, cold, 1e-8)
+    _, pair = grid(*(table[:2] for table in tables))
+    agree(loopy(pair, start=cold), loopy(pair), 1e-8)  # batches differ: from the beginning
+    reweighted = loopy(batch, counting=rg.TreeReweighted(), damping=0.3)
+    agree(loopy(batch, start=reweighted), cold, 1e-8)
+
+
+def cycle_of_equals(evidence):
+    """Four variables in a ring, each equal to the next, and a soft unary."""
+    x = [rg.Variable(f"x{i}", 2) for i in range(4)]
+    equal = rg.Table(torch.eye(2, dtype=torch.float64).log())
+    graph = rg.FactorGraph(
+        [
+            *(rg.Factor((x[i], x[(i + 1) % 4]), equal) for i in range(4)),
+            rg.Factor((x[1],), rg.Table(randn(0, 2, 2))),
+        ]
+    )
+    return graph.condition({x[0]: evidence}) if evidence else graph
+
+
+@pytest.mark.parametrize("before", [[0, -1], [-1, 1]])
+@pytest.mark.parametrize("after", [[1, -1], None])
+def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
+    """Those of a loop would keep each other alive for ever."""
+    cold = loopy(cycle_of_equals(after))
+    warm = loopy(cycle_of_equals(after), start=loopy(cycle_of_equals(before)))
+    for one, other in zip(answers(warm)[:5], answers(cold)[:5], strict=True):
+        same(one, other)
+
+
+def test_progress_is_called_once_a_sweep():
+    for graph in (random_grid(0, 4, 4)[1], random_grid(0, 4, 4, 3, batch=(2,))[1]):
+        for name in SCHEDULES:
+            watched = Watched()
+            posterior = loopy(graph, name, tolerance=1e-7, progress=watched)
+            assert not watched.seen  # nothing runs before a question
+            status = posterior.status
+            posterior.marginals()
+            posterior.entropy()
+            seen = watched.seen
+            assert status.converged
+            if name == "residual" and graph.batch_shape:
+                continue  # items one after the other
+            assert tuple(sweep.residual for sweep in seen) == status.trace
+            assert [sweep.number for sweep in seen] == list(range(1, status.iterations + 1))
+            assert status.residual == status.trace[-1] <= 1e-7 < min(status.trace[:-1])
+            spent = [sweep.seconds for sweep in seen]
+            assert spent == sorted(spent)
+            edges = posterior.solution.edges.count
+            assert seen[0].updates >= edges
+            if name != "residual":
+                assert [s.updates for s in seen] == [edges * s.number for s in seen]
+
+
+def test_limits_of_sweeps_and_of_time_say_what_to_do():
+    _, graph = random_grid(0, 5, 5, coupling=0.8)
+    few = loopy(graph, sweeps=2)
+    assert not few.status.converged
+    assert not few.status.exact
+    assert few.status.biased
+    assert few.status.iterations == 2
+    assert few.status.residual > 1e-12
+    for word in ("sweeps", "damp", "schedule"):
+        assert word in few.status.remedy
+    short = loopy(graph, seconds=0.0)
+    assert not short.status.converged
+    assert short.status.iterations == 1
+    enough = loopy(graph, seconds=60.0)
+    assert enough.status.converged
+    assert "Contraction()" in enough.status.remedy
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_tolerance_of_zero_waits_for_no_change_at_all(name):
+    x = rg.VariableArray("x", (5,), 3)
+    block = rg.FactorBlock((x[:-1], x[1:]), rg.Table(randn(0, 4, 3, 3)))
+    chain = rg.FactorGraph([block, rg.FactorBlock((x,), rg.Table(randn(1, 5, 3)))])
+    posterior = loopy(chain, name, tolerance=0.0, sweeps=100)
+    assert posterior.status.converged
+    assert posterior.status.residual == 0.0
+    same(posterior.log_partition, brute_force(chain).log_partition)
+
+
+def test_damping_converges_where_plain_messages_swing():
+    """A complete graph of repulsive pairs: flooding swings between two states for ever."""
+    x = [rg.Variable(f"x{i}", 2) for i in range(6)]
+    repel = rg.Table(torch.eye(2, dtype=torch.float64) * -1.5)
+    pull = rg.Table(torch.tensor([0.3, 0.0], dtype=torch.float64))
+    factors = [rg.Factor((a, b), repel) for i, a in enumerate(x) for b in x[:i]]
+    graph = rg.FactorGraph([*factors, *(rg.Factor((v,), pull) for v in x)])
+    assert not loopy(graph, sweeps=300).status.converged
+    for damping in (0.5, rg.ProbabilityDamping(0.5)):
+        posterior = loopy(graph, damping=damping)
+        assert posterior.status.converged
+        for variable in x[1:]:  # all alike
+            same(posterior.marginal(variable), posterior.marginal(x[0]))
+
+
+def test_random_sets_are_those_of_the_generator():
+    _, graph = random_grid(0, 4, 4, coupling=0.6)
+
+    def trace(seed):
+        own = rg.RandomSubsets(0.25, seeded(seed))
+        return rg.infer(graph, scheduler=rg.Loopy(schedule=own)).status.trace
+
+    assert trace(0) == trace(0)
+    assert trace(0) != trace(1)
+
+
+def test_one_schedule_object_serves_many_models():
+    own = rg.Sequential()
+    for seed in range(3):
+        _, graph = random_grid(seed, 3 + seed, 4, coupling=0.3)
+        scheduler = rg.Loopy(schedule=own, tolerance=1e-12)
+        agree(rg.infer(graph, scheduler=scheduler), loopy(graph), 1e-8)
+
+
+def test_what_loopy_does_not_answer():
+    pixels, graph = random_grid(0, 3, 3)
+    posterior = loopy(graph)
+    with pytest.raises(rg.UnsupportedError, match="no joint distribution"):
+        posterior.sample(2)
+    with pytest.raises(rg.UnsupportedError, match="Contraction"):
+        posterior.marginal_mode([pixels[0, 0]])
+
+
+def test_schedule_names_cover_every_schedule_of_the_package():
+    kinds = {type(schedule(name, 3)) for name in SCHEDULES}
+    assert kinds == {rg.Flooding, rg.Sequential, rg.Residual, rg.RandomSubsets}
