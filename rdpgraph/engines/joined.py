@@ -269,13 +269,16 @@ class JoinedSolution(Solution):
         parts: list[tuple[Tensor, Tensor]] = []
         for size in torch.unique(sizes).tolist():
             members = (sizes == size).nonzero().flatten()
-            parts.append((members, torch.stack([beliefs[v] for v in members.tolist()], 1)))
+            own = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
+            parts.append((members, torch.stack(own, 1)))
         flat = variable_table(self.network, parts, 0.0, 1.0)
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def _of_group(self, group: int) -> Tensor:
         tensors = [t for t, (number, _) in enumerate(self._tensors) if number == group]
-        return torch.stack([self._beliefs[1][t] for t in tensors], 1)
+        beliefs = [self._beliefs[1][t] for t in tensors]
+        batch = max(len(belief) for belief in beliefs)
+        return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) beliefs."""

@@ -123,8 +123,9 @@ def join_graph(topology: Topology, order: list[int], most_elements: float) -> Cl
 
 
 def _absorbed(graph: ClusterGraph) -> ClusterGraph:
-    """The same without clusters that hold nothing but what a child tells them."""
+    """The same with every child taken into a parent that has no variable beside its message."""
     into = list(range(len(graph.scopes)))
+    scopes = list(graph.scopes)
 
     def home(cluster: int) -> int:
         while into[cluster] != cluster:
@@ -134,8 +135,10 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
 
     kept: list[Link] = []
     for link in graph.links:
-        if graph.scopes[home(link.parent)] == link.separator:
-            into[home(link.parent)] = home(link.child)
+        child, parent = home(link.child), home(link.parent)
+        if scopes[parent] == link.separator:
+            scopes[parent] = scopes[child]
+            into[child] = parent
         else:
             kept.append(link)
     roots = [cluster for cluster in range(len(into)) if home(cluster) == cluster]
@@ -146,7 +149,7 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
     links = [Link(number[home(a.child)], number[home(a.parent)], a.separator) for a in kept]
     return ClusterGraph(
         graph.sizes,
-        tuple(graph.scopes[cluster] for cluster in roots),
+        tuple(scopes[cluster] for cluster in roots),
         tuple(tuple(own) for own in tensors),
         tuple(links),
         graph.exact,

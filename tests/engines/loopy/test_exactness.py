@@ -38,7 +38,7 @@ def check_against_enumeration(drawn, name, **options):
         same(best[variable], truth.max_marginal(variable))
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.sampled_from([(), (), (3,), (2, 2)]),

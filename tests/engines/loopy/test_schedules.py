@@ -306,7 +306,7 @@ def cycle_of_equals(evidence):
     graph = rg.FactorGraph(
         [
             *(rg.Factor((x[i], x[(i + 1) % 4]), equal) for i in range(4)),
-            rg.Factor((x[1],), rg.Table(randn(0, 2, 2))),
+            rg.Factor((x[1],), rg.Table(randn(0, 2, 2) * 100)),
         ]
     )
     return graph.condition({x[0]: evidence}) if evidence else graph

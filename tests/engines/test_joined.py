@@ -1,0 +1,204 @@
+"""Messages between clusters, against enumeration where they are exact and where they are not."""
+
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.testing import brute_force
+
+DOUBLE = torch.float64
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(seed, *shape):
+    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
+
+
+def grid(rows, columns, states, scale, seed=0, batch=()):
+    x = rg.VariableArray("x", (rows, columns), states)
+    across = randn(seed, *batch, rows, columns - 1, states, states) * scale
+    down = randn(seed + 1, rows - 1, columns, states, states) * scale
+    unary = randn(seed + 2, rows, columns, states)
+    return x, rg.FactorGraph(
+        [
+            rg.FactorBlock((x[:, :-1], x[:, 1:]), rg.Table(across)),
+            rg.FactorBlock((x[:-1], x[1:]), rg.Table(down)),
+            rg.FactorBlock((x,), rg.Table(unary)),
+        ]
+    )
+
+
+def mixed(seed):
+    """A loop of variables of 2 to 4 states, hard zeros, a factor of three, one of a constant."""
+    v = [rg.Variable(f"v{i}", 2 + i % 3) for i in range(6)]
+    factors = [rg.Factor((), rg.Table(randn(seed))), rg.Factor((v[1],), rg.Table(randn(seed, 3)))]
+    for i in range(6):
+        pair = (v[i], v[(i + 1) % 6])
+        logs = randn(seed + i, pair[0].size, pair[1].size) * 2
+        logs[0, 1] = -math.inf
+        factors.append(rg.Factor(pair, rg.Table(logs)))
+    factors.append(rg.Factor((v[4], v[0], v[2]), rg.Table(randn(seed + 9, 3, 2, 4))))
+    return v, rg.FactorGraph(factors)
+
+
+def close(got, expected, tolerance=1e-9):
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def holds(graph, posterior):
+    truth = brute_force(graph)
+    close(posterior.log_partition, truth.log_partition)
+    close(posterior.entropy(), truth.entropy)
+    for variable, marginal in posterior.marginals().items():
+        members = [variable] if isinstance(variable, rg.Variable) else variable
+        if isinstance(variable, rg.Variable):
+            close(marginal, truth.joint((variable,)))
+            continue
+        flat = marginal.flatten(-1 - len(variable.shape), -2)
+        for number in range(flat.shape[-2]):
+            place = [int(i) for i in torch.unravel_index(torch.tensor(number), variable.shape)]
+            close(flat[..., number, :], truth.joint((members[tuple(place)],)))
+    for factor in graph.factors():
+        if factor.variables:
+            close(posterior.factor_marginal(factor.variables), truth.joint(factor.variables))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_room_for_all_it_is_exact(seed):
+    _, graph = mixed(seed)
+    x, square = grid(3, 3, 2, 2.0, seed)
+    rows = {x[0, 0]: [0, 1, -1], x[2, 1]: [-1, 1, 0]}
+    v, some = mixed(seed + 20)
+    for model in (graph, square, square.condition(rows), some.condition({v[3]: 1})):
+        posterior = rg.infer(model, scheduler=rg.JoinGraph(memory=1e8))
+        assert posterior.status.exact
+        assert posterior.status.converged
+        holds(model, posterior)
+    _, batched = grid(2, 3, 3, 1.0, seed, batch=(2,))
+    holds(batched, rg.infer(batched, scheduler=rg.JoinGraph(memory=1e8)))
+
+
+def test_large_log_values_and_impossible_rows():
+    x, graph = grid(3, 3, 2, 400.0)
+    holds(graph, rg.infer(graph, scheduler=rg.JoinGraph(memory=1e8)))
+    equal = torch.eye(2, dtype=DOUBLE).log()
+    loop = rg.FactorGraph([
+        rg.FactorBlock((x[0], x[1]), rg.Table(equal)),
+        rg.FactorBlock((x[0, :-1], x[0, 1:]), rg.Table(equal)),
+        rg.FactorBlock((x[1, :-1], x[1, 1:]), rg.Table(equal)),
+    ])  # fmt: skip
+    rows = loop.condition({x[0, 0]: [0, 0, 1], x[1, 2]: [0, 1, -1]})
+    for memory in (1e8, 100):
+        posterior = rg.infer(rows, scheduler=rg.JoinGraph(memory=memory))
+        assert posterior.log_partition[1].item() == -math.inf
+        assert not bool(posterior.marginal(x)[1].any())
+        assert posterior.marginal(x[1, 1])[0].tolist() == [1.0, 0.0]
+        assert posterior.marginal(x[1, 1])[2].tolist() == [0.0, 1.0]
+
+
+def test_small_clusters_are_approximate_and_larger_ones_better():
+    _, graph = grid(4, 4, 2, 0.8)
+    truth = brute_force(graph)
+    errors = []
+    for memory in (1, 16 * 150, 1e8):
+        posterior = rg.infer(graph, scheduler=rg.JoinGraph(memory=memory))
+        assert posterior.status.converged
+        errors.append(float((posterior.log_partition - truth.log_partition).abs()))
+        assert posterior.status.exact == (memory == 1e8)
+        assert bool(posterior.status.remedy) == (memory != 1e8)
+        assert len(posterior.status.trace) == posterior.status.iterations
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-9
+
+
+@pytest.mark.parametrize("memory", [1, 1e8])
+def test_the_gradient_of_log_z_is_the_beliefs(memory):
+    """At a fixed point; against finite differences of the converged log Z."""
+    x = rg.VariableArray("x", (3, 3), 2)
+    table = (randn(3, 2, 2) * 0.7).requires_grad_()
+
+    def log_z(logs):
+        graph = rg.FactorGraph([
+            rg.FactorBlock((x[:, :-1], x[:, 1:]), rg.Table(logs)),
+            rg.FactorBlock((x[:-1], x[1:]), rg.Table(randn(4, 2, 3, 2, 2) * 0.7)),
+        ])  # fmt: skip
+        scheduler = rg.JoinGraph(memory=memory, tolerance=1e-13)
+        return rg.infer(graph, scheduler=scheduler).log_partition
+
+    (slope,) = torch.autograd.grad(log_z(table), table)
+    for place in ((0, 0), (0, 1), (1, 0)):
+        step = torch.zeros(2, 2, dtype=DOUBLE)
+        step[place] = 1e-5
+        flat = table.detach()
+        numeric = (log_z(flat + step) - log_z(flat - step)) / 2e-5
+        close(slope[place], numeric, 1e-6)
+
+
+def test_modes_come_from_max_product():
+    x, graph = grid(3, 3, 2, 0.5)
+    posterior = rg.infer(graph, scheduler=rg.JoinGraph())
+    assert bool(graph.score({**posterior.mode()}) > -math.inf)
+    assert posterior.mode_is_consistent().shape == ()
+    assert posterior.max_marginals()[x].shape == (3, 3, 2)
+    for ask in (lambda: posterior.sample(3), lambda: posterior.marginal_mode([x[0, 0]])):
+        with pytest.raises(rg.UnsupportedError, match="Contraction"):
+            ask()
+
+
+@pytest.mark.parametrize("options", [{"sweeps": 0}, {"tolerance": -1.0}, {"damping": 1.0}])
+def test_settings_out_of_range(options):
+    with pytest.raises(rg.ModelError, match="JoinGraph needs"):
+        rg.JoinGraph(**options)
+
+
+def test_the_first_that_converged_answers():
+    _, graph = grid(4, 4, 2, 2.5, seed=7)
+    never = rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]
+    first = rg.Loopy(sweeps=20, tolerance=10.0).plan(graph)[1]
+    unused = []
+
+    def third():
+        unused.append(1)
+        return first()
+
+    chosen = FirstConverged((never, first, third))
+    assert chosen.status().converged
+    assert chosen.status().iterations == 1
+    assert not unused
+    assert not FirstConverged((never, never)).status().converged
+
+
+def test_auto_goes_on_where_exact_does_not_fit():
+    x, graph = grid(9, 9, 2, 0.5)
+    exact = rg.infer(graph)
+    assert exact.status.exact
+    tight = rg.Auto(memory=2e3, seconds=4.0)
+    assert rg.explain(graph, scheduler=tight).route == "join graph"
+    assert "needs" in rg.explain(graph, scheduler=tight).why
+    posterior = rg.infer(graph, scheduler=tight)
+    assert not posterior.status.exact
+    assert posterior.status.biased
+    assert posterior.status.converged
+    assert posterior.status.method in ("join graph", "loopy")
+    close(posterior.marginal(x), exact.marginal(x), 0.1)
+    with pytest.raises(rg.BudgetError, match="does not fit"):
+        rg.infer(graph, scheduler=rg.Contraction(memory=2e3))
+
+
+def test_auto_does_not_plan_a_large_graph_with_cycles():
+    x = rg.VariableArray("x", (300, 300), 2)
+    agree = rg.Table(torch.tensor([[0.2, -0.2], [-0.2, 0.2]]))
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x[:, :-1], x[:, 1:]), agree), rg.FactorBlock((x[:-1], x[1:]), agree)]
+    )
+    plan = rg.explain(graph)
+    assert plan.route == "loopy"
+    posterior = rg.infer(graph.condition({x[0, 0]: 1}))
+    assert posterior.status.converged
+    assert not posterior.status.exact

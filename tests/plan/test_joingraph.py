@@ -1,0 +1,76 @@
+"""Join graphs: what makes their messages right, whatever the bound."""
+
+import math
+import random
+
+import networkx as nx
+import pytest
+
+from rdpgraph.plan.joingraph import choose_join_graph, join_graph
+from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan.topology import Topology
+
+
+def random_topology(seed):
+    """Up to 14 variables of 2 to 4 states, factors of one to four of them."""
+    draw = random.Random(seed)
+    count = draw.randint(3, 14)
+    sizes = tuple(draw.randint(2, 4) for _ in range(count))
+    scopes = []
+    for _ in range(draw.randint(count, 3 * count)):
+        arity = min(draw.randint(1, 4), count)
+        scopes.append(tuple(draw.sample(range(count), arity)))
+    return Topology(tuple(scopes), sizes)
+
+
+def table(sizes, scope):
+    return math.prod(sizes[v] for v in scope)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_tensor_is_in_one_cluster_and_every_variable_lives_in_a_tree(seed):
+    topology = random_topology(seed)
+    order = elimination_order(topology)
+    largest = max(table(topology.sizes, scope) for scope in topology.scopes)
+    for bound in (1, 16, 64, 1e9):
+        graph = join_graph(topology, order, bound)
+        held = sorted(tensor for own in graph.tensors for tensor in own)
+        assert held == list(range(topology.num_tensors))
+        for own, scope in zip(graph.tensors, graph.scopes, strict=True):
+            assert scope == tuple(sorted(scope))
+            assert table(topology.sizes, scope) <= max(bound, largest)
+            for tensor in own:
+                assert set(topology.scopes[tensor]) <= set(scope)
+        for link in graph.links:
+            assert link.separator
+            assert set(link.separator) <= set(graph.scopes[link.child])
+            assert set(link.separator) <= set(graph.scopes[link.parent])
+        for variable in {v for scope in topology.scopes for v in scope}:
+            web = nx.MultiGraph()
+            web.add_nodes_from(c for c, scope in enumerate(graph.scopes) if variable in scope)
+            web.add_edges_from((a.child, a.parent) for a in graph.links if variable in a.separator)
+            assert nx.is_tree(web)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_without_a_bound_it_is_a_junction_tree(seed):
+    topology = random_topology(seed)
+    graph = join_graph(topology, elimination_order(topology), math.inf)
+    assert graph.exact
+    web = nx.MultiGraph((link.child, link.parent) for link in graph.links)
+    assert not web or nx.is_forest(web)
+    assert not join_graph(topology, elimination_order(topology), 1).exact or graph.elements() < 99
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_larger_budget_gives_larger_clusters_that_keep_to_it(seed):
+    topology = random_topology(seed)
+    before = 0
+    for elements in (100, 1000, 1e4, 1e7):
+        graph = choose_join_graph(topology, elements=elements, seconds=1e9)
+        widest = max(table(topology.sizes, scope) for scope in graph.scopes)
+        assert widest >= before
+        before = widest
+        least = choose_join_graph(topology, elements=0, seconds=1e9)
+        assert graph.elements() <= max(elements, least.elements())
+    assert graph.exact
