@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import UnsupportedError
 from rdpgraph.plan.joingraph import ClusterGraph
 
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
@@ -47,7 +46,7 @@ class _Run:
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedSolution(Solution):
+class JoinedSolution(Approximation):
     """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
 
     Exact where the join graph is a junction tree. Computes in float64. Log Z is the join graph's
@@ -312,27 +311,6 @@ class JoinedSolution(Solution):
     def mode_is_consistent(self) -> Tensor:
         """(B,) that of loopy max-product."""
         return self._other.mode_is_consistent()
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            "A join graph gives marginals and no joint distribution to sample from; give "
-            "Contraction() more memory or time."
-        )
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            "Marginal MAP needs exact inference; give Contraction() more memory or time."
-        )
 
 
 def _aligned(values: Tensor, own: Sequence[int], scope: Sequence[int]) -> Tensor:

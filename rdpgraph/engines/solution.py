@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
 
 
 class Solution(ABC):
@@ -60,3 +61,26 @@ class Solution(ABC):
     @abstractmethod
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""
+
+
+class Approximation(Solution):
+    """Beliefs that need not be the marginals of any joint distribution."""
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Message passing gives marginals and no joint distribution to sample from; use "
+            "Contraction(), or condition on variables drawn one after the other."
+        )
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("Marginal MAP needs exact inference; use Contraction().")

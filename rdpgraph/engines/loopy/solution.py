@@ -18,7 +18,7 @@ from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.loopy.restart import carried
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.plan.orders import forest_order
@@ -28,7 +28,7 @@ _BEYOND = 1e12  # log Z is past this only where messages have hit their floor
 
 
 @dataclass(frozen=True, eq=False)
-class LoopySolution(Solution):
+class LoopySolution(Approximation):
     """Approximate answers by message passing; exact where the factor graph has no cycle.
 
     Attributes:
@@ -263,27 +263,6 @@ class LoopySolution(Solution):
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configuration agrees with the mode."""
         return self.decoded.consistent
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always; beliefs on a graph with cycles are no joint distribution.
-        """
-        raise UnsupportedError(
-            "Loopy belief propagation gives marginals and no joint distribution to sample from; "
-            "use Contraction(), or condition on variables drawn one after the other."
-        )
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            "Marginal MAP by loopy belief propagation is not available; use Contraction()."
-        )
 
 
 def _run(field: Field, start: Messages, limits: Limits, gradient: Gradient) -> Outcome:
