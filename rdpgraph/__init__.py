@@ -1,8 +1,9 @@
 """rdpgraph: declare a discrete graphical model, see the plan, get answers with gradients."""
 
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
+from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
-from rdpgraph.engines.loopy.propagation import Damping, LogDamping, ProbabilityDamping, Sweep
+from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import (
     Flooding,
     RandomSubsets,

@@ -11,8 +11,9 @@ import torch
 from rdpgraph.engines.exact import ExactSolution
 from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
+from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
-from rdpgraph.engines.loopy.propagation import Damping, Limits, LogDamping, Sweep
+from rdpgraph.engines.loopy.propagation import Limits, Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, Schedule
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.matched import MatchedSolution

@@ -56,7 +56,7 @@ def safe_log(values: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
-_SEEN = 1000.0
+_SEEN = 100.0
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def change(new: Tensor, old: Tensor) -> Tensor:
     """(B, n): how much log-messages (B, K, n) differ: in nats, relatively beyond one nat.
 
     Not as probabilities, where what is on its way from far evidence may be too small to see. Below
-    -1,000 nats nothing is told apart: around loops, hard constraints may drive logs down for ever.
+    -100 nats nothing is told apart: around loops, hard constraints may drive logs down for ever.
     """
     new, old = new.clamp(min=-_SEEN), old.clamp(min=-_SEEN)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)

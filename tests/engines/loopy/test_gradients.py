@@ -48,18 +48,26 @@ def mixed_case():
 
 
 CASES = pytest.mark.parametrize("case", [grid_case, mixed_case])
-OPTIONS = pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"damping": 0.3},
-        {"damping": rg.ProbabilityDamping(0.2)},
-        {"counting": rg.TreeReweighted(), "damping": 0.2},
-        {"counting": rg.Fractional(0.7), "damping": 0.2},
-        {"temperature": 0.7},
-        {"name": "sequential"},
-        {"name": "random"},
-    ],
+ON_GRIDS = (
+    {},
+    {"damping": 0.3},
+    {"damping": rg.ProbabilityDamping(0.2)},
+    {"counting": rg.TreeReweighted(), "damping": 0.1},
+    {"counting": rg.Fractional(0.7), "damping": 0.1},
+    {"temperature": 0.7},
+    {"name": "sequential"},
+    {"name": "random"},
+)
+ON_MIXED = (
+    {},
+    {"counting": rg.TreeReweighted(), "damping": 0.1},
+    {"temperature": 0.7, "damping": 0.1},
+    {"name": "sequential"},
+)
+BOTH = pytest.mark.parametrize(
+    ("case", "options"),
+    [(grid_case, options) for options in ON_GRIDS]
+    + [(mixed_case, options) for options in ON_MIXED],
     ids=str,
 )
 
@@ -105,8 +113,7 @@ def agree(found, expected, tolerance=1e-6):
         same(one.reshape(-1), other.reshape(-1), tolerance)
 
 
-@CASES
-@OPTIONS
+@BOTH
 def test_the_gradient_of_log_z_is_that_of_differences(case, options):
     make, tables = case()
     expected = differences(make, tables, log_z, **options)
@@ -114,8 +121,7 @@ def test_the_gradient_of_log_z_is_that_of_differences(case, options):
         agree(gradients(make, tables, log_z, gradient, **options), expected)
 
 
-@CASES
-@OPTIONS
+@BOTH
 def test_the_gradient_of_marginals_is_that_of_differences(case, options):
     make, tables = case()
     expected = differences(make, tables, some_function, **options)

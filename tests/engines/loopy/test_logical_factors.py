@@ -54,7 +54,7 @@ def check(graph, name="flooding", **options):
     for variable in graph.variables:
         same(posterior.marginal(variable), truth.joint((variable,)))
     same(posterior.entropy(), truth.entropy, 1e-6)
-    if possible:
+    if possible and name in ("flooding", "sequential"):
         same(graph.score({**posterior.mode()}), truth.maximum)
         best = posterior.max_marginals()
         for variable in graph.variables:
@@ -66,7 +66,8 @@ def check(graph, name="flooding", **options):
 EVERY_KIND = pytest.mark.parametrize(
     ("kind", "name"),
     [(kind, "flooding") for kind in KINDS]
-    + [(kind, name) for kind in ("cardinality", "automaton") for name in SCHEDULES[1:]],
+    + [("cardinality", name) for name in ("sequential", "residual")]
+    + [("automaton", name) for name in ("ordered", "residual", "random")],
 )
 
 
