@@ -5,15 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-_LOWEST = -1e30
 
+def floored(logs: Tensor, lowest: float) -> Tensor:
+    """Logs not below ``lowest``, but for -inf.
 
-def floored(logs: Tensor) -> Tensor:
-    """Logs so low that sums of them would overflow, kept finite; -inf stays.
-
-    Hard constraints around a loop may multiply a message's log with every sweep.
+    Hard constraints around a loop may multiply a message's log with every sweep. Long before it
+    overflows, what other messages add to it would be lost to rounding.
     """
-    return torch.where(logs > -math.inf, logs.clamp(min=_LOWEST), logs)
+    return torch.where(logs > -math.inf, logs.clamp(min=lowest), logs)
 
 
 def normalised(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
@@ -56,7 +55,7 @@ def safe_log(values: Tensor) -> Tensor:
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
-_SEEN = 100.0
+_SEEN = 40.0
 
 
 @torch.no_grad()
@@ -64,7 +63,8 @@ def change(new: Tensor, old: Tensor) -> Tensor:
     """(B, n): how much log-messages (B, K, n) differ: in nats, relatively beyond one nat.
 
     Not as probabilities, where what is on its way from far evidence may be too small to see. Below
-    -100 nats nothing is told apart: around loops, hard constraints may drive logs down for ever.
+    -40 nats, which is past the precision of float64, nothing is told apart: around loops, hard
+    constraints may drive logs down for ever.
     """
     new, old = new.clamp(min=-_SEEN), old.clamp(min=-_SEEN)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)

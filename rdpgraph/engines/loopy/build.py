@@ -50,7 +50,18 @@ def field_of(network: Network, edges: Edges, counting: Counting, temperature: fl
         temperature=temperature,
         batch=network.batch,
         vanishing=vanishing,
+        lowest=-_reach(tables, network.constant.dtype),
     )
+
+
+def _reach(tables: list[Tensor], dtype: torch.dtype) -> float:
+    """How far log-messages may go: so far that what is added to them is still seen."""
+    largest = 1.0
+    for table in tables:
+        size = table.detach().abs()
+        size = torch.where(size < math.inf, size, 0.0)
+        largest = max(largest, float(size.amax()) if size.numel() else 0.0)
+    return largest * (1e6 if dtype == torch.float64 else 1e3)
 
 
 def _kernels(network: Network, temperature: float) -> list[Kernel]:

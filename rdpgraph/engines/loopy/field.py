@@ -44,6 +44,7 @@ class Field:
         batch: items.
         vanishing: whether a message may hold a hard zero. Where all batch items share their hard
             zeros it cannot: the states that they rule out have been dropped.
+        lowest: no log-message goes below this, but for hard zeros.
     """
 
     edges: Edges
@@ -54,6 +55,7 @@ class Field:
     temperature: float
     batch: int
     vanishing: bool
+    lowest: float
 
     def flat_messages(self) -> Messages:
         """Messages that say nothing."""
@@ -109,10 +111,11 @@ class Field:
     def message(self, logs: Tensor) -> Tensor:
         """What a factor answers as a message: normalised, and floored if it might be unbounded."""
         logs = normalised(logs, vanishing=self.vanishing)[0]
-        return logs if self._bounded else floored(logs)
+        return logs if self.bounded else floored(logs, self.lowest)
 
     @cached_property
-    def _bounded(self) -> bool:
+    def bounded(self) -> bool:
+        """Whether no message can grow without bound."""
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:

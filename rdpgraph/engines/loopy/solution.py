@@ -24,8 +24,6 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
 
-_BEYOND = 1e12  # log Z is past this only where messages have hit their floor
-
 
 @dataclass(frozen=True, eq=False)
 class LoopySolution(Approximation):
@@ -120,9 +118,15 @@ class LoopySolution(Approximation):
 
     def _contradicts(self) -> Tensor:
         """(B,) whether hard constraints have driven a variable's every state out of range."""
+        field = self.field
+        gone = torch.zeros(field.batch, dtype=torch.bool, device=field.unary_device)
+        if field.bounded:
+            return gone
         with torch.no_grad():
-            log_z = self.field.log_partition(self.outcome.messages)
-        return (log_z.abs() > _BEYOND) & (log_z > -math.inf)
+            for belief in field.beliefs(self.outcome.messages):
+                peak = belief.amax(1)
+                gone |= ((peak < 0.5 * field.lowest) & (peak > -math.inf)).any(1)
+        return gone
 
     @cached_property
     def network_is_forest(self) -> bool:

@@ -113,6 +113,17 @@ def test_a_logical_factor_with_one_slot_left_is_in_every_tree():
     same(posterior.log_partition, rg.infer(graph).log_partition)
 
 
+def test_a_logical_factor_with_no_slot_left_takes_no_part():
+    x = [rg.Variable(f"x{i}", 2) for i in range(12)]
+    logical = rg.Factor(tuple(x[:9]), rg.Or(9, dtype=torch.float64))
+    pairs = [(9, 10), (10, 11), (11, 9), (0, 9)]
+    links = [rg.Factor((x[a], x[b]), rg.Table(randn(n, 2, 2))) for n, (a, b) in enumerate(pairs)]
+    graph = rg.FactorGraph([logical, *links]).condition({v: 1 for v in x[:9]})
+    posterior = loopy(graph, counting=rg.TreeReweighted(), damping=0.3)
+    assert posterior.status.converged
+    assert float(posterior.log_partition - rg.infer(graph).log_partition) >= -1e-8
+
+
 def test_drawn_trees_are_acyclic_and_hold_every_factor():
     graph = mixed(mixed_tables(0))
     edges = edges_of(graph)
