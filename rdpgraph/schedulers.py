@@ -36,7 +36,7 @@ from rdpgraph.query.posterior import Posterior
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
 
-MOST_JOINED = 20_000
+MOST_JOINED = 8_000
 """The same for clusters."""
 
 
@@ -140,12 +140,16 @@ class Loopy(Scheduler):
         assert start is None or isinstance(start, LoopySolution)
 
         def run() -> LoopySolution:
-            solution = LoopySolution(
-                network, self.counting, self.temperature, self._limits(), self.gradient
-            )
+            solution = self.solution(network)
             return solution if start is None else solution.started_from(start)
 
         return _loopy_plan(network, self.sweeps, why), run
+
+    def solution(self, network: Network) -> LoopySolution:
+        """Messages in a network reduced with ``whole=True``; a start is left out."""
+        return LoopySolution(
+            network, self.counting, self.temperature, self._limits(), self.gradient
+        )
 
 
 @dataclass(frozen=True)
@@ -179,33 +183,37 @@ class Auto(Scheduler):
         return plan, lambda: MatchedSolution(graph, found, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        start = perf_counter()
+        begin = perf_counter()
         exact = Contraction(self.memory, self.seconds)
         network = reduce_graph(graph)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
-            plan = Loopy().plan_because(graph, why)[0]
-            return plan, lambda: FirstConverged(self._fallback(graph, self.seconds))
+            return Loopy().plan_because(graph, why)[0], self._fallback(graph, begin, 0.0)
         plan, run = exact.plan_network(network)
         if plan.fits:
             return plan, run
         why = f"exact inference {plan.remedy.split(';')[0]}"
-        left = max(self.seconds - (perf_counter() - start), 0.1 * self.seconds)
         if joint > MOST_JOINED:
-            plan = Loopy().plan_because(graph, why)[0]
-            return plan, lambda: FirstConverged(self._fallback(graph, left))
-        plan, clusters = JoinGraph(self.memory, 0.5 * left).plan_network(graph, network, why)
-        return plan, lambda: FirstConverged((clusters, *self._fallback(graph, 0.4 * left)))
+            return Loopy().plan_because(graph, why)[0], self._fallback(graph, begin, 0.0)
+        left = max(self.seconds - (perf_counter() - begin), 0.2 * self.seconds)
+        plan, clusters = JoinGraph(self.memory, 0.45 * left).plan_network(graph, network, why)
+        return plan, self._fallback(graph, begin, 0.45 * left, clusters)
 
-    def _fallback(self, graph: FactorGraph, seconds: float) -> tuple[Callable[[], Solution], ...]:
-        """Loopy propagation in several tries."""
-        return tuple(
-            Loopy(damping=share, sweeps=100_000, counting=counting, seconds=part * seconds).plan(
-                graph
-            )[1]
-            for share, counting, part in _FALLBACK
-        )
+    def _fallback(
+        self, graph: FactorGraph, begin: float, first: float, *before: Callable[[], Solution]
+    ) -> Callable[[], Solution]:
+        """Loopy propagation in several tries, after others that may take ``first`` seconds."""
+        network = reduce_graph(graph, whole=True)
+        spent = perf_counter() - begin
+        left = 0.9 * max(self.seconds - spent - first, 0.2 * self.seconds)
+
+        def attempt(keep: float, counting: Counting, part: float) -> Callable[[], Solution]:
+            scheduler = Loopy(damping=keep, sweeps=100_000, counting=counting, seconds=part * left)
+            return lambda: scheduler.solution(network)
+
+        attempts = (*before, *(attempt(*settings) for settings in _FALLBACK))
+        return lambda: FirstConverged(attempts)
 
 
 _FALLBACK: tuple[tuple[float, Counting, float], ...] = (

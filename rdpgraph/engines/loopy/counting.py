@@ -142,7 +142,7 @@ def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: in
             roots = {_root(parent, v) for v in scopes[factor]}
             if len(roots) < len(scopes[factor]):
                 continue
-            first = roots.pop()
+            first = min(roots, default=0)
             for root in roots:
                 parent[root] = first
             waiting -= hits[factor] == 0
