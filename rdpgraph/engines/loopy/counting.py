@@ -45,7 +45,7 @@ class Fractional(Counting):
     """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
 
     Args:
-        number: above zero; 1 is plain, near 0 is mean field.
+        number: above zero; 1 is plain, large is mean field; log Z falls as it rises.
     """
 
     number: float

@@ -127,6 +127,7 @@ class _InTurn(Sweeper):
     def __init__(self, field: Field, schedule: Schedule, damping: Damping) -> None:
         super().__init__(field, schedule, damping)
         self._selections: dict[int, tuple[Tensor, Selection]] = {}
+        self._held = 0
 
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         field, edges = self.field, self.field.edges
@@ -147,7 +148,8 @@ class _InTurn(Sweeper):
         known = self._selections.get(id(chosen))
         if known is None:
             known = (chosen, selection(field.edges, chosen))
-            if len(self._selections) < 4096:
+            self._held += len(chosen)
+            if self._held <= 4 * field.edges.count:  # sets that never recur are not all kept
                 self._selections[id(chosen)] = known
         selected = known[1]
         new = candidates(field, messages, beliefs, selected)

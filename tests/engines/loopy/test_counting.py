@@ -118,7 +118,7 @@ def test_a_logical_factor_with_no_slot_left_takes_no_part():
     logical = rg.Factor(tuple(x[:9]), rg.Or(9, dtype=torch.float64))
     pairs = [(9, 10), (10, 11), (11, 9), (0, 9)]
     links = [rg.Factor((x[a], x[b]), rg.Table(randn(n, 2, 2))) for n, (a, b) in enumerate(pairs)]
-    graph = rg.FactorGraph([logical, *links]).condition({v: 1 for v in x[:9]})
+    graph = rg.FactorGraph([logical, *links]).condition(dict.fromkeys(x[:9], 1))
     posterior = loopy(graph, counting=rg.TreeReweighted(), damping=0.3)
     assert posterior.status.converged
     assert float(posterior.log_partition - rg.infer(graph).log_partition) >= -1e-8

@@ -9,7 +9,7 @@ import rdpgraph as rg
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import SCHEDULES, loopy, randn, random_tree, same
 
-DAMPINGS = (0.0, 0.4, rg.LogDamping(0.5), rg.ProbabilityDamping(0.0), rg.ProbabilityDamping(0.5))
+DAMPINGS = (0.0, rg.LogDamping(0.5), rg.ProbabilityDamping(0.0), rg.ProbabilityDamping(0.4))
 
 
 def check_against_enumeration(drawn, name, **options):
@@ -38,14 +38,14 @@ def check_against_enumeration(drawn, name, **options):
         same(best[variable], truth.max_marginal(variable))
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.sampled_from([(), (), (3,), (2, 2)]),
     zeros=st.sampled_from([0.0, 0.25]),
     evidence=st.sampled_from(["none", "hard", "rows"]),
     name=st.sampled_from(SCHEDULES),
-    damping=st.sampled_from(DAMPINGS[:-1]),
+    damping=st.sampled_from(DAMPINGS),
 )
 def test_everything_on_trees_is_that_of_enumeration(seed, batch, zeros, evidence, name, damping):
     drawn = random_tree(seed, batch=batch, zeros=zeros, evidence=evidence)
@@ -53,7 +53,7 @@ def test_everything_on_trees_is_that_of_enumeration(seed, batch, zeros, evidence
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("damping", DAMPINGS, ids=str)
+@pytest.mark.parametrize("damping", [0.0, 0.4, rg.ProbabilityDamping(0.5)], ids=str)
 def test_every_schedule_with_every_damping(name, damping):
     check_against_enumeration(random_tree(2, scale=2.0), name, damping=damping)
     check_against_enumeration(random_tree(5, batch=(2,), evidence="rows"), name, damping=damping)

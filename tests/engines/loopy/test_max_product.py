@@ -72,7 +72,8 @@ def test_a_magnet_without_a_field_decodes_to_one_colour(name, states):
             rg.FactorBlock((pixels[:-1], pixels[1:]), rg.Table(link)),
         ]
     )
-    for counting, damping in ((rg.Bethe(), 0.0), (rg.TreeReweighted(), 0.5)):
+    reweighted = ((rg.TreeReweighted(), 0.5),) if name == "flooding" else ()
+    for counting, damping in ((rg.Bethe(), 0.0), *reweighted):
         posterior = loopy(graph, name, counting=counting, damping=damping, sweeps=500)
         picture = posterior.mode()[pixels]
         assert len(picture.unique()) == 1

@@ -82,7 +82,7 @@ def test_what_cannot_be_seen_in_one_message_is_waited_for(name, size):
     same(posterior.marginal(x[0]), truth.joint((x[0],)), 1e-4)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["flooding", "sequential", "residual"])
 def test_messages_at_a_small_counting_number_are_waited_for(name):
     """They are large, and their exponentials say little; what converged has settled beliefs."""
     _, graph = random_grid(0, 3, 3, coupling=0.2)
@@ -114,7 +114,7 @@ def test_hard_zeros_on_loops_make_no_nan(dtype, temperature, scale):
         graph = make(*leaves)
         for damping in (0.3, rg.ProbabilityDamping(0.3)):
             posterior = loopy(
-                graph, temperature=temperature, damping=damping, sweeps=20, tolerance=1e-4
+                graph, temperature=temperature, damping=damping, sweeps=12, tolerance=1e-4
             )
             assert not bool(posterior.log_partition.isnan().any())
             alive = posterior.log_partition.detach() > -math.inf
