@@ -82,7 +82,7 @@ class Loopy(Scheduler):
     Args:
         sweeps: at most.
         damping: the share of the old message that an update keeps; a number is `LogDamping`.
-        tolerance: on the largest change of a message, as values scaled to a maximum of one.
+        tolerance: on the largest change of a log-message, relative beyond one nat.
         schedule: which messages are updated when.
         counting: `Bethe()` is plain belief propagation, `TreeReweighted()` bounds log Z above.
         temperature: 1 is sum-product, 0 max-product; t gives the posterior of p(x) to the power
@@ -177,7 +177,10 @@ class Auto(Scheduler):
         structure = found.structure
 
         def general() -> Solution:
-            return self._general(graph)[1]()
+            # The structure's answers are exact, so that those which it lacks must be too.
+            plan, run = Contraction(self.memory, self.seconds).plan(graph)
+            require_fit(plan)
+            return run()
 
         plan = structure_plan(type(structure).__name__, structure.unary.shape[:-1])
         return plan, lambda: MatchedSolution(graph, found, general)

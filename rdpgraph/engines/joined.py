@@ -13,6 +13,7 @@ from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.engines.values import safe_log
 from rdpgraph.plan.joingraph import ClusterGraph
 
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
@@ -223,9 +224,9 @@ class JoinedSolution(Approximation):
         clusters = self._clusters() if recorded else self._fixed
         for cluster, own in enumerate(clusters):
             table, scale = self._belief(run, own, cluster)
-            total = total + _log(table.flatten(1).sum(1)) + scale
+            total = total + safe_log(table.flatten(1).sum(1)) + scale
         for up, down in zip(run.up, run.down, strict=True):
-            total = total - _log((up * down).flatten(1).sum(1))
+            total = total - safe_log((up * down).flatten(1).sum(1))
         total = torch.where(total.isnan() | (total == math.inf), -math.inf, total)
         return total.to(network.constant)
 
@@ -332,8 +333,3 @@ def _summed(table: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
 def _probabilities(table: Tensor) -> Tensor:
     total = table.flatten(1).sum(1).reshape(-1, *(1,) * (table.ndim - 1))
     return table / torch.where(total > 0, total, 1.0)
-
-
-def _log(values: Tensor) -> Tensor:
-    alive = values > 0
-    return torch.where(alive, torch.where(alive, values, 1.0).log(), -math.inf)

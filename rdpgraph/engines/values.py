@@ -82,6 +82,8 @@ def normalised(value: Value) -> Value:
 
 def safe_log(values: Tensor) -> Tensor:
     """The log with log 0 = -inf and a zero gradient there."""
+    if not (torch.is_grad_enabled() and values.requires_grad):
+        return values.log()
     positive = values > 0
     return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 

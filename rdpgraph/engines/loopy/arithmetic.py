@@ -23,18 +23,6 @@ def normalised(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
     return logs - peak, peak
 
 
-def soft_maximum(logs: Tensor, temperature: float) -> Tensor:
-    """(B, n) from (B, K, n): t log sum exp(logs / t), the maximum at 0; -inf if all are."""
-    if temperature == 0:
-        return logs.amax(1)
-    peak = logs.detach().amax(1, keepdim=True)
-    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
-    total = ((logs - peak) / temperature).exp().sum(1)
-    alive = total > 0
-    safe = torch.where(alive, total, 1.0).log() * temperature + peak[:, 0]
-    return torch.where(alive, safe, -math.inf)
-
-
 def share(logs: Tensor, temperature: float) -> Tensor:
     """Probabilities over dim 1; zero throughout where nothing is possible; maxima share at 0."""
     peak = logs.detach().amax(1, keepdim=True)
@@ -45,14 +33,6 @@ def share(logs: Tensor, temperature: float) -> Tensor:
         values = ((logs - peak) / temperature).exp()
     total = values.sum(1, keepdim=True)
     return values / torch.where(total > 0, total, 1.0)
-
-
-def safe_log(values: Tensor) -> Tensor:
-    """The log, with log 0 = -inf and no NaN in the gradient."""
-    if not (torch.is_grad_enabled() and values.requires_grad):
-        return values.log()
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
 _SEEN = 40.0

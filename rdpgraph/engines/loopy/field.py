@@ -22,9 +22,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import floored, normalised, share, soft_maximum, take
+from rdpgraph.engines.loopy.arithmetic import floored, normalised, share, take
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
+from rdpgraph.model.semiring import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""
@@ -189,7 +190,7 @@ class Field:
             total, dead = _added(total, dead, logs)
         counts = self._variable_counts()
         for belief, count in zip(self.beliefs(messages), counts, strict=True):
-            logs = soft_maximum(belief, self.temperature)
+            logs = soft_sum(belief, 1, self.temperature)
             total, dead = _added(total, dead, logs, count)
         return torch.where(dead, -math.inf, total)
 

@@ -9,10 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import safe_log, share, soft_maximum, take
+from rdpgraph.engines.loopy.arithmetic import share, take
 from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
+from rdpgraph.engines.values import safe_log
+from rdpgraph.model.semiring import soft_sum
 
 
 class Kernel(ABC):
@@ -172,7 +174,7 @@ class TableKernel(Kernel):
         """From the message to the first slot, and the tables' peaks."""
         first = self.messages(incoming, wanted=0)[0]
         assert first is not None
-        total = soft_maximum(first + incoming[0], self.temperature)
+        total = soft_sum(first + incoming[0], 1, self.temperature)
         return total + self._peak * (self.temperature or 1.0)
 
     def messages(

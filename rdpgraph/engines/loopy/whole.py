@@ -8,11 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import share, soft_maximum
+from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import Kernel
 from rdpgraph.engines.network import Network, Whole
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.semiring import soft_sum
 
 _MOST_ENTRIES = 1 << 22
 
@@ -122,12 +123,10 @@ class WholeKernel(Kernel):
 
     def _answers(self, spread: list[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k): messages over counting numbers."""
-        if self.weights is None or not self.temperature:
-            scale = 1.0 if self.weights is None else self.weights.unsqueeze(1)
-            found = self._asked([part * scale for part in spread], self.temperature)
-            return [part / scale for part in found]
+        if self.weights is None:
+            return self._asked(spread, self.temperature)
         scale = self.weights.unsqueeze(1)
-        temperature = self.temperature * self.weights
+        temperature = self.temperature * self.weights if self.temperature else 0.0
         found = self._asked([part * scale for part in spread], temperature)
         return [part / scale for part in found]
 
@@ -167,7 +166,7 @@ class WholeKernel(Kernel):
         """From the answer to the first slot."""
         spread = self._spread(incoming)
         joint = (self._answers(spread)[0] + spread[0]).transpose(1, 2)
-        return soft_maximum(joint, self.temperature)
+        return soft_sum(joint, 1, self.temperature)
 
     def log_values_at(self, states: Tensor) -> Tensor:
         """By evaluation at the states, settled ones included."""
@@ -231,7 +230,7 @@ class WholeKernel(Kernel):
             hot = [_times(part / self.temperature, 1 / scale.unsqueeze(2)) for part in spread]
             first = self._asked(hot, 1 / scale)[0]
             logs = _times(first + hot[0], scale.unsqueeze(2)).transpose(1, 2)
-            total = soft_maximum(logs, 1.0)
+            total = soft_sum(logs, 1, 1.0)
             total = torch.where(total.detach() > -math.inf, total, 0.0).sum()
             (found,) = torch.autograd.grad(total, scale, create_graph=recorded)
         return found.sum(1)
