@@ -35,15 +35,16 @@ class LogOdds:
         (a, b), (x, y) = tables[:, 0].unbind(1), tables[:, 1].unbind(1)
         # The numerator and denominator of both directions, as a line in the other end's odds.
         self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
-        self._variable = c.variable[order]
+        self._variable = c.variable[order].expand(field.batch, -1)
         self._buckets = [
             (*bucket.edges.shape, self._padded_place[bucket.edges.reshape(-1)])
             for bucket in c.buckets
         ]
         self._padded = c.padded
         self._unary = field.unary[0][:, 1] - field.unary[0][:, 0]
-        self._halves: tuple[Tensor, Tensor] | None = None
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
+        # Room for a sweep: allocated anew, it would cost more than what is computed in it.
+        self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
 
     @cached_property
     def _padded_place(self) -> Tensor:
@@ -66,23 +67,27 @@ class LogOdds:
         return (torch.stack([(-odds).clamp(max=0), odds.clamp(max=0)], 1),)
 
     def step(self, keep: float) -> Tensor:
-        """One sweep of all messages, an old one kept with weight ``keep``; (B,) the change."""
-        odds = self.odds
+        """One sweep of all messages, an old one kept with weight ``keep``; (B,) the change.
+
+        The change is that of `arithmetic.change`, but for a message that turns from one state to
+        the other: there it is up to twice as large.
+        """
+        odds, (cavity, other, new) = self.odds, self._room
         belief = self._arriving(odds).add_(self._unary)
-        cavity = belief.index_select(1, self._variable).sub_(odds).exp_()
-        other = cavity.reshape(len(odds), 2, -1).flip(1).reshape(odds.shape)
+        torch.gather(belief, 1, self._variable, out=cavity)
+        ends = cavity.sub_(odds).exp_().reshape(len(odds), 2, -1)
+        half = ends.shape[2]
+        other[:, :half], other[:, half:] = ends[:, 1], ends[:, 0]
         x, y, a, b = self._lines
-        fresh = torch.addcmul(x, y, other).div_(torch.addcmul(a, b, other))
-        new = fresh.log_()
-        halves = _halves(new)
-        before = _halves(odds) if self._halves is None else self._halves
-        changes = [
-            (one - other).abs_().div_(one.abs().clamp_(min=1.0)).amax(1)
-            for one, other in zip(halves, before, strict=True)
-        ]
-        self._halves = None if keep else halves
-        self.odds = torch.lerp(new, odds, keep) if keep else new
-        return torch.maximum(*changes)
+        torch.addcmul(a, b, other, out=cavity)
+        torch.addcmul(x, y, other, out=new).div_(cavity).log_()
+        size = torch.abs(new, out=cavity).clamp_(min=1.0)
+        change = torch.sub(new, odds, out=other).div_(size)
+        largest = torch.maximum(change.amax(1), -change.amin(1))
+        if keep:
+            new.lerp_(odds, keep)
+        self.odds, self._room = new, (cavity, other, odds)
+        return largest
 
     def _arriving(self, values: Tensor) -> Tensor:
         """(B, E) summed at the variables: (B, n)."""
@@ -93,11 +98,6 @@ class LogOdds:
             for degree, count, edges in self._buckets
         ]
         return torch.cat(parts, 1)
-
-
-def _halves(odds: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-message of state 1 and, its sign changed, of state 0; the larger of them is 0."""
-    return odds.clamp(max=0.0), odds.clamp(min=0.0)
 
 
 def _largest_odds(field: Field) -> float:
