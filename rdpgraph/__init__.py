@@ -38,8 +38,12 @@ from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
+from rdpgraph.structures.chain.model import Chain, KBest
+from rdpgraph.structures.relaxation import straight_through
+from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 register = REGISTRY.add
+register(Chain)
 
 __all__ = [
     "REGISTRY",
@@ -50,6 +54,7 @@ __all__ = [
     "Bethe",
     "BudgetError",
     "Cardinality",
+    "Chain",
     "Contraction",
     "Counting",
     "Damping",
@@ -69,6 +74,7 @@ __all__ = [
     "Implicit",
     "ImpossibleEvidenceError",
     "JoinGraph",
+    "KBest",
     "LogDamping",
     "Loopy",
     "Match",
@@ -85,6 +91,8 @@ __all__ = [
     "Residual",
     "Schedule",
     "Scheduler",
+    "Segmentation",
+    "SemiMarkov",
     "Sequential",
     "Sparse",
     "Status",
@@ -104,6 +112,7 @@ __all__ = [
     "infer",
     "read",
     "register",
+    "straight_through",
     "to_networkx",
     "write",
 ]

@@ -4,17 +4,21 @@ from typing import TypeAlias
 
 import torch
 
+from rdpgraph.engines.matched import plan_of
+from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator, Exact, Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
-from rdpgraph.plan.plan import Plan, structure_plan
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.estimated import EstimatedPosterior, EstimatedSolution
+from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Scheduler, require_fit
 
-Answer: TypeAlias = Posterior | StructuredPosterior
+Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
 
 
 def infer(
@@ -33,8 +37,9 @@ def infer(
         generator: the randomness of the estimator.
 
     Returns:
-        A `Posterior` (a `StructuredPosterior` for a structure). Its answers are computed when
-        they are first asked for; the plan is made here.
+        A `Posterior` (a `StructuredPosterior` for a structure); with `Randomized` an
+        `EstimatedPosterior` (an `EstimatedStructuredPosterior`), about all states of the model
+        as declared. Answers are computed when they are first asked for; the plan is made here.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
@@ -47,12 +52,35 @@ def infer(
     problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
     status = Status(exact=problem.exact, biased=not problem.exact)
     if isinstance(problem.model, Structure):
-        structure = problem.model
-        general = Lazy(lambda: infer(structure.factor_graph(), scheduler=scheduler))
-        return StructuredPosterior(structure, _plan_of(structure), status, general)
+        inner = _structured(problem.model, scheduler, status)
+        if problem.kept is None:
+            return inner
+
+        def restricted(other: Model) -> StructuredPosterior:
+            assert isinstance(other, Structure)
+            return _structured(other, scheduler, status)
+
+        return EstimatedStructuredPosterior(problem.kept, inner, restricted)
     plan, run = scheduler.plan(_checked(problem.model))
     require_fit(plan)
-    return Posterior(problem.model, plan, status, run())
+    if problem.kept is None:
+        return Posterior(problem.model, plan, status, run())
+    original = _checked(problem.kept.original)
+
+    def solution(other: FactorGraph) -> Solution:
+        plan, run = scheduler.plan(other)
+        require_fit(plan)
+        return run()
+
+    estimate = EstimatedSolution(
+        original, problem.model, run(), problem.kept, problem.exact, solution
+    )
+    return EstimatedPosterior(original, plan, status, estimate)
+
+
+def _structured(model: Structure, scheduler: Scheduler, status: Status) -> StructuredPosterior:
+    general = Lazy(lambda: infer(model.factor_graph(), scheduler=scheduler))
+    return StructuredPosterior(model, plan_of(model), status, general)
 
 
 def explain(model: Model, *, scheduler: Scheduler | None = None) -> Plan:
@@ -61,7 +89,7 @@ def explain(model: Model, *, scheduler: Scheduler | None = None) -> Plan:
     Reads the model's tables for hard zeros and searches for an order, which `infer` then reuses.
     """
     if isinstance(model, Structure):
-        return _plan_of(model)
+        return plan_of(model)
     return (scheduler or Auto()).plan(_checked(model))[0]
 
 
@@ -71,7 +99,3 @@ def _checked(model: object) -> FactorGraph:
             f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}."
         )
     return model
-
-
-def _plan_of(structure: Structure) -> Plan:
-    return structure_plan(type(structure).__name__, structure.unary.shape[:-1])

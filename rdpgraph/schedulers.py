@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,11 +15,12 @@ from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeRew
 from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Sweep
-from rdpgraph.engines.loopy.schedules import Flooding, Schedule
+from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Schedule
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.matched import MatchedSolution
+from rdpgraph.engines.matched import MatchedSolution, plan_of
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.sliced import SlicedSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
@@ -27,8 +29,8 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.joingraph import choose_join_graph
-from rdpgraph.plan.plan import Plan, structure_plan
-from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.scheduler import is_easy, make_plan
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.query.posterior import Posterior
@@ -63,7 +65,7 @@ class Contraction(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then the cheapest order found."""
-        return self.plan_network(reduce_graph(graph))
+        return self.plan_network(_reduced(graph))
 
     def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
         """The same for a reduced network."""
@@ -174,7 +176,6 @@ class Auto(Scheduler):
         if match is None:
             return self._general(graph)
         found = match
-        structure = found.structure
 
         def general() -> Solution:
             # The structure's answers are exact, so that those which it lacks must be too.
@@ -182,50 +183,80 @@ class Auto(Scheduler):
             require_fit(plan)
             return run()
 
-        plan = structure_plan(type(structure).__name__, structure.unary.shape[:-1])
-        return plan, lambda: MatchedSolution(graph, found, general)
+        return plan_of(match.structure), lambda: MatchedSolution(graph, found, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = perf_counter()
         exact = Contraction(self.memory, self.seconds)
-        network = reduce_graph(graph)
+        network = _reduced(graph)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
-            return Loopy().plan_because(graph, why)[0], self._fallback(graph, begin, 0.0)
+            return Loopy().plan_because(graph, why)[0], self._fallback(network, begin)
         plan, run = exact.plan_network(network)
         if plan.fits:
             return plan, run
         why = f"exact inference {plan.remedy.split(';')[0]}"
         if joint > MOST_JOINED:
-            return Loopy().plan_because(graph, why)[0], self._fallback(graph, begin, 0.0)
+            return Loopy().plan_because(graph, why)[0], self._fallback(network, begin)
         left = max(self.seconds - (perf_counter() - begin), 0.2 * self.seconds)
-        plan, clusters = JoinGraph(self.memory, 0.45 * left).plan_network(graph, network, why)
-        return plan, self._fallback(graph, begin, 0.45 * left, clusters)
+        plan, clusters = JoinGraph(self.memory, 0.35 * left).plan_network(graph, network, why)
+        return plan, self._fallback(network, begin, lambda _: clusters())
 
     def _fallback(
-        self, graph: FactorGraph, begin: float, first: float, *before: Callable[[], Solution]
+        self, reduced: Network, begin: float, *before: Callable[[float], Solution]
     ) -> Callable[[], Solution]:
-        """Loopy propagation in several tries, after others that may take ``first`` seconds."""
-        network = reduce_graph(graph, whole=True)
-        spent = perf_counter() - begin
-        left = 0.9 * max(self.seconds - spent - first, 0.2 * self.seconds)
-
-        def attempt(keep: float, counting: Counting, part: float) -> Callable[[], Solution]:
-            scheduler = Loopy(damping=keep, sweeps=100_000, counting=counting, seconds=part * left)
-            return lambda: scheduler.solution(network)
-
-        attempts = (*before, *(attempt(*settings) for settings in _FALLBACK))
-        return lambda: FirstConverged(attempts)
+        """Loopy propagation in several tries, after others, in the seconds that are left."""
+        graph, possible = reduced.graph, reduced.possible
+        if possible is not None and len(possible.starts) != graph.num_variables + 1:
+            possible = None  # it speaks of auxiliary variables, which are not made for messages
+        network = reduce_graph(graph, possible=possible, whole=True)
+        tries = _SOFT if network.possible is None else _HARD
+        attempts = (*before, *(partial(_attempt, network, settings) for settings in tries))
+        seconds = 0.9 * max(self.seconds - (perf_counter() - begin), 0.2 * self.seconds)
+        return lambda: FirstConverged(attempts, seconds)
 
 
-_FALLBACK: tuple[tuple[float, Counting, float], ...] = (
-    (0.5, Bethe(), 0.35),
-    (0.8, Bethe(), 0.25),
-    (0.5, Fractional(0.5), 0.2),
-    (0.5, TreeReweighted(), 0.2),
+@dataclass(frozen=True)
+class _Try:
+    """One try of loopy propagation, and its part of the time that is left."""
+
+    damping: float
+    counting: Counting
+    part: float
+    in_turn: bool = False
+
+
+_SOFT = (
+    _Try(0.5, Bethe(), 0.35),
+    _Try(0.8, Bethe(), 0.4),
+    _Try(0.5, Fractional(0.5), 0.5),
+    _Try(0.5, TreeReweighted(), 0.9),
 )
-"""Damping, counting numbers, part of the time: damped more and more, and at last convexified."""
+"""Damped more and more, and at last with convex counting numbers."""
+
+_HARD = (
+    _Try(0.3, Bethe(), 0.3, in_turn=True),
+    _Try(0.5, Fractional(0.7), 0.25),
+    _Try(0.5, Fractional(0.5), 0.7),
+    _Try(0.5, TreeReweighted(), 0.9),
+)
+"""With hard zeros, messages that do not take turns contradict each other for ever."""
+
+
+def _attempt(network: Network, settings: _Try, left: float) -> Solution:
+    schedule = Flooding()
+    if settings.in_turn:
+        schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
+    scheduler = Loopy(
+        sweeps=100_000,
+        damping=settings.damping,
+        tolerance=1e-4,
+        schedule=schedule,
+        counting=settings.counting,
+        seconds=settings.part * max(left, 0.0),
+    )
+    return scheduler.solution(network)
 
 
 @dataclass(frozen=True)
@@ -296,6 +327,19 @@ class JoinGraph(Scheduler):
             )
 
         return plan, solve
+
+
+def _reduced(graph: FactorGraph) -> Network:
+    """The network to contract; where that is not cheap, with the states probed one by one."""
+    network = reduce_graph(graph)
+    if network.possible is None or network.impossible or is_easy(_topology(network)):
+        return network
+    found = refuted_states(network)
+    if not found:
+        return network
+    for number, states in found:
+        network.possible.allow_only(number, torch.tensor(states, dtype=torch.long))
+    return reduce_graph(graph, possible=network.possible)
 
 
 def _has_cycle(network: Network) -> bool:

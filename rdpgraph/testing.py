@@ -163,29 +163,20 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
 def check_structure(structure: Structure) -> None:
     """Hold a structure against brute force on its own `factor_graph`.
 
-    log Z, marginals, samples' support, the mode, the gradient in `unary`, hard zeros in it, every
-    batch item on its own, and, if its class recognises the graph, that it is the same model.
+    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
+    them, the gradient in `unary`, hard zeros in it, every batch item on its own, and, if its class
+    recognises the graph, that it is the same model.
 
     Args:
-        structure: small enough to enumerate; float64.
+        structure: small enough to enumerate, every item possible; float64.
     """
     graph = structure.factor_graph()
     truth = brute_force(graph)
     _close(structure.log_partition(), truth.log_partition, "log_partition()")
     posterior = infer(structure)
     assert isinstance(posterior, StructuredPosterior)
-    marginals = posterior.marginals()
-    _agree(marginals.shape == structure.unary.shape, "marginals have the shape of unary")
-    domain = graph.domain
-    flat = marginals.reshape([*graph.batch_shape, -1, marginals.shape[-1]])
-    for number in range(graph.num_variables):
-        expected = truth.joint((domain.variable(number),))
-        _close(flat[..., number, :], expected, f"the marginal of site {number}")
-    mode = {graph.variables[0]: posterior.mode()}
-    _close(graph.score({**mode}), truth.maximum, "the score of mode()")
-    drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
-    scores = graph.score({graph.variables[0]: drawn})
-    _agree(bool((scores > -math.inf).all()), "samples are possible")
+    _check_answers(posterior, graph, truth)
+    _check_relaxed(posterior)
 
     unary = structure.unary.detach().requires_grad_()
     if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
@@ -210,6 +201,51 @@ def check_structure(structure: Structure) -> None:
     match = type(structure).recognise(graph)
     if match is not None:
         _close(match.structure.log_partition(), truth.log_partition, "what recognise() gives")
+
+
+def _check_answers(posterior: StructuredPosterior, graph: FactorGraph, truth: BruteForce) -> None:
+    """Every answer; a site that an item lacks has state -1, and is held in state 0 in the graph."""
+    (sites,) = graph.variables
+    shape = posterior.structure.unary.shape
+    mode = posterior.mode()
+    _agree(mode.shape == shape[:-1], "mode() has the shape of unary without states")
+    _close(graph.score({sites: mode.clamp(min=0)}), truth.maximum, "the score of mode()")
+    present = (mode >= 0).reshape([*graph.batch_shape, -1, 1])
+    marginals, best = posterior.marginals(), posterior.max_marginals()
+    for what, values, of_site, absent in (
+        ("marginals()", marginals, lambda site: truth.joint((site,)), 0.0),
+        ("max_marginals()", best, truth.max_marginal, -math.inf),
+    ):
+        _agree(values.shape == shape, f"{what} have the shape of unary")
+        flat = values.reshape([*graph.batch_shape, -1, shape[-1]])
+        for number in range(graph.num_variables):
+            here = present[..., number, :]
+            expected = of_site(graph.domain.variable(number))
+            found = torch.where(here, flat[..., number, :], expected)
+            _close(found, expected, f"{what} at site {number}")
+        if not bool(present.all()):
+            beyond = torch.where(present, absent, flat)
+            _close(beyond, torch.full_like(flat, absent), f"{what} where an item lacks a site")
+    _close(posterior.entropy(), truth.entropy, "entropy()")
+    drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
+    _agree(drawn.shape == (8, *mode.shape), "sample(8) has shape (8, *batch, *sites)")
+    _agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")
+    scores = graph.score({sites: drawn.clamp(min=0)})
+    _agree(bool((scores > -math.inf).all()), "samples are possible")
+
+
+def _check_relaxed(posterior: StructuredPosterior) -> None:
+    """One-hot vectors made soft: weights that sum to one, or to zero where there is no site."""
+    structure = posterior.structure
+    if type(structure).rsample is Structure.rsample:
+        return
+    drawn = structure.rsample(
+        4, temperature=0.7, generator=torch.Generator().manual_seed(0)
+    ).detach()
+    _agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
+    _agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
+    present = (posterior.mode() >= 0).to(drawn)
+    _close(drawn.sum(-1), present, "the sum of the weights of rsample()")
 
 
 def _check_gradients(potential: Potential, arity: int) -> None:
@@ -310,14 +346,13 @@ def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> 
 
 
 def _item(structure: Structure, item: int) -> Structure:
-    """One batch item of a structure whose batched tensors lead with the batch."""
-    size = structure.unary.shape[0]
+    """One batch item of a structure; the tensors that say how many dims they have are cut too."""
     changed: dict[str, Tensor] = {"unary": structure.unary[item]}
+    batch = len(structure.factor_graph().batch_shape)
     for field in fields(structure):
-        value = getattr(structure, field.name)
-        batched = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == size
-        if field.metadata.get("batched") and batched:
-            changed[field.name] = value[item]
+        value, dims = getattr(structure, field.name), field.metadata.get("dims")
+        if dims is not None and isinstance(value, Tensor) and value.ndim == dims + batch:
+            changed[field.name] = value[item if len(value) > 1 else 0]
     return replace(structure, **changed)
 
 

@@ -21,7 +21,7 @@ ROWS = (
     {"engines"},
     {"structures"},
     {"query"},
-    {"nn"},
+    {"distributions", "nn"},
     {"schedulers"},
     {"infer"},
     {"cli"},

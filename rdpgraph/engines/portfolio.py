@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -16,19 +17,23 @@ class FirstConverged(Solution):
     """Tries solutions in turn; the last answers if none converges.
 
     Attributes:
-        attempts: give the solutions, the better ones first; run only when they are needed.
+        attempts: give the solutions, the better ones first, from the seconds that are left; run
+            only when they are needed.
+        seconds: for all of them, from the first on.
     """
 
-    attempts: tuple[Callable[[], Solution], ...] = field(repr=False)
+    attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
+    seconds: float
 
     @cached_property
     def chosen(self) -> Solution:
         """The one that answers."""
-        found = self.attempts[0]()
+        end = perf_counter() + self.seconds
+        found = self.attempts[0](self.seconds)
         for attempt in self.attempts[1:]:
             if found.status().converged:
                 break
-            found = attempt()
+            found = attempt(end - perf_counter())
         return found
 
     def status(self) -> Status:

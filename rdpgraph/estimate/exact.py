@@ -1,7 +1,7 @@
 """The estimator interface, and the one that changes nothing."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,8 +9,30 @@ import torch
 
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import Support
 
 Model: TypeAlias = FactorGraph | Structure
+Supports: TypeAlias = Sequence[Support | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What was kept of a model, and how to answer for the whole of it.
+
+    Attributes:
+        original: the model as declared.
+        supports: (replicates, *batch, *shape, kept) for each variable or array of a graph, in its
+            order; None where all states are kept. A structure has one, over its sites.
+        replicates: how many independent choices there are.
+        restrict: the model on other supports of the same kind.
+        bound: ``"lower"`` where exact inference on what is kept bounds log Z below; else empty.
+    """
+
+    original: Model
+    supports: tuple[Support | None, ...]
+    replicates: int
+    restrict: Callable[[Supports], Model]
+    bound: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +42,13 @@ class Problem:
     Attributes:
         model: the model to solve in its place.
         exact: whether its answers are those of the original.
+        kept: how its states stand for those of the original, where there are fewer of them and
+            the answers are to be those of the original; its replicates are the first batch dim.
     """
 
     model: Model
     exact: bool
+    kept: Kept | None = None
 
 
 class Estimator(ABC):

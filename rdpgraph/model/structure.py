@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 
 
@@ -18,9 +19,16 @@ class Structure(ABC):
     One user declares it directly; another declares a graph that the registry recognises. Sites
     are its variables in a fixed shape: `unary` holds a log-potential for every state of every
     site, (*batch, *sites, states), and is a field of the dataclass, so that the default marginals
-    are the gradient of log Z in it.
+    are the gradient of log Z in it. A site that a batch item lacks has marginals of zero and the
+    state -1; `factor_graph` holds it in state 0.
 
-    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`.
+    log Z and the graph must be given. Every other answer has a default; one that gives None is
+    left to the general engine. An answer of its own deals with impossible items: their
+    marginals and entropy are zero, and a mode or sample raises `ImpossibleEvidenceError`.
+
+    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`. It
+    takes batch items apart: a further tensor field with batch dims says how many dims follow
+    them, as in ``field(metadata={"dims": 2})``.
     """
 
     unary: Tensor
@@ -35,8 +43,66 @@ class Structure(ABC):
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":
-        """The structure that a graph is, or None; the default recognises nothing."""
+        """The structure that a graph is, or None; the default recognises nothing.
+
+        It runs on every graph that is asked about: let it give up early.
+        """
         return None
+
+    def marginals(self) -> Tensor:
+        """(*batch, *sites, states) probabilities: the gradient of log Z in the unary potentials.
+
+        Differentiable if anything in the structure is.
+        """
+        tracked = torch.is_grad_enabled() and _is_tracked(self)
+        with torch.enable_grad():
+            # An alias: other potentials may have been computed from the same tensor.
+            alias = self.unary.view_as(self.unary)
+            unary = alias if alias.requires_grad else alias.detach().requires_grad_()
+            log_z = self.with_unary(unary).log_partition()
+            possible = log_z.detach() > -torch.inf
+            (found,) = torch.autograd.grad(log_z, unary, possible.to(log_z), create_graph=tracked)
+        return found if tracked else found.detach()
+
+    def entropy(self) -> Tensor | None:
+        """(*batch,) nats, or None."""
+        return None
+
+    def max_marginals(self) -> Tensor | None:
+        """(*batch, *sites, states) the largest score with each state (nats), or None."""
+        return None
+
+    def mode(self) -> Tensor | None:
+        """(*batch, *sites) one most probable configuration, or None.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return None
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """(count, *batch, *sites) independent draws, or None.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return None
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, states) relaxed one-hot draws, differentiable.
+
+        Raises:
+            UnsupportedError: this structure has none.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no relaxed samples; use sample(count), without gradient."
+        )
+
+    def work(self) -> float:
+        """The multiply-adds of log Z, for the plan; 0.0 where nothing is said."""
+        return 0.0
 
     def with_unary(self, unary: Tensor) -> Self:
         """The same structure with other unary potentials."""
@@ -56,15 +122,26 @@ class Structure(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A recognised structure.
+    """A recognised structure, or many of one shape that do not touch.
 
     Attributes:
-        structure: the instance.
-        numbers: (*sites,) the graph's number of the variable at each site.
+        structure: the instance; many are one with further batch dims, (*batch, *many, *sites).
+        numbers: (*many, *sites) the graph's number of the variable at each site.
     """
 
     structure: Structure
     numbers: Tensor
+
+
+def _is_tracked(value: object) -> bool:
+    """Whether a tensor, or one that a dataclass or a tuple holds, requires a gradient."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, tuple | list):
+        return any(_is_tracked(part) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(_is_tracked(getattr(value, field.name)) for field in fields(value))
+    return False
 
 
 class Registry:

@@ -1,10 +1,12 @@
 """The plan: what will be done, why, and what it costs; data that prints."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import prod
+from math import log2
 
+from rdpgraph.plan.cost import ELEMENTS_PER_SECOND
 from rdpgraph.plan.tree import ContractionTree
+
+_PASSES = 3  # all marginals: one pass up and two products down for each step
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,29 @@ class Plan:
         return "\n".join(lines)
 
 
-def structure_plan(name: str, sites: Iterable[int]) -> Plan:
-    """The plan of a registered structure, which has a recursion of its own."""
-    why = f"solved by the recursion of the registered structure {name}"
-    return Plan("structure", why, num_variables=prod(sites), num_components=1)
+def structure_plan(
+    name: str, *, num_variables: int, states: int, flops: float = 0.0, element_bytes: int = 4
+) -> Plan:
+    """The plan of a structure, which has a recursion of its own.
+
+    Args:
+        name: of its type.
+        num_variables: sites, those of all batch items.
+        states: of every site.
+        flops: multiply-adds of log Z; 0.0 where they are not known.
+        element_bytes: 4 or 8.
+    """
+    own = float(num_variables * states * element_bytes)
+    return Plan(
+        route="structure",
+        why=f"solved by the recursion of the structure {name}",
+        num_variables=num_variables,
+        width=2 * log2(states) if states else 0.0,
+        flops=flops,
+        peak_bytes=own,
+        stored_bytes=2 * own,
+        seconds=_PASSES * flops / ELEMENTS_PER_SECOND,
+    )
 
 
 def quantity(value: float) -> str:

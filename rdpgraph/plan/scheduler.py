@@ -9,18 +9,22 @@ from time import perf_counter
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.cost import cost
-from rdpgraph.plan.orders import forest_order
+from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import Plan, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, search
 from rdpgraph.plan.slicing import choose_slices, sliced_tree
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
 
+_EASY = 2e7
+"""Cells of all tables made on the way: a fraction of a second."""
+
 PASSES = 3
 """All marginals cost one pass up and two products down for each step."""
 
 _MOST = 128
 _known: OrderedDict[object, Plan] = OrderedDict()
+_easy: OrderedDict[bytes, bool] = OrderedDict()
 _lock = Lock()
 
 
@@ -59,6 +63,22 @@ def make_plan(
         while len(_known) > _MOST:
             _known.popitem(last=False)
     return plan
+
+
+def is_easy(topology: Topology) -> bool:
+    """Whether a plain greedy order makes it cheap; remembered by topology."""
+    key = topology.key()
+    with _lock:
+        if key in _easy:
+            _easy.move_to_end(key)
+            return _easy[key]
+    core = peel(primal_graph(topology))[1]
+    easy = min_weight(core, limit=_EASY) is not None
+    with _lock:
+        _easy[key] = easy
+        while len(_easy) > _MOST:
+            _easy.popitem(last=False)
+    return easy
 
 
 def _plan(

@@ -7,19 +7,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.matched import site_marginals
 from rdpgraph.engines.status import Status
+from rdpgraph.errors import EvidenceError
+from rdpgraph.model.domain import Entry
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.posterior import Assignment, Posterior
+from rdpgraph.query.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False)
 class StructuredPosterior:
     """The distribution over a structure's sites; tensors in its own shape instead of dictionaries.
 
-    log Z and marginals come from the structure's recursion; the other answers, where a structure
-    brings none of its own, from the same model as a general graph.
+    The structure answers; what it has no answer to is asked of the same model as a general graph.
+    Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
 
     Attributes:
         structure: the model.
@@ -40,23 +41,51 @@ class StructuredPosterior:
 
     @cached_property
     def _marginals(self) -> Tensor:
-        return site_marginals(self.structure)
+        return self.structure.marginals()
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
         return self._marginals
 
     def entropy(self) -> Tensor:
-        """(*batch,) entropy in nats."""
-        return self.general().entropy()
+        """(*batch,) entropy in nats; 0 where log Z is -inf."""
+        own = self.structure.entropy()
+        return self.general().entropy() if own is None else own
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
+        own = self.structure.max_marginals()
+        return _only(self.general().max_marginals()) if own is None else own
 
     def mode(self) -> Tensor:
-        """(*batch, *sites) one most probable configuration."""
-        return _only(self.general().mode())
+        """(*batch, *sites) one most probable configuration.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        own = self.structure.mode()
+        return _only(self.general().mode()) if own is None else own
 
     def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, *sites) independent draws."""
-        return _only(self.general().sample(count, generator=generator))
+        """(count, *batch, *sites) independent draws.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no configuration.
+        """
+        if count < 0:
+            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        own = self.structure.sample(count, generator)
+        if own is None:
+            return _only(self.general().sample(count, generator=generator))
+        return own
+
+    def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
+        """(*batch, *sites, states): one relaxed one-hot draw, differentiable in the potentials.
+
+        Raises:
+            UnsupportedError: the structure has none.
+        """
+        return self.structure.rsample(1, temperature=temperature, generator=generator)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +105,6 @@ class Lazy:
         return self._posterior
 
 
-def _only(answers: Assignment) -> Tensor:
+def _only(answers: dict[Entry, Tensor]) -> Tensor:
     (value,) = answers.values()
     return value

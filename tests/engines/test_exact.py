@@ -208,7 +208,10 @@ def test_a_range_beyond_the_type_is_exact(dtype):
     assert torch.allclose(left.grad, posterior.marginal(x).detach(), atol=1e-6)
 
 
-def test_a_long_chain_in_single_precision():
+@pytest.mark.parametrize(
+    ("scheduler", "route"), [(rg.Auto(), "structure"), (rg.Contraction(), "forest")]
+)
+def test_a_long_chain_in_single_precision(scheduler, route):
     length, states = 10_000, 4
     generator = torch.Generator().manual_seed(2)
     pair = torch.randn(states, states, generator=generator, dtype=torch.float64) * 3
@@ -222,8 +225,8 @@ def test_a_long_chain_in_single_precision():
                 rg.FactorBlock((sites,), rg.Table(unary.to(dtype))),
             ]
         )
-        posterior = rg.infer(graph)
-        assert posterior.plan.route == "forest"
+        posterior = rg.infer(graph, scheduler=scheduler)
+        assert posterior.plan.route == route
         marginals = posterior.marginal(sites)
         assert bool(marginals.isfinite().all())
         assert torch.allclose(marginals.sum(-1), torch.ones((), dtype=dtype), atol=1e-5)

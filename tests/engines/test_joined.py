@@ -163,15 +163,22 @@ def test_the_first_that_converged_answers():
     first = rg.Loopy(sweeps=20, tolerance=10.0).plan(graph)[1]
     unused = []
 
-    def third():
-        unused.append(1)
+    def third(seconds):
+        unused.append(seconds)
         return first()
 
-    chosen = FirstConverged((never, first, third))
+    left = []
+
+    def second(seconds):
+        left.append(seconds)
+        return first()
+
+    chosen = FirstConverged((lambda _: never(), second, third), 1000.0)
     assert chosen.status().converged
     assert chosen.status().iterations == 1
     assert not unused
-    assert not FirstConverged((never, never)).status().converged
+    assert 0 < left[0] < 1000
+    assert not FirstConverged((lambda _: never(), lambda _: never()), 1.0).status().converged
 
 
 def test_auto_goes_on_where_exact_does_not_fit():

@@ -1,0 +1,133 @@
+"""Proposals that read the potentials of a site and of its neighbours."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
+from rdpgraph.estimate.sites import Sites
+
+
+@dataclass(frozen=True)
+class Uniform(Proposal):
+    """The same score for every state that a site's own potential allows."""
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """Zeros, and -inf where the unary log-potential is."""
+        return torch.where(sites.unary > -math.inf, 0.0, -math.inf).to(sites.unary)
+
+
+@dataclass(frozen=True)
+class Local(Proposal):
+    """The softmax of a site's own log-potential, an emission for instance."""
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """The unary log-potentials."""
+        return sites.unary
+
+
+@dataclass(frozen=True)
+class Global(Proposal):
+    """Proportional to the L1 norm of a state's embedding: large norms make large inner products.
+
+    The second term of Fu, Cunningham and Lapata 2022, eq. 34, as it is printed. `SoftmaxGlobal`
+    is what their released code computes. A state has the mean over its `Bilinear` factors; where
+    a model has no embeddings, the mean factor value over a few random states of the neighbours
+    stands in.
+
+    Args:
+        landmarks: how many, in that case.
+    """
+
+    landmarks: int = 16
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """The log of the norm."""
+        norms = sites.norms()
+        if norms is None:
+            return sites.mean_values(self.landmarks)
+        bare = (norms == 0).all(-1, keepdim=True)
+        return torch.where(bare, 0.0, norms.log())
+
+
+@dataclass(frozen=True)
+class SoftmaxGlobal(Proposal):
+    """The softmax of the L1 norm of a state's embedding, as the authors' code has it.
+
+    Fu, Cunningham and Lapata 2022; `Global` is the formula of their paper. Without embeddings
+    the two are the same.
+
+    Args:
+        landmarks: as for `Global`.
+    """
+
+    landmarks: int = 16
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """The norm itself."""
+        norms = sites.norms()
+        return sites.mean_values(self.landmarks) if norms is None else norms
+
+
+@dataclass(frozen=True)
+class LocalGlobal(Proposal):
+    """Half of `Local`, half of a global prior: Fu, Cunningham and Lapata 2022, eq. 34.
+
+    With `Global` the formula as printed, where phi is the exponential of the emission score; with
+    `SoftmaxGlobal` what the released code computes.
+
+    Args:
+        prior: the global half.
+    """
+
+    prior: Proposal = field(default_factory=Global)
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """The log of the mean of both, each normalised."""
+        return Mixture((Local(), self.prior), (0.5, 0.5)).log_scores(sites)
+
+    def informed(self, setting: Setting) -> "LocalGlobal":
+        """The prior informed."""
+        return LocalGlobal(self.prior.informed(setting))
+
+
+@dataclass(frozen=True)
+class Landmark(Proposal):
+    """A site's own potential times its factors' mean values over random states of the neighbours.
+
+    O(count N) evaluations per factor, whatever the potentials.
+
+    Args:
+        count: how many random states.
+    """
+
+    count: int = 32
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ModelError(f"Landmark needs a count of states >= 1; got {self.count}.")
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """The summed logs."""
+        return sites.unary + sites.mean_values(self.count)
+
+
+@dataclass(frozen=True)
+class Oracle(Proposal):
+    """The marginals of the whole model, for tests and for plots of the least error.
+
+    Costs the inference that an estimator is there to avoid.
+    """
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """Not without the model."""
+        raise ModelError("Oracle has no scores before informed(setting) has solved the model.")
+
+    def informed(self, setting: Setting) -> Proposal:
+        """The logs of the marginals."""
+        marginals = setting.view.marginals(setting.solve(setting.model))
+        logs = (torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)
+        return Given(tuple(logs), setting.view)

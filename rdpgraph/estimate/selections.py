@@ -1,0 +1,224 @@
+"""Selections: the largest scores, and unbiased draws from the rest."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.estimate.selection import Inversion, Size, checked_size, count_of
+from rdpgraph.model.support import Support
+
+_CERTAIN = 1.0 - 1e-6  # a state more likely kept than this is kept for certain
+
+
+@dataclass(frozen=True)
+class Top(Inversion):
+    """The states of largest score, and no others: biased, log Z from below.
+
+    The truncation of Sun et al. 2019; a baseline. O(N) per site.
+
+    Args:
+        keep: how many states, or what share of them.
+    """
+
+    keep: Size
+
+    def __post_init__(self) -> None:
+        checked_size("Top", "keep", self.keep)
+
+    @property
+    def bound(self) -> str:
+        """``"lower"``: states are left out and none is weighted up."""
+        return "lower"
+
+    def num_uniforms(self, states: int) -> int:
+        """None."""
+        return 0
+
+    def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        """The states of largest score, log-weight zero."""
+        keep = count_of(self.keep, log_q.shape[-1])
+        return _whole(log_q) if keep == log_q.shape[-1] else _largest(log_q, keep)
+
+
+@dataclass(frozen=True)
+class TopTail(Inversion):
+    """The largest scores, and independent draws with replacement from the rest.
+
+    Fu, Cunningham and Lapata 2022, eq. 5-8: a drawn state has the log-weight
+    ``-log(tail * q(i))``, q normalised over the rest; repeats stay separate entries. Where ``top
+    + tail`` covers all states, all are kept as they are. O(N + tail log N) per site.
+
+    Args:
+        top: how many states of the largest score, or what share; 0 for none.
+        tail: how many draws, or what share of the states.
+    """
+
+    top: Size
+    tail: Size
+
+    def __post_init__(self) -> None:
+        checked_size("TopTail", "top", self.top, least=0)
+        checked_size("TopTail", "tail", self.tail)
+
+    def num_uniforms(self, states: int) -> int:
+        """One for each draw."""
+        return count_of(self.tail, states)
+
+    def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        """The top, then one state for each uniform number, by inversion."""
+        states = log_q.shape[-1]
+        top, tail = count_of(self.top, states), count_of(self.tail, states)
+        if top + tail >= states:
+            return _whole(log_q)
+        first = _largest(log_q, top)
+        rest = log_q.double().scatter(-1, first.states, -math.inf)
+        peak, heights = _heights(rest)
+        total = heights[..., -1:]
+        picks = _inverse(heights, uniforms * total)
+        log_q_rest = rest.gather(-1, picks) - peak - _log(total)
+        drawn = Support(picks, _weights(-log_q_rest - math.log(tail), rest, picks, log_q))
+        return Support(
+            torch.cat([first.states, drawn.states], -1),
+            torch.cat([first.log_weights, drawn.log_weights], -1),
+        )
+
+
+@dataclass(frozen=True)
+class TopSystematic(Inversion):
+    """The largest scores, and a systematic sample of the rest.
+
+    The rest is kept with probabilities ``pi_i = min(1, c q_i)`` that sum to ``tail``, by one
+    uniform number for all, with log-weights ``-log pi_i``: no state twice, and less variance
+    than independent draws. O(N + K log K) per site.
+
+    Args:
+        top: how many states of the largest score, or what share; 0 for none.
+        tail: how many of the rest, or what share of the states.
+    """
+
+    top: Size
+    tail: Size
+
+    def __post_init__(self) -> None:
+        checked_size("TopSystematic", "top", self.top, least=0)
+        checked_size("TopSystematic", "tail", self.tail)
+
+    def num_uniforms(self, states: int) -> int:
+        """One."""
+        return 1
+
+    def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        """The top and the sample."""
+        states = log_q.shape[-1]
+        top, tail = count_of(self.top, states), count_of(self.tail, states)
+        return _systematic(log_q, uniforms, min(top + tail, states), top)
+
+
+@dataclass(frozen=True)
+class Threshold(Inversion):
+    """States kept with probability ``min(1, c q_i)``, c such that ``keep`` are kept.
+
+    The optimal resampling of Fearnhead and Clifford 2003: scores above a threshold are kept as
+    they are, the rest is sampled systematically with log-weights ``-log pi_i``. How many are
+    above is found, not set. That is the best for scores near the marginals; scores that are flat
+    where these are not keep nothing for certain, and `TopSystematic` is safer. O(N + K log K)
+    per site.
+
+    Args:
+        keep: how many states, or what share of them.
+    """
+
+    keep: Size
+
+    def __post_init__(self) -> None:
+        checked_size("Threshold", "keep", self.keep)
+
+    def num_uniforms(self, states: int) -> int:
+        """One."""
+        return 1
+
+    def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
+        """What lies above the threshold and the sample."""
+        return _systematic(log_q, uniforms, count_of(self.keep, log_q.shape[-1]), 0)
+
+
+def _whole(log_q: Tensor) -> Support:
+    """Every state as it is, impossible ones with log-weight -inf."""
+    everything = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
+    return Support(everything, torch.where(log_q > -math.inf, 0.0, -math.inf).to(log_q))
+
+
+def _largest(log_q: Tensor, keep: int) -> Support:
+    values, states = log_q.topk(keep)
+    return Support(states, torch.where(values > -math.inf, 0.0, -math.inf).to(log_q))
+
+
+def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:
+    """Keep the certain states, at least ``top`` of them, and a systematic sample of the others."""
+    if keep == log_q.shape[-1]:
+        return _whole(log_q)
+    scores = log_q.double()
+    values, order = scores.topk(keep)
+    rest = scores.scatter(-1, order, -math.inf)
+    place = torch.arange(keep, device=log_q.device)
+    certain = torch.maximum(_num_certain(values, rest), place.new_tensor(top))
+    # Where anything is possible beyond the largest, one entry is left for it.
+    open_end = rest.amax(-1, keepdim=True) > -math.inf
+    certain = torch.where(open_end, certain.clamp(max=keep - 1), certain)
+    is_certain = place < certain
+    rest = scores.scatter(-1, order, torch.where(is_certain, -math.inf, values))
+    peak, heights = _heights(rest)
+    spacing = heights[..., -1:] / (keep - certain).clamp(min=1)
+    picks = _inverse(heights, (uniforms + (place - certain)).clamp(min=0.0) * spacing)
+    log_weights = _log(spacing) + peak - rest.gather(-1, picks)
+    kept = torch.where(values > -math.inf, 0.0, -math.inf).to(log_q)
+    return Support(
+        torch.where(is_certain, order, picks),
+        torch.where(is_certain, kept, _weights(log_weights, rest, picks, log_q)),
+    )
+
+
+def _num_certain(values: Tensor, rest: Tensor) -> Tensor:
+    """(*lead, 1): how many of the largest scores are kept for certain.
+
+    With the m largest certain, the next has ``pi = (K - m) q_m / (q_m + q_m+1 + ...)``; it is
+    certain too where that is one or more. Sums run from the small end, so nothing cancels.
+    """
+    keep = values.shape[-1]
+    shift = _finite(values[..., :1])
+    masses = (values - shift).exp()
+    beyond = (rest - shift).exp().sum(-1, keepdim=True)
+    from_here = beyond + masses.flip(-1).cumsum(-1).flip(-1)
+    left = keep - torch.arange(keep, device=values.device)
+    certain = left * masses > from_here * _CERTAIN
+    return certain.long().cumprod(-1).sum(-1, keepdim=True)
+
+
+def _heights(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative masses (*lead, N) relative to a log-shift (*lead, 1)."""
+    peak = _finite(scores.amax(-1, keepdim=True))
+    return peak, (scores - peak).exp().cumsum(-1)
+
+
+def _inverse(heights: Tensor, targets: Tensor) -> Tensor:
+    """The state in whose step of the cumulative masses each target lies; never one of no mass."""
+    total = heights[..., -1:]
+    below = torch.minimum(targets, torch.nextafter(total, torch.zeros_like(total)))
+    picks = torch.searchsorted(heights, below.contiguous(), right=True)
+    return picks.clamp(max=heights.shape[-1] - 1)
+
+
+def _weights(log_weights: Tensor, scores: Tensor, picks: Tensor, like: Tensor) -> Tensor:
+    """The log-weights, -inf where there was nothing to draw."""
+    possible = scores.gather(-1, picks) > -math.inf
+    return torch.where(possible, log_weights, -math.inf).to(like.dtype)
+
+
+def _finite(peak: Tensor) -> Tensor:
+    return torch.where(peak > -math.inf, peak, 0.0)
+
+
+def _log(values: Tensor) -> Tensor:
+    return torch.where(values > 0, values, 1.0).log()

@@ -1,0 +1,270 @@
+"""The posterior of a factor graph solved on a few states of each variable."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.estimate.exact import Kept, Supports
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.support import Support
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.query.replicates import Replicates, repaired, unweighted
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedSolution(Solution):
+    """Answers about all states from the solution on those that were kept.
+
+    What a state not kept has is probability zero. Marginals, expectations and samples are those
+    of the replicates together, each in proportion to its Z; so all of them are ratios of
+    estimates: consistent, and biased.
+
+    Attributes:
+        graph: the model as declared.
+        restricted: the model on the states kept, (replicates, *batch).
+        inner: its solution.
+        kept: which states they are.
+        exact: whether all states were kept.
+        solve: solves another restricted model.
+    """
+
+    graph: FactorGraph
+    restricted: FactorGraph
+    inner: Solution
+    kept: Kept
+    exact: bool
+    solve: Callable[[FactorGraph], Solution]
+
+    @cached_property
+    def replicates(self) -> Replicates:
+        """The estimates of Z."""
+        flat = self.inner.log_partition().reshape(self.kept.replicates, self._batch)
+        return Replicates(flat)
+
+    @property
+    def _batch(self) -> int:
+        return math.prod(self.graph.batch_shape)
+
+    @cached_property
+    def _states(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The kept states of all variables side by side.
+
+        (replicates, B, S') original states, their log-weights, and (S',) the flat place of state
+        0 of the variable that each belongs to.
+        """
+        graph, lead = self.graph, (self.kept.replicates, *self.graph.batch_shape)
+        starts = torch.nn.functional.pad(graph.domain.sizes.cumsum(0), (1, 0))
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for entry, support in zip(graph.variables, self.kept.supports, strict=True):
+            if support is None:
+                everything = torch.arange(entry.size, device=graph.device)
+                zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
+                support = Support(everything, zero.expand(entry.size))
+                shape = (*(1,) * len(entry.shape), entry.size)
+            else:
+                shape = support.states.shape
+            whole = (*lead, *entry.shape, support.kept)
+            flat = (self.kept.replicates, self._batch, -1)
+            places = starts[graph.domain.numbers(entry).reshape(-1)]
+            parts.append(
+                (
+                    support.states.reshape(shape).expand(whole).reshape(flat),
+                    support.log_weights.reshape(shape).expand(whole).reshape(flat),
+                    places.repeat_interleave(support.kept),
+                )
+            )
+        states, weights, places = zip(*parts, strict=True)
+        device = graph.device
+        joined = torch.cat([part.to(device) for part in states], -1)
+        return joined, torch.cat([part.to(device) for part in weights], -1), torch.cat(places)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """(B, replicates * S') the flat place of every kept state among all states."""
+        states, _, first = self._states
+        return (states + first.to(states.device)).transpose(0, 1).flatten(1)
+
+    @property
+    def _num_states(self) -> int:
+        return int(self.graph.domain.sizes.sum())
+
+    @cached_property
+    def _marginals(self) -> Tensor:
+        """(replicates, B, S') probabilities of the kept states."""
+        flat = self.inner.variable_marginals()
+        return flat.reshape(self.kept.replicates, self._batch, -1)
+
+    def status(self) -> Status:
+        """That of the engine, and what the replicates say."""
+        own = self.inner.status()
+        many = self.replicates.count > 1
+        exact = own.exact and self.exact
+        error, size = self.replicates.standard_error, self.replicates.effective_sample_size
+        return replace(
+            own,
+            exact=exact,
+            biased=not exact,
+            bound=self.kept.bound if own.exact and not exact else own.bound if self.exact else "",
+            standard_error=float(error.amax()) if many and len(error) else None,
+            effective_sample_size=float(size.amin()) if many and len(size) else None,
+        )
+
+    def log_partition(self) -> Tensor:
+        """(B,) the log of the mean of the replicates' Z."""
+        return self.replicates.log_partition
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S), zero where a state was not kept."""
+        values = self._marginals * self.replicates.weights.unsqueeze(-1)
+        empty = values.new_zeros(self._batch, self._num_states)
+        return empty.scatter_add(1, self._places, values.transpose(0, 1).flatten(1))
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes), zero where a state was not kept; as large as the whole block's tables."""
+        wanted = self.graph.blocks[block]
+        row_of = {number: row for row, number in enumerate(wanted.declared.tolist())}
+        cells = math.prod(wanted.sizes)
+        total: Tensor | None = None
+        for number, part in enumerate(self.restricted.blocks):
+            rows = [row_of.get(declared, -1) for declared in part.declared.tolist()]
+            if not rows or rows[0] < 0:
+                continue
+            values = self.inner.factor_marginals(number)
+            values = values.reshape(self.kept.replicates, self._batch, len(rows), -1)
+            values = self.replicates.weights.reshape(-1, self._batch, 1, 1) * values
+            if total is None:
+                total = values.new_zeros(self._batch, wanted.count * cells)
+            place = torch.tensor(rows, device=values.device).reshape(1, 1, -1, 1)
+            for slot, size in enumerate(wanted.sizes):
+                states = self._slot_states(part.scopes[:, slot])
+                place = (place.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(3)
+            index = place.expand(values.shape).transpose(0, 1).flatten(1)
+            total = total.scatter_add(1, index, values.transpose(0, 1).flatten(1))
+        assert total is not None
+        return total.reshape(self._batch, wanted.count, *wanted.sizes)
+
+    def _slot_states(self, numbers: Tensor) -> Tensor:
+        """(replicates, B, F, kept) the states kept of variables that keep equally many."""
+        sizes = self.restricted.domain.sizes
+        starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        kept = int(sizes[numbers[0]])
+        places = starts[numbers].unsqueeze(1) + torch.arange(kept)
+        return self._states[0][..., places.to(self._states[0].device)]
+
+    def expected_score(self) -> Tensor:
+        """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""
+        weights = self._states[1]
+        weighed = torch.where(self._marginals > 0, weights, 0.0) * self._marginals
+        flat = self.inner.expected_score().reshape(self.kept.replicates, self._batch)
+        return self.replicates.mean(flat - weighed.sum(-1))
+
+    @cached_property
+    def _unweighted(self) -> Solution:
+        """The solution on the same states, each counted as it is."""
+        return self._solved(unweighted(self.kept.supports))[1]
+
+    def _solved(self, supports: Supports) -> tuple[FactorGraph, Solution]:
+        graph = self.kept.restrict(supports)
+        assert isinstance(graph, FactorGraph)
+        return graph, self.solve(graph)
+
+    @cached_property
+    def _possible(self) -> "EstimatedSolution":
+        """The same with every replicate possible; for those that were, the same states."""
+        possible = self.replicates.log_partitions.detach() > -math.inf
+        if bool(possible.all()):
+            return self
+        batch = (self.kept.replicates, *self.graph.batch_shape)
+        kept = replace(self.kept, supports=repaired(self.kept.supports, possible.reshape(batch)))
+        restricted, inner = self._solved(kept.supports)
+        return replace(self, kept=kept, restricted=restricted, inner=inner)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) over configurations of kept states: -inf where a state was not kept."""
+        flat = self._unweighted.max_marginals()
+        values = flat.reshape(self.kept.replicates, self._batch, -1)
+        empty = values.new_full((self._batch, self._num_states), -math.inf)
+        return empty.scatter_reduce(1, self._places, values.transpose(0, 1).flatten(1), "amax")
+
+    def mode(self) -> Tensor:
+        """(B, V) the best configuration of states kept together in one replicate."""
+        other = self._possible
+        best = other._unweighted.max_marginals().reshape(self.kept.replicates, self._batch, -1)
+        modes = other._unweighted.mode().reshape(self.kept.replicates, self._batch, -1)
+        chosen = best.amax(-1).argmax(0)
+        return other._original(modes.unsqueeze(0), chosen.unsqueeze(0))[0]
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) False unless all states were kept: a state left out may be better."""
+        if self.exact:
+            flat = self._unweighted.mode_is_consistent()
+            return flat.reshape(self.kept.replicates, self._batch).all(0)
+        return torch.zeros(self._batch, dtype=torch.bool)
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) draws: a replicate in proportion to its Z, then a configuration of it."""
+        chosen, other = self.replicates.choose(count, generator), self._possible
+        drawn = other.inner.sample(count, generator)
+        drawn = drawn.reshape(count, self.kept.replicates, self._batch, -1)
+        return other._original(drawn, chosen)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Marginal MAP over sampled states has no estimate here; use estimator=Exact()."
+        )
+
+    def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
+        """(n, B, V): kept-state numbers (n, replicates, B, V), those of the replicates chosen."""
+        kept = self._states[0]
+        starts = torch.nn.functional.pad(self.restricted.domain.sizes.cumsum(0), (1, 0))[:-1]
+        places = (states.to(kept.device) + starts.to(kept.device)).clamp(min=0)
+        index = chosen.to(kept.device).reshape(len(chosen), 1, -1, 1)
+        mine = places.take_along_dim(index, 1).squeeze(1)
+        batch = torch.arange(self._batch, device=kept.device).reshape(1, -1, 1)
+        return kept[index.squeeze(1), batch, mine]
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedPosterior(Posterior):
+    """A posterior over all states from an estimate on a few of them.
+
+    Z is unbiased where the engine is exact; log Z is too low on average, and what is a ratio of
+    estimates (marginals, entropy, samples) is biased and consistent. A state that was not kept
+    has probability zero. The entropy is that of Fu, Cunningham and Lapata 2022, algorithm 3, on
+    any graph: log Z less the expected score without the log-weights.
+    """
+
+    solution: EstimatedSolution = field(repr=False)
+
+    @cached_property
+    def status(self) -> Status:
+        """Whether the answers are exact, converged, biased, and how sure; runs what iterates."""
+        return self.solution.status()
+
+    @property
+    def log_partitions(self) -> Tensor:
+        """(replicates, *batch) log Z of each replicate, nats."""
+        flat = self.solution.replicates.log_partitions
+        return flat.reshape(-1, *self.graph.batch_shape)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of log Z over the replicates, nats; +inf with one replicate."""
+        return self.solution.replicates.standard_error.reshape(self.graph.batch_shape)
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """(*batch,) how many equal replicates they are worth."""
+        return self.solution.replicates.effective_sample_size.reshape(self.graph.batch_shape)

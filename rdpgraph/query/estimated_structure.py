@@ -1,0 +1,204 @@
+"""The posterior of a structure solved on a few states of each site."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
+from rdpgraph.estimate.exact import Kept, Model
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import Support
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.replicates import Replicates, repaired, unweighted
+from rdpgraph.query.structured import StructuredPosterior
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedStructuredPosterior:
+    """The distribution over all states of a structure's sites, from an estimate on a few of them.
+
+    Z is unbiased; log Z is too low on average, and what is a ratio of estimates (marginals,
+    entropy, samples) is biased and consistent. A state that was not kept has probability zero.
+
+    Attributes:
+        kept: the structure as declared, and which states were kept.
+        inner: the posterior of the structure on those, (replicates, *batch).
+        solve: the posterior of another restricted structure.
+    """
+
+    kept: Kept
+    inner: StructuredPosterior
+    solve: Callable[[Model], StructuredPosterior] = field(repr=False)
+
+    @cached_property
+    def replicates(self) -> Replicates:
+        """The estimates of Z."""
+        return Replicates(self.inner.log_partition)
+
+    @property
+    def structure(self) -> Structure:
+        """The structure as declared."""
+        assert isinstance(self.kept.original, Structure)
+        return self.kept.original
+
+    @property
+    def plan(self) -> Plan:
+        """How it is solved."""
+        return self.inner.plan
+
+    @cached_property
+    def status(self) -> Status:
+        """Whether the answers are exact, and how sure."""
+        own = self.inner.status
+        many = self.replicates.count > 1
+        return replace(
+            own,
+            biased=not own.exact,
+            bound="" if own.exact else self.kept.bound,
+            standard_error=float(self.standard_error.amax()) if many else None,
+            effective_sample_size=float(self.effective_sample_size.amin()) if many else None,
+        )
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) the log of the mean Z of the replicates, nats; too low on average."""
+        return self.replicates.log_partition
+
+    @property
+    def log_partitions(self) -> Tensor:
+        """(replicates, *batch) log Z of each replicate, nats."""
+        return self.replicates.log_partitions
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of log Z over the replicates, nats; +inf with one replicate."""
+        return self.replicates.standard_error
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """(*batch,) how many equal replicates they are worth."""
+        return self.replicates.effective_sample_size
+
+    @property
+    def supports(self) -> Support:
+        """(replicates, *batch, *sites, kept) the states kept and their log-weights."""
+        (support,) = self.kept.supports
+        assert support is not None
+        return support
+
+    @cached_property
+    def _marginals(self) -> Tensor:
+        return self.inner.marginals()
+
+    def marginals(self) -> Tensor:
+        """(*batch, *sites, states) probabilities, zero where a state was not kept."""
+        return self.replicates.mean_over_states(
+            self._marginals, self.supports.states, self.structure.unary.shape[-1]
+        )
+
+    def entropy(self) -> Tensor:
+        """(*batch,) entropy in nats; 0 where log Z is -inf.
+
+        Log Z less the expected score without the log-weights, which shape the distribution and
+        are no part of the score: Fu, Cunningham and Lapata 2022, algorithm 3.
+        """
+        log_z = self.inner.log_partition
+        possible = log_z.detach() > -math.inf
+        score = torch.where(possible, log_z, 0.0) - self.inner.entropy()
+        marginals = self._marginals
+        weights = torch.where(marginals > 0, self.supports.log_weights, 0.0)
+        weighed = (weights * marginals).flatten(log_z.ndim).sum(-1)
+        total = self.log_partition
+        alive = total.detach() > -math.inf
+        expected = self.replicates.mean(score - weighed)
+        return torch.where(alive, torch.where(alive, total, 0.0) - expected, 0.0)
+
+    @cached_property
+    def _possible(self) -> "EstimatedStructuredPosterior":
+        """The same with every replicate possible; for those that were, the same states.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible replicate.
+        """
+        possible = self.inner.log_partition.detach() > -math.inf
+        if not bool(possible.any(0).all()):
+            raise ImpossibleEvidenceError(
+                "There are no samples and no mode: on the states kept nothing is possible in at "
+                "least one item; keep more of them, or mend the model."
+            )
+        if bool(possible.all()):
+            return self
+        kept = replace(self.kept, supports=repaired(self.kept.supports, possible))
+        return replace(self, kept=kept, inner=self.solve(kept.restrict(kept.supports)))
+
+    @cached_property
+    def _unweighted(self) -> StructuredPosterior:
+        return self.solve(self.kept.restrict(unweighted(self.kept.supports)))
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states) over sequences of kept states; -inf where one was not kept."""
+        values, states = self._unweighted.max_marginals(), self.supports.states
+        whole = (*values.shape[:-1], self.structure.unary.shape[-1])
+        empty = values.new_full(whole, -math.inf)
+        return empty.scatter_reduce(-1, states.expand(values.shape), values, "amax").amax(0)
+
+    def mode(self) -> Tensor:
+        """(*batch, *sites) the best configuration of states kept together in one replicate.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        other = self._possible
+        modes = other._unweighted.mode()
+        best = other._unweighted.max_marginals().flatten(other.inner.log_partition.ndim)
+        return other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
+
+    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, *sites) draws: a replicate in proportion to its Z, then a draw of it.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        if count < 0:
+            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        other = self._possible
+        chosen = self.replicates.choose(count, generator)
+        return other._original(other.inner.sample(count, generator=generator), chosen)
+
+    def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
+        """(*batch, *sites, states): one relaxed one-hot draw, zero where a state was not kept.
+
+        From one replicate, drawn in proportion to its Z; differentiable in the potentials of its
+        states. Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves out.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+            UnsupportedError: the structure has no relaxed samples.
+        """
+        other = self._possible
+        chosen = self.replicates.choose(1, generator)
+        drawn = other.inner.rsample(temperature=temperature, generator=generator)
+        values = _at(drawn, chosen)[0]
+        states = _at(other.supports.states.expand(drawn.shape), chosen)[0]
+        empty = values.new_zeros(*values.shape[:-1], self.structure.unary.shape[-1])
+        return empty.scatter_add(-1, states, values)
+
+    def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
+        """(n, *batch, *sites) from numbers (n, replicates, *batch, *sites); -1 stays."""
+        kept = self.supports.states.unsqueeze(0)
+        found = kept.expand(*states.shape, -1).gather(-1, states.clamp(min=0).unsqueeze(-1))
+        found = torch.where(states < 0, states, found.squeeze(-1))
+        index = chosen.unsqueeze(1)
+        index = index.reshape(*index.shape, *(1,) * (found.ndim - index.ndim))
+        return found.take_along_dim(index, 1).squeeze(1)
+
+
+def _at(values: Tensor, chosen: Tensor) -> Tensor:
+    """(n, *batch, ...): of (replicates, *batch, ...) values those of the replicates chosen."""
+    index = chosen.reshape(*chosen.shape, *(1,) * (values.ndim - chosen.ndim))
+    return values.take_along_dim(index, 0)

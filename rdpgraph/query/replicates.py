@@ -1,0 +1,122 @@
+"""Independent estimates of Z, combined as probabilities."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.support import Support
+
+
+@dataclass(frozen=True, eq=False)
+class Replicates:
+    """Independent estimates of one partition function.
+
+    Attributes:
+        log_partitions: (replicates, *batch) nats; -inf where nothing kept was possible.
+    """
+
+    log_partitions: Tensor
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.log_partitions.shape[0]
+
+    @cached_property
+    def log_partition(self) -> Tensor:
+        """(*batch,) the log of the mean of Z, which is unbiased for Z and too low for log Z."""
+        return soft_sum(self.log_partitions, 0) - math.log(self.count)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """(replicates, *batch) each one's share of the mean; zero where log Z is -inf."""
+        total = self.log_partition + math.log(self.count)
+        alive = (self.log_partitions > -math.inf) & (total > -math.inf)
+        gaps = torch.where(alive, self.log_partitions, 0.0) - torch.where(alive, total, 0.0)
+        return torch.where(alive, gaps.exp(), 0.0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of log Z, by the delta method, nats; +inf with one replicate."""
+        if self.count == 1:
+            return torch.full_like(self.log_partition.detach(), math.inf)
+        relative = self.weights.detach() * self.count
+        return (relative.var(0) / self.count).sqrt()
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """(*batch,) the square of the sum of Z over the sum of its squares; 0 where Z is 0."""
+        squares = self.weights.detach().square().sum(0)
+        return torch.where(squares > 0, 1.0 / torch.where(squares > 0, squares, 1.0), 0.0)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(*batch, ...) the mean of (replicates, *batch, ...) values, weighted by Z."""
+        extra = values.ndim - self.weights.ndim
+        return (values * self.weights.reshape(*self.weights.shape, *(1,) * extra)).sum(0)
+
+    def mean_over_states(self, values: Tensor, states: Tensor, count: int) -> Tensor:
+        """(*batch, *sites, count) from values (replicates, *batch, *sites, kept) of some states.
+
+        A state that is kept twice has the sum of both; one that is not kept has zero.
+        """
+        weights = self.weights.reshape(
+            *self.weights.shape, *(1,) * (values.ndim - self.weights.ndim)
+        )
+        merged = (weights * values).movedim(0, -2).flatten(-2)
+        places = states.expand(values.shape).movedim(0, -2).flatten(-2)
+        empty = values.new_zeros(*merged.shape[:-1], count)
+        return empty.scatter_add(-1, places, merged)
+
+    def choose(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, *batch) replicates drawn in proportion to their Z."""
+        weights = self.weights.detach().double()
+        heights = weights.cumsum(0)
+        device = weights.device if generator is None else generator.device
+        shape = (count, *weights.shape[1:])
+        uniform = torch.rand(shape, dtype=weights.dtype, generator=generator, device=device)
+        total = heights[-1]
+        target = torch.minimum(
+            uniform.to(weights) * total, total.nextafter(torch.zeros_like(total))
+        )
+        return (heights.unsqueeze(1) <= target).sum(0).clamp(max=self.count - 1)
+
+
+def repaired(supports: Sequence[Support | None], possible: Tensor) -> tuple[Support | None, ...]:
+    """Supports with those of a possible replicate in the place of an impossible one's.
+
+    Args:
+        supports: (replicates, *batch, ..., kept), or (..., kept) alike in all of them.
+        possible: (replicates, *batch), with one possible replicate at least for each item.
+    """
+    count, *batch = possible.shape
+    own = torch.arange(count, device=possible.device).reshape(-1, *(1,) * len(batch))
+    source = torch.where(possible, own, possible.long().argmax(0))
+
+    def copied(values: Tensor) -> Tensor:
+        index = source.reshape(*source.shape, *(1,) * (values.ndim - source.ndim))
+        return values.take_along_dim(index.to(values.device), 0)
+
+    return tuple(
+        Support(copied(support.states), copied(support.log_weights))
+        if support is not None and support.states.ndim > possible.ndim
+        else support
+        for support in supports
+    )
+
+
+def unweighted(supports: Sequence[Support | None]) -> tuple[Support | None, ...]:
+    """The same states without their weights; -inf stays."""
+    return tuple(
+        None
+        if support is None
+        else Support(
+            support.states,
+            torch.where(support.log_weights > -math.inf, 0.0, -math.inf).to(support.log_weights),
+        )
+        for support in supports
+    )

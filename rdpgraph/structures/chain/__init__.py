@@ -1,0 +1,1 @@
+"""Chains: sequences of variables, each tied to the next."""

@@ -1,0 +1,110 @@
+"""What a chain's fields must be; errors in one line."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import checked_log_values
+
+
+def checked_unary(unary: Tensor) -> None:
+    """Log-potentials (*batch, T, N)."""
+    checked_log_values("Chain's unary", unary)
+    if unary.ndim < 2 or not unary.shape[-1]:
+        raise ModelError(
+            f"Chain needs unary potentials of shape (*batch, T, N), N >= 1; got {_shape(unary)}."
+        )
+
+
+def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
+    """(N, N), or (*batch, T - 1, N, N) whose batch dims broadcast to those of unary."""
+    if not isinstance(transition, Potential):
+        checked_log_values("Chain's transition", transition)
+    *batch, total, states = unary.shape
+    shape = tuple(transition.shape)
+    per_step = (max(total - 1, 0), states, states)
+    fits = shape == (states, states) or (len(shape) >= 3 and shape[-3:] == per_step)
+    if not fits or not _broadcasts(shape[:-3], batch):
+        raise ModelError(
+            f"Chain over {total} steps of {states} states, batch {tuple(batch)}, needs a "
+            f"transition of shape {(states, states)} or (*batch, *{per_step}), [from, to]; got "
+            f"{shape}."
+        )
+    if transition.device != unary.device:
+        raise ModelError(
+            f"Chain needs its potentials on one device; unary is on {unary.device}, the transition "
+            f"on {transition.device}."
+        )
+
+
+def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
+    """Lengths as (*batch,) int64 on the device of unary."""
+    *batch, total, _ = unary.shape
+    given = torch.as_tensor(lengths)
+    whole = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
+    if not (whole or not given.numel()) or tuple(given.shape) != tuple(batch):
+        raise ModelError(
+            f"Chain needs integer lengths of shape {tuple(batch)}, one for each item; got "
+            f"{_shape(given)} of {given.dtype}."
+        )
+    given = given.to(device=unary.device, dtype=torch.long)
+    wrong = given[(given < 0) | (given > total)]
+    if len(wrong):
+        raise ModelError(f"Chain of {total} steps needs lengths 0 to {total}; got {int(wrong[0])}.")
+    return given
+
+
+def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
+    """States (*lead, *batch, T) as (R, B, T) int64, -1 beyond the length."""
+    *batch, total, size = unary.shape
+    shape = (*batch, total)
+    whole = isinstance(states, Tensor) and states.dtype in _INTEGERS
+    if not whole or tuple(states.shape[max(states.ndim - len(shape), 0) :]) != shape:
+        got = f"{_shape(states)} of {states.dtype}" if isinstance(states, Tensor) else f"{states!r}"
+        raise EvidenceError(
+            f"A chain's sequences are integer states of shape (*lead, *{shape}); got {got:.80}."
+        )
+    lead = states.shape[: states.ndim - len(shape)]
+    flat = states.long().to(unary.device)
+    flat = flat.reshape([math.prod(lead), math.prod(batch), total])
+    inside = torch.arange(total, device=unary.device) < lengths.unsqueeze(1)
+    wrong = flat[((flat < 0) | (flat >= size)) & inside]
+    if len(wrong):
+        raise EvidenceError(
+            f"A chain of {size} states needs states 0 to {size - 1} within the length; got "
+            f"{int(wrong[0])}."
+        )
+    return torch.where(inside, flat, -1)
+
+
+def checked_rows(what: str, log_probabilities: Tensor) -> None:
+    """Refuse log-probabilities whose last dim does not sum to one."""
+    checked_log_values(what, log_probabilities)
+    detached = log_probabilities.detach()
+    off = detached.logsumexp(-1).abs()
+    # Tables that were rounded to a narrower type before are welcome.
+    allowed = max(1e-4, math.sqrt(torch.finfo(off.dtype).eps))
+    if off.numel() and not bool((off <= allowed).all()):
+        total = float(detached.logsumexp(-1).flatten()[off.argmax()].exp())
+        raise ModelError(
+            f"{what} needs rows of log-probabilities that sum to one; one sums to {total:.4g} "
+            "(use log_softmax(-1), or Chain.crf for scores)."
+        )
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    if len(shape) > len(to):
+        return False
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

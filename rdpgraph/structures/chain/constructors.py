@@ -1,0 +1,83 @@
+"""The unary potentials of hidden Markov models and conditional random fields."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.structures.chain.checks import checked_lengths, checked_rows, checked_unary
+
+MISSING = -1
+
+
+def hmm_unary(
+    start: Tensor, transition: Tensor, emission: Tensor, observations: Tensor | None
+) -> Tensor:
+    """(*batch, T, N) from log-probabilities, checked."""
+    states = start.shape[-1] if start.ndim else 0
+    if start.ndim != 1 or tuple(transition.shape) != (states, states):
+        raise ModelError(
+            "Chain.hmm needs start (N,) and transition (N, N); got "
+            f"{tuple(start.shape)} and {tuple(transition.shape)}."
+        )
+    checked_rows("Chain.hmm's start", start)
+    checked_rows("Chain.hmm's transition", transition)
+    if emission.ndim < 2 or states != emission.shape[-1 if observations is None else 0]:
+        wanted = f"(*batch, T, {states})" if observations is None else f"({states}, symbols)"
+        raise ModelError(
+            f"Chain.hmm {'without' if observations is None else 'with'} observations needs "
+            f"emission of shape {wanted}; got {tuple(emission.shape)}."
+        )
+    if observations is None:
+        unary = emission
+    else:
+        checked_rows("Chain.hmm's emission", emission)
+        unary = _emitted(emission, observations)
+    return _at(unary, start, torch.arange(unary.shape[-2], device=unary.device) == 0)
+
+
+def crf_unary(
+    emissions: Tensor, start: Tensor | None, end: Tensor | None,
+    lengths: Tensor | Sequence[int] | int | None,
+) -> Tensor:  # fmt: skip
+    """(*batch, T, N) from scores."""
+    checked_unary(emissions)
+    steps = torch.arange(emissions.shape[-2], device=emissions.device)
+    for name, values in (("start", start), ("end", end)):
+        if values is not None and tuple(values.shape) != (emissions.shape[-1],):
+            raise ModelError(
+                f"Chain.crf needs {name} scores of shape ({emissions.shape[-1]},); got "
+                f"{tuple(values.shape)}."
+            )
+    if start is not None:
+        emissions = _at(emissions, start, steps == 0)
+    if end is not None:
+        last = torch.tensor(len(steps), device=steps.device)
+        if lengths is not None:
+            last = checked_lengths(lengths, emissions).unsqueeze(-1)
+        emissions = _at(emissions, end, steps == last - 1)
+    return emissions
+
+
+def _at(unary: Tensor, values: Tensor, where: Tensor) -> Tensor:
+    """Values over states added at some steps."""
+    return torch.where(where.unsqueeze(-1), unary + values, unary)
+
+
+def _emitted(emission: Tensor, observations: Tensor) -> Tensor:
+    """(*batch, T, N) log-probabilities of the symbols seen, 0 where none was."""
+    symbols = emission.shape[1]
+    if not isinstance(observations, Tensor) or observations.is_floating_point():
+        raise EvidenceError("Chain.hmm needs observations as a tensor of integer symbols.")
+    if observations.ndim < 1:
+        raise EvidenceError("Chain.hmm needs observations of shape (*batch, T); got a number.")
+    seen = observations.to(device=emission.device, dtype=torch.long)
+    wrong = seen[(seen < MISSING) | (seen >= symbols)]
+    if len(wrong):
+        raise EvidenceError(
+            f"Chain.hmm with {symbols} symbols needs observations 0 to {symbols - 1} (-1 where "
+            f"missing); got {int(wrong[0])}."
+        )
+    rows = emission.mT[seen.clamp(min=0)]
+    return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)

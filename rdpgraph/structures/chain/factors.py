@@ -1,0 +1,112 @@
+"""Potentials as scaled factors: what the recursion multiplies."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Potentials divided by their maxima, as probabilities.
+
+    Attributes:
+        unary: (B, T, N) in nats, as given.
+        transition: (N, N) or (1 or B, T-1, N, N) in nats, as given.
+        emission: (B, T, N): exp(unary), the maximum of each row 1; 0 in rows of -inf.
+        matrix: (N, N) or (1 or B, T-1, N, N): exp(transition), the maximum of each matrix 1.
+        offset: (B, T) in nats: what was taken off the unary of a step and the transition into it.
+        lengths: (B,) int64.
+        starts: (B,) int64: the steps at which items begin, whose lengths then count from step 0.
+    """
+
+    unary: Tensor
+    transition: Tensor
+    emission: Tensor
+    matrix: Tensor
+    offset: Tensor
+    lengths: Tensor
+    starts: Tensor | None = None
+
+    @classmethod
+    def of(cls, unary: Tensor, transition: Tensor, lengths: Tensor) -> "Factors":
+        """Scaled factors of log-potentials."""
+        rows, top = peak(unary, (2,)), peak(transition, (-2, -1))
+        matrix = torch.sub(transition, top).exp_()
+        emission = torch.sub(unary, rows).exp_()
+        return cls(unary, transition, emission, matrix, joined(rows, top), lengths)
+
+    def emission_lowest(self) -> Tensor:
+        """(B, T): the smallest emission at each step that is not a hard zero."""
+        return torch.where(self.unary > -math.inf, self.emission, 1.0).amin(2)
+
+    def lowest(self) -> Tensor:
+        """() or (1 or B, T-1): the smallest entry of each matrix that is not a hard zero."""
+        return torch.where(self.transition > -math.inf, self.matrix, 1.0).amin((-2, -1))
+
+    def inside(self) -> Tensor:
+        """(B, T): whether a step is one of the item's."""
+        within = inside(self.lengths, self.unary.shape[1])
+        return within if self.starts is None else within & ~inside(self.starts, within.shape[1])
+
+    def reversed(self) -> "Factors":
+        """The same chains from their last step to their first; offsets are left as they are."""
+        total = self.unary.shape[1]
+        pairs = (self.transition, self.matrix)
+        return replace(
+            self,
+            unary=self.unary.flip(1),
+            transition=(pairs[0] if pairs[0].ndim == 2 else pairs[0].flip(1)).mT,
+            emission=self.emission.flip(1),
+            matrix=(pairs[1] if pairs[1].ndim == 2 else pairs[1].flip(1)).mT,
+            lengths=torch.full_like(self.lengths, total),
+            starts=total - self.lengths,
+        )
+
+    def squeezed(self, floor: float, *, upward: bool) -> "Factors":
+        """Entries below a floor made it, but for hard zeros; or made zero."""
+        if upward:
+            emission = torch.where(self.unary > -math.inf, self.emission.clamp(min=floor), 0.0)
+            matrix = torch.where(self.transition > -math.inf, self.matrix.clamp(min=floor), 0.0)
+        else:
+            emission = torch.where(self.emission < floor, 0.0, self.emission)
+            matrix = torch.where(self.matrix < floor, 0.0, self.matrix)
+        return replace(self, emission=emission, matrix=matrix)
+
+
+def inside(lengths: Tensor, total: int) -> Tensor:
+    """(B, T): whether a step is within the length."""
+    return torch.arange(total, device=lengths.device) < lengths.unsqueeze(1)
+
+
+def masked(unary: Tensor, lengths: Tensor) -> Tensor:
+    """Unary potentials (B, T, N), zero beyond the lengths."""
+    return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), unary, 0.0)
+
+
+def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The maxima over some dims, kept at size 1; 0 where all is -inf."""
+    highest = logs.amax(dims, keepdim=True)
+    return highest.masked_fill_(highest == -math.inf, 0.0)
+
+
+def joined(rows: Tensor, top: Tensor) -> Tensor:
+    """(B, T): the peak of each unary (B, T, 1), and that of the transition before it."""
+    offset = rows.squeeze(2).clone()
+    offset[:, 1:] += top.squeeze(-1).squeeze(-1)
+    return offset
+
+
+def product(state: Tensor, matrix: Tensor) -> Tensor:
+    """(B, N) times (N, N), or each row times its own of (1 or B, N, N)."""
+    if matrix.ndim == 2:
+        return state @ matrix
+    if matrix.shape[0] == 1:
+        return state @ matrix[0]
+    return (state.unsqueeze(1) @ matrix).squeeze(1)
+
+
+def step_of(matrix: Tensor, step: int) -> Tensor:
+    """The matrix from step to step + 1: (N, N) or (1 or B, N, N)."""
+    return matrix if matrix.ndim == 2 else matrix[:, step]

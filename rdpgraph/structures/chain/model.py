@@ -1,0 +1,391 @@
+"""Chains: linear-chain models, hidden Markov models and conditional random fields."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Match, Structure
+from rdpgraph.model.table import Table
+from rdpgraph.structures.chain import decode, filtering, moments, pairs, paths, recursion, sampling
+from rdpgraph.structures.chain.checks import (
+    checked_lengths,
+    checked_sequences,
+    checked_transition,
+    checked_unary,
+)
+from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
+from rdpgraph.structures.chain.parts import Parts, table_of
+from rdpgraph.structures.chain.recognition import chain_graph, recognised
+
+
+@dataclass(frozen=True)
+class KBest:
+    """The most probable sequences, best first.
+
+    Attributes:
+        states: (k, *batch, T) state indices; -1 beyond the length, and throughout where there are
+            fewer than k sequences.
+        scores: (k, *batch) nats, unnormalised, differentiable; -inf where there are fewer.
+    """
+
+    states: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Chain(Structure):
+    """Sequences of states: p(x) is proportional to exp(sum_t u_t(x_t) + sum_t f_t(x_t, x_t+1)).
+
+    A linear-chain conditional random field; with log-probabilities, a hidden Markov model given
+    its observations (`Chain.hmm`). An item of length L has L states; its log Z is 0 if L is 0.
+    Beyond the length, marginals are zero and states -1. A chain without a possible sequence has
+    log Z -inf, and marginals, gradients and entropy zero.
+
+    Every answer but states is differentiable in the potentials. log Z costs O(T N^2) matrix
+    products, and O(T N) memory for its gradient; nothing of size T N^2 is made where the
+    transition is shared, but for `edge_marginals`.
+
+    Args:
+        unary: (*batch, T, N) log-potentials (nats); -inf is a hard zero.
+        transition: (N, N), shared by all steps, or (*batch, T - 1, N, N) for each, [from, to];
+            batch dims that are absent or 1 broadcast. A `Potential` of such a shape is written
+            out as a table where the recursion needs one; `restrict` and `score` evaluate it on
+            the states they are given.
+        lengths: (*batch,) integers in 0..T; default: all T.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN or +inf, a length out of range.
+
+    Example:
+        >>> weather = Chain(torch.zeros(3, 2), torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
+        >>> weather.marginals()
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000],
+                [0.5000, 0.5000]])
+        >>> weather.mode()
+        tensor([0, 0, 0])
+    """
+
+    transition: Tensor | Potential = field(metadata={"dims": 3})
+    lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    def __post_init__(self) -> None:
+        checked_unary(self.unary)
+        checked_transition(self.transition, self.unary)
+        if self.lengths is not None:
+            object.__setattr__(self, "lengths", checked_lengths(self.lengths, self.unary))
+
+    @classmethod
+    def hmm(
+        cls,
+        start: Tensor,
+        transition: Tensor,
+        emission: Tensor,
+        observations: Tensor | None = None,
+        *,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> Self:
+        """The hidden states of a hidden Markov model, given what was observed.
+
+        log Z is the log-likelihood of the observations, `marginals` are the smoothed states,
+        `filtered` those given the past alone, `mode` is the Viterbi path.
+
+        Args:
+            start: (N,) log-probabilities of the first state.
+            transition: (N, N) log-probabilities, [from, to].
+            emission: (N, symbols) log-probabilities of the symbols in each state; or, without
+                observations, (*batch, T, N) log-likelihoods of what was seen, of any density.
+            observations: (*batch, T) symbols; -1 where one is missing.
+            lengths: (*batch,) of the sequences; default: all T.
+
+        Raises:
+            ModelError: rows that do not sum to one, or shapes that do not fit.
+            EvidenceError: a symbol out of range.
+
+        Source: Rabiner 1989, "A tutorial on hidden Markov models", section III.
+
+        Example:
+            >>> start, transition = torch.tensor([0.6, 0.4]), torch.tensor([[0.7, 0.3], [0.4, 0.6]])
+            >>> emission = torch.tensor([[0.1, 0.4, 0.5], [0.6, 0.3, 0.1]])
+            >>> seen = torch.tensor([0, 1, 2])
+            >>> hmm = Chain.hmm(start.log(), transition.log(), emission.log(), seen)
+            >>> hmm.log_partition().exp()  # the probability of 0, 1, 2
+            tensor(0.0336)
+            >>> hmm.mode()
+            tensor([1, 0, 0])
+        """
+        unary = hmm_unary(start, transition, emission, observations)
+        return cls(unary, transition, lengths=_as_lengths(lengths))
+
+    @classmethod
+    def crf(
+        cls,
+        emissions: Tensor,
+        transition: Tensor | Potential,
+        *,
+        start: Tensor | None = None,
+        end: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> Self:
+        """A linear-chain conditional random field over tags.
+
+        Its negative log-likelihood, to train with, is ``-crf.log_prob(tags)``.
+
+        Args:
+            emissions: (*batch, T, N) scores of the tags at each position, any real numbers.
+            transition: as for `Chain`: scores of a tag after another.
+            start: (N,) scores of the first tag.
+            end: (N,) scores of the last tag, that at the length.
+            lengths: (*batch,) of the sentences; default: all T.
+
+        Raises:
+            ModelError: shapes that do not fit.
+
+        Source: Lafferty, McCallum and Pereira 2001, "Conditional random fields".
+        """
+        unary = crf_unary(emissions, start, end, lengths)
+        return cls(unary, transition, lengths=_as_lengths(lengths))
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front."""
+        return tuple(self.unary.shape[:-2])
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats."""
+        log_z = self._shaped(recursion.log_partition(*self._parts()))
+        return torch.where(log_z.detach() > -math.inf, log_z, -math.inf)
+
+    def score(self, states: Tensor) -> Tensor:
+        """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.
+
+        Args:
+            states: (*lead, *batch, T) state indices; what stands beyond the length is ignored.
+
+        Returns:
+            (*lead, *batch).
+
+        Raises:
+            EvidenceError: a state out of range, or a shape that does not fit.
+        """
+        flat = checked_sequences(states, self.unary, self._flat_lengths())
+        potential = self.transition
+        if isinstance(potential, Tensor):
+            return paths.score(*self._parts(), flat).reshape(states.shape[:-1])
+        nothing = self.unary.new_zeros(()).expand(self.unary.shape[-1], self.unary.shape[-1])
+        parts = Parts.of(self.unary, nothing, self._flat_lengths())
+        total = paths.score(*parts, flat).reshape(states.shape[:-1])
+        if self.unary.shape[-2] < 2:
+            return total
+        known = flat.clamp(min=0).reshape([*states.shape, 1])
+        values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
+        inside = self._shaped(pairs.inside_of(parts)[:, 1:])
+        return total + torch.where(inside, values, 0.0).sum(-1)
+
+    def log_prob(self, states: Tensor) -> Tensor:
+        """The log-probabilities of sequences, (*lead, *batch, T) as (*lead, *batch)."""
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
+
+    def edge_marginals(self) -> Tensor:
+        """(*batch, T - 1, N, N) joint probabilities of neighbours; as large as that."""
+        return self._shaped(moments.edge_marginals(self._parts()))
+
+    def edge_counts(self) -> Tensor:
+        """(*batch, N, N) the expected number of steps with each pair of states, [from, to].
+
+        O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
+        """
+        return self._shaped(pairs.edge_counts(self._parts(), self._messages))
+
+    def entropy(self) -> Tensor:
+        """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
+        return self._shaped(moments.entropy(self._parts(), self._messages))
+
+    def cross_entropy(self, other: "Chain") -> Tensor:
+        """(*batch,) the expectation under this chain of minus the other's log-probability.
+
+        Nats. +inf, with no gradient, where the other forbids what this chain allows; 0 where this
+        one allows nothing. Differentiable once, in both. Costs what `log_partition` does, a few
+        times.
+
+        Raises:
+            ModelError: the chains differ in shape or in lengths.
+        """
+        own, parts = self._parts(), other._parts()
+        if self.unary.shape != other.unary.shape or not torch.equal(own.lengths, parts.lengths):
+            raise ModelError(
+                "Chains are compared if their shapes and lengths agree; got "
+                f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}."
+            )
+        parts = Parts(parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths)
+        found = moments.cross_entropy(own, parts, self._messages, other._messages)
+        return self._shaped(found)
+
+    def kl_divergence(self, other: "Chain") -> Tensor:
+        """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
+        return self.cross_entropy(other) - self.entropy()
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
+        return self._shaped(decode.max_marginals(*self._parts()))
+
+    def mode(self) -> Tensor:
+        """(*batch, T) one most probable sequence, by Viterbi's algorithm.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible sequence.
+        """
+        states, scores = decode.viterbi(*self._parts())
+        _require_possible(scores > -math.inf, "mode")
+        return self._shaped(states)
+
+    def k_best(self, k: int) -> KBest:
+        """The k most probable sequences of each item, best first; O(T (N^2 + N k) k) at most.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        if k < 1:
+            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        states, scores = decode.k_best(*self._parts(), k)
+        batch = self.batch_shape
+        return KBest(states.reshape([k, *batch, states.shape[-1]]), scores.reshape([k, *batch]))
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, T) independent exact draws.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible sequence.
+        """
+        drawn = sampling.draw(*self._parts(), _checked_count(count), generator)
+        lost = (drawn[:1, :, :1] < 0) & (self._flat_lengths() > 0).reshape(1, -1, 1)
+        _require_possible(~lost, "samples")
+        return drawn.reshape([count, *self.unary.shape[:-1]])
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, T, N) relaxed one-hot sequences, differentiable in the potentials.
+
+        Gumbel-softmax at each step of backward ancestral sampling; the argmaxes are exact draws.
+        Zeros beyond the length. `straight_through` makes them one-hot.
+
+        Args:
+            count: how many.
+            temperature: above 0; towards 0 they become one-hot.
+            generator: the randomness.
+
+        Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
+        """
+        count = _checked_count(count)
+        drawn = sampling.relaxed(*self._parts(), count, temperature, generator)
+        return drawn.reshape([count, *self.unary.shape])
+
+    def filtered(self) -> Tensor:
+        """(*batch, T, N) the probabilities of each state given the potentials up to its step.
+
+        For a hidden Markov model, given the observations so far. Zero beyond the length, and from
+        where on no sequence is possible.
+        """
+        logs = filtering.forward(*self._parts())
+        alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
+        safe = torch.where(alive, logs, 0.0)
+        return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":
+        """The chain on some states of each step, with weights; what randomized estimators solve.
+
+        The transition is evaluated on those states alone: time and memory are O(T K^2).
+
+        Args:
+            states: (*replicates, *batch, T, K) state indices; repeats stay separate.
+            log_weights: of that shape; added to the unary potentials.
+
+        Returns:
+            A chain of batch (*replicates, *batch) over K states; gradients reach the potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        shape = tuple(self.unary.shape)
+        if states.shape != log_weights.shape or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
+            raise ModelError(
+                f"Chain.restrict needs states and log_weights (*replicates, *{shape[:-1]}, kept); "
+                f"got {tuple(states.shape)} and {tuple(log_weights.shape)}."
+            )
+        if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
+            raise ModelError(f"Chain.restrict of {shape[-1]} states got one out of range.")
+        lead = tuple(states.shape[:-2])
+        unary = self.unary.expand(*lead, *shape[-2:]).gather(-1, states) + log_weights
+        potential = self.transition
+        potential = potential if isinstance(potential, Potential) else Table(potential)
+        kept = potential.evaluate([states[..., :-1, :], states[..., 1:, :]])
+        lengths = None if self.lengths is None else self.lengths.expand(lead)
+        return Chain(unary, kept, lengths=lengths)
+
+    def factor_graph(self) -> FactorGraph:
+        """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
+        return chain_graph(self.unary, self.transition, self.lengths)
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """A chain, or many of one length, of three variables or more.
+
+        All variables have equally many states; every factor holds one variable or two neighbours,
+        in either order, and any number of factors may hold the same ones. Linear in the factors.
+        """
+        found = recognised(graph)
+        if found is None:
+            return None
+        return Match(cls(found.unary, found.transition), found.numbers)
+
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same chain with other unary potentials."""
+        return replace(self, unary=unary)
+
+    def work(self) -> float:
+        """The multiply-adds of log Z: N^2 for each step."""
+        return float((self._flat_lengths() - 1).clamp(min=0).sum()) * self.unary.shape[-1] ** 2
+
+    def _parts(self) -> Parts:
+        return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
+
+    @cached_property
+    def _messages(self) -> recursion.Messages:
+        return recursion.messages(*self._parts())
+
+    def _flat_lengths(self) -> Tensor:
+        if self.lengths is not None:
+            return self.lengths.reshape(-1)
+        batch, total = math.prod(self.batch_shape), self.unary.shape[-2]
+        return torch.full((batch,), total, device=self.unary.device)
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        return values.reshape([*self.batch_shape, *values.shape[1:]])
+
+
+def _require_possible(possible: Tensor, what: str) -> None:
+    if not bool(possible.all()):
+        raise ImpossibleEvidenceError(
+            f"A chain has no {what}: at least one item has no possible sequence."
+        )
+
+
+def _as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
+    return None if lengths is None else torch.as_tensor(lengths)
+
+
+def _checked_count(count: int) -> int:
+    if count < 0:
+        raise ModelError(f"A chain needs a count of draws >= 0; got {count}.")
+    return count

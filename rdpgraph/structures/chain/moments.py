@@ -1,0 +1,169 @@
+"""Expectations under chains: entropy, cross-entropy, joint probabilities of neighbours."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rdpgraph.structures.chain.pairs import inside_of, pair_sums, product
+from rdpgraph.structures.chain.parts import Parts
+from rdpgraph.structures.chain.recursion import Messages, log_partition
+
+
+def entropy(parts: Parts, found: Messages) -> Tensor:
+    """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`."""
+    # The gradient in q is zero where q is p.
+    return cross_entropy(parts, parts.detach(), found, found)
+
+
+def cross_entropy(parts: Parts, other: Parts, inward: Messages, outward: Messages) -> Tensor:
+    """(B,) nats: the expectation under one chain of minus the log-probability in another.
+
+    A sum of small terms, one for each step, and not a difference of log Z and an expected score,
+    both of which are large. +inf, with no gradient, where the other forbids what the first allows;
+    0 for an impossible item. Differentiable once. O(B T N^2) in matrix products; the memory of the
+    inputs.
+
+    Args:
+        parts: the first chains.
+        other: the other ones, of the same lengths.
+        inward: the messages of the first chains.
+        outward: those of the others.
+    """
+    first, second = parts.transition, other.transition
+    if first.ndim != second.ndim or len(first) != len(second):
+        rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))
+        shape = (rows, max(parts.unary.shape[1] - 1, 0), *first.shape[-2:])
+        first, second = first.expand(shape), second.expand(shape)
+    found: Any = _CrossEntropy.apply(
+        parts.unary, first, parts.lengths, other.unary, second, inward, outward
+    )
+    return found
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, other_unary: Tensor,
+        other_transition: Tensor, inward: Messages, outward: Messages,
+    ) -> Tensor:  # fmt: skip
+        p, q = Parts(unary, transition, lengths), Parts(other_unary, other_transition, lengths)
+        means = (_probabilities(inward) * _finite(q.unary)).sum(-1)
+        terms = _log_ratios(q, outward) - means
+        if unary.shape[1] > 1:
+            terms[:, 1:] -= pair_sums(p, inward, _finite(q.transition))
+        total = torch.where(inside_of(p), terms, 0.0).double().sum(1).to(unary.dtype)
+        possible, allowed = _possible(p, inward), ~_forbidden(p, q, inward)
+        ctx.save_for_backward(
+            unary, transition, lengths, other_unary, other_transition, possible & allowed
+        )
+        return torch.where(possible, torch.where(allowed, total, math.inf), 0.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """In p, minus the covariance with q's score; in q, its marginals less those of p."""
+        unary, transition, lengths, other_unary, other_transition, counted = ctx.saved_tensors
+        weights = torch.where(counted, gradients[0], 0.0)
+        in_p, in_q = any(ctx.needs_input_grad[:2]), any(ctx.needs_input_grad[3:5])
+        for_p, for_q = (None, None), (None, None)
+        with torch.enable_grad():
+            own = (unary.detach().requires_grad_(), transition.detach().requires_grad_())
+            means = _gradients(log_partition(*own, lengths), own, weights, create_graph=in_p)
+            if in_p:
+                # Minus the derivative of log Z along q's potentials, differentiated once more.
+                along = (means[0] * _finite(other_unary)).sum()
+                along = along + (means[1] * _finite(other_transition)).sum()
+                for_p = _gradients(-along, own, torch.ones_like(along))
+            if in_q:
+                theirs = (
+                    other_unary.detach().requires_grad_(),
+                    other_transition.detach().requires_grad_(),
+                )
+                found = _gradients(log_partition(*theirs, lengths), theirs, weights)
+                for_q = tuple(f - m.detach() for f, m in zip(found, means, strict=True))
+        return (*for_p, None, *for_q, None, None)
+
+
+def _gradients(
+    values: Tensor, inputs: tuple[Tensor, ...], weights: Tensor, *, create_graph: bool = False
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(
+        values, inputs, weights, create_graph=create_graph, allow_unused=True,
+        materialize_grads=True,
+    )  # fmt: skip
+
+
+def edge_marginals(parts: Parts) -> Tensor:
+    """(B, T - 1, N, N) probabilities of neighbours' states, as large as that; differentiable."""
+    unary, transition, lengths = parts
+    batch, total, states = unary.shape
+    shape = (batch, max(total - 1, 0), states, states)
+    if total < 2:
+        return unary.new_zeros(shape)
+    tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
+    with torch.enable_grad():
+        steps = transition.expand(shape)
+        steps = steps if steps.requires_grad else steps.detach().requires_grad_()
+        log_z = log_partition(unary, steps, lengths)
+        possible = (log_z.detach() > -math.inf).to(log_z)
+        (found,) = _gradients(log_z, (steps,), possible, create_graph=tracked)
+    return found if tracked else found.detach()
+
+
+def _log_ratios(parts: Parts, found: Messages) -> Tensor:
+    """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
+    unary, transition, _ = parts
+    forward = found.log_forward
+    if not unary.shape[1]:
+        return unary.new_zeros(unary.shape[:2])
+    first = unary[:, 0].logsumexp(-1, keepdim=True)
+    # p(x_t | prefix) = exp(unary + log of what arrives - ratio): one state with mass will do.
+    best = forward[:, 1:].argmax(-1, keepdim=True)
+    if transition.ndim == 2:
+        columns = transition.mT[best.squeeze(-1)]
+    else:
+        steps = transition.expand(len(unary), -1, -1, -1)
+        columns = steps.gather(3, best.unsqueeze(2).expand(-1, -1, steps.shape[2], -1)).squeeze(3)
+    arriving = (forward[:, :-1] + columns).logsumexp(-1, keepdim=True)
+    later = arriving + unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
+    return torch.cat([first, later.squeeze(-1)], 1)
+
+
+def _probabilities(found: Messages) -> Tensor:
+    """(B, T, N) marginals, zero where nothing is possible."""
+    logs = found.log_forward + found.log_backward
+    peak = logs.amax(-1, keepdim=True)
+    values = torch.where(peak > -math.inf, (logs - peak).exp(), 0.0)
+    total = values.sum(-1, keepdim=True)
+    return values / torch.where(total > 0, total, 1.0)
+
+
+def _possible(parts: Parts, found: Messages) -> Tensor:
+    """(B,) whether any sequence is possible."""
+    dead = ~(found.log_forward > -math.inf).any(-1)
+    return ~(dead & inside_of(parts)).any(1)
+
+
+def _forbidden(parts: Parts, other: Parts, found: Messages) -> Tensor:
+    """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
+    logs = found.log_forward + found.log_backward
+    lost = (logs > -math.inf) & (other.unary == -math.inf) & inside_of(parts).unsqueeze(2)
+    forbidden = lost.flatten(1).any(1)
+    gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
+    if parts.unary.shape[1] < 2 or not bool(gone.any()):
+        return forbidden
+    before = (found.log_forward[:, :-1] > -math.inf).to(parts.unary)
+    right = (found.log_backward + parts.unary)[:, 1:]
+    reached = product(before, gone.to(before))
+    crossed = ((reached > 0) & (right > -math.inf)).any(-1) & inside_of(parts)[:, 1:]
+    return forbidden | crossed.any(1)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Log-values with 0 in place of -inf: what multiplies a probability of zero."""
+    return torch.where(values > -math.inf, values, 0.0)

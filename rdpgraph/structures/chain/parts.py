@@ -1,0 +1,62 @@
+"""The form in which every function of this folder takes chains."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import BudgetError
+from rdpgraph.model.potential import Potential
+
+MOST_TABULATED = 2**28
+"""Entries of the transitions that a `Potential` is written out to, where a table is needed."""
+
+
+class Parts(NamedTuple):
+    """Chains as tensors, batch dims flattened.
+
+    Attributes:
+        unary: (B, T, N) log-potentials in nats; -inf allowed.
+        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to].
+        lengths: (B,) int64, 0 to T; an item uses the unary of so many steps, and the transitions
+            between them.
+    """
+
+    unary: Tensor
+    transition: Tensor
+    lengths: Tensor
+
+    @staticmethod
+    def of(unary: Tensor, transition: Tensor, lengths: Tensor) -> "Parts":
+        """From (*batch, T, N), (N, N) or dims that broadcast to (*batch, T - 1, N, N), and (B,)."""
+        *batch, total, states = unary.shape
+        if transition.ndim > 2:
+            own, ends = transition.shape[:-3], transition.shape[-3:]
+            own = batch if math.prod(own) != 1 else own
+            transition = transition.expand(*own, *ends).reshape([math.prod(own), *ends])
+        dtype = torch.promote_types(unary.dtype, transition.dtype)
+        unary = unary.reshape([math.prod(batch), total, states])
+        return Parts(unary.to(dtype), transition.to(dtype), lengths)
+
+    def detach(self) -> "Parts":
+        """The same without gradients."""
+        return Parts(self.unary.detach(), self.transition.detach(), self.lengths)
+
+
+def table_of(transition: Tensor | Potential) -> Tensor:
+    """A transition as a tensor.
+
+    Raises:
+        BudgetError: a potential with more than `MOST_TABULATED` entries.
+    """
+    if isinstance(transition, Tensor):
+        return transition
+    entries = math.prod(transition.shape)
+    if entries > MOST_TABULATED:
+        raise BudgetError(
+            f"Chain's transition, a {type(transition).__name__}, has {entries:,} entries and at "
+            f"most {MOST_TABULATED:,} are written out; give infer an estimator that keeps a few "
+            "states, or restrict the chain."
+        )
+    return transition.table(2)

@@ -1,0 +1,102 @@
+"""Sequences of states: traced back through messages, and scored."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Noise = Callable[[int], Tensor]
+
+
+def traceback(
+    messages: Tensor, transition: Tensor, lengths: Tensor, *, count: int, noise: Noise | None
+) -> Tensor:
+    """(count, B, T) states decided from the last step backwards, -1 beyond the length.
+
+    At each step the state is the argmax of `conditionals` given the state after it, plus noise.
+    With maxima for messages and no noise that is the best sequence; with sums and Gumbel noise it
+    is an exact draw. (count, B, N) memory at a time. An item whose last message is -inf throughout
+    has no possible sequence: its states are -1. Not differentiable.
+
+    Args:
+        messages: (B, T, N) logs of what the prefixes up to each step amount to, in nats.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        lengths: (B,) int64.
+        count: how many sequences for each item.
+        noise: from a step to (count, B, N); asked once a step, the last first.
+    """
+    batch, total, _ = messages.shape
+    states = torch.full((count, batch, total), -1, dtype=torch.long, device=messages.device)
+    following = torch.zeros(count, batch, 1, dtype=torch.long, device=messages.device)
+    possible = torch.zeros(batch, dtype=torch.bool, device=messages.device)
+    for step in range(total - 1, -1, -1):
+        logs = messages[:, step]
+        possible |= (lengths == step + 1) & (logs > -math.inf).any(-1)
+        if step + 1 < total:
+            given = conditionals(logs.unsqueeze(1), transition, lengths, following, first=step)
+            logs = given.squeeze(2)
+        if noise is not None:
+            logs = logs + noise(step)
+        following = logs.argmax(-1).expand(count, batch).unsqueeze(2)
+        inside = (step < lengths) & possible
+        states[..., step] = torch.where(inside, following.squeeze(2), -1)
+    return states
+
+
+def conditionals(
+    messages: Tensor, transition: Tensor, lengths: Tensor, following: Tensor, *, first: int
+) -> Tensor:
+    """Logs of p(state at a step | the state after it), up to a constant in each row.
+
+    ``messages_t(i) + transition_t(i, z_(t+1))`` within an item, ``messages_t`` at its last step.
+    Differentiable in messages and transition.
+
+    Args:
+        messages: (B, S, N) of the S steps from ``first`` on, of which each has a step after it.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        lengths: (B,) int64.
+        following: (count, B, S) the state after each of those steps; -1 where there is none.
+        first: the number of the first of those steps.
+
+    Returns:
+        (count, B, S, N).
+    """
+    steps = torch.arange(first, first + messages.shape[1], device=messages.device)
+    columns = _columns(transition, steps, following.clamp(min=0))
+    goes_on = steps + 1 < lengths.unsqueeze(1)
+    return messages + torch.where(goes_on.unsqueeze(2), columns, 0.0)
+
+
+def score(unary: Tensor, transition: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+    """(*lead, B) log-potentials (nats) of sequences (*lead, B, T), summed; O(T) for each.
+
+    A sequence with -1 within its length scores -inf. The gradient is the sequence's one-hots;
+    it is zero where the score is -inf.
+    """
+    batch, total, _ = unary.shape
+    steps = torch.arange(total, device=unary.device)
+    inside = steps < lengths.unsqueeze(1)
+    known = states.clamp(min=0)
+    items = torch.arange(batch, device=unary.device).unsqueeze(1)
+    values = torch.where(inside, unary[items, steps, known], 0.0).sum(-1)
+    if total > 1:
+        left, right = known[..., :-1], known[..., 1:]
+        if transition.ndim == 2:
+            edges = transition[left, right]
+        else:
+            items = items if transition.shape[0] == batch else torch.zeros_like(items)
+            edges = transition[items, steps[:-1], left, right]
+        values = values + torch.where(inside[:, 1:], edges, 0.0).sum(-1)
+    told = ((states >= 0) | ~inside).all(-1)
+    return torch.where(told & (values > -math.inf), values, -math.inf)
+
+
+def _columns(transition: Tensor, steps: Tensor, following: Tensor) -> Tensor:
+    """(count, B, S, N) the log-potentials from every state to the ones that follow."""
+    if transition.ndim == 2:
+        rows = transition.mT.index_select(0, following.reshape(-1))
+        return rows.reshape(*following.shape, -1)
+    batch = following.shape[1]
+    items = torch.arange(batch, device=following.device) % transition.shape[0]
+    return transition.mT[items.unsqueeze(1), steps, following]

@@ -1,0 +1,192 @@
+"""Chains as general graphs, and general graphs that are chains."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.block import Block
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.chain.paths_in_graphs import lined_up
+
+_FEWEST = 3  # variables in a chain: what is smaller is as quick by contraction
+_MOST_SPREAD = 2**22  # entries of tables that are shared in the graph and would not be any more
+
+
+@dataclass(frozen=True, eq=False)
+class Recognised:
+    """A graph as chains.
+
+    Attributes:
+        unary: (*batch, T, N), or (*batch, C, T, N) for C chains.
+        transition: (N, N), or per step with dims before that broadcast.
+        numbers: (T,) or (C, T): the graph's number of the variable at each site.
+    """
+
+    unary: Tensor
+    transition: Tensor
+    numbers: Tensor
+
+
+def chain_graph(
+    unary: Tensor, transition: Tensor | Potential, lengths: Tensor | None
+) -> FactorGraph:
+    """The graph of a chain; sites beyond the length are held in state 0."""
+    *batch, total, states = unary.shape
+    sites = VariableArray("site", (total,), states)
+    if not total:
+        nothing = Factor((), Table(unary.new_zeros(batch)))
+        return FactorGraph([nothing], variables=(sites,))
+    if lengths is not None and total > 1:
+        transition = transition if isinstance(transition, Tensor) else transition.table(2)
+    if lengths is not None:
+        inside = torch.arange(total, device=unary.device) < lengths.unsqueeze(-1)
+        held = torch.full((states,), -math.inf, device=unary.device).to(unary)
+        held[0] = 0.0
+        unary = torch.where(inside.unsqueeze(-1), unary, held)
+        if isinstance(transition, Tensor):
+            transition = torch.where(inside[..., 1:, None, None], transition, 0.0)
+    potential = Table(transition) if isinstance(transition, Tensor) else transition
+    blocks = [FactorBlock((sites,), Table(unary))]
+    if total > 1:
+        blocks.append(FactorBlock((sites[:-1], sites[1:]), potential))
+    return FactorGraph(blocks)
+
+
+def recognised(graph: FactorGraph) -> Recognised | None:
+    """The chains that a graph consists of, all of one length and over as many states; or None."""
+    arities = {block.arity for block in graph.blocks}
+    sizes = graph.domain.sizes
+    if not {2} <= arities <= {1, 2} or int(sizes.amin()) != int(sizes.amax()):
+        return None
+    pairs = [block for block in graph.blocks if block.arity == 2]
+    numbers = lined_up([block.scopes for block in pairs], graph.num_variables, fewest=_FEWEST)
+    if numbers is None:
+        return None
+    place = torch.empty(graph.num_variables, dtype=torch.long)
+    place[numbers.reshape(-1)] = torch.arange(graph.num_variables)
+    transition = _transition(graph, pairs, place, numbers)
+    if transition is None:
+        return None
+    chains, total = numbers.shape
+    unary = _unary(graph, place).reshape([*graph.batch_shape, chains, total, -1])
+    if chains == 1:
+        unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
+        transition = transition.squeeze(-4) if transition.ndim > 2 else transition
+    return Recognised(unary, transition, numbers)
+
+
+def _unary(graph: FactorGraph, place: Tensor) -> Tensor:
+    """(*batch, V, N): the unary potentials of each variable summed, in the order of the sites."""
+    count, size = graph.num_variables, int(graph.domain.sizes[0])
+    total = torch.zeros(count, size, dtype=graph.dtype, device=graph.device)
+    for block in graph.blocks:
+        if block.arity == 1:
+            values = block.select().table(1).to(total)
+            values = values if values.ndim > 1 else values.unsqueeze(0)
+            where = place[block.scopes[:, 0]]
+            total = total + _spread(values, where, count, 1, once=_once(where, count))
+    return total.expand(*graph.batch_shape, count, size)
+
+
+def _transition(
+    graph: FactorGraph, pairs: list[Block], place: Tensor, numbers: Tensor
+) -> Tensor | None:
+    """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables are."""
+    chains, total = numbers.shape
+    edges, states = chains * (total - 1), int(graph.domain.sizes[0])
+    held = [math.prod(block.potential.shape) for block in pairs]
+    if any(block.select().decompose() is not None for block in pairs):
+        return None
+    if any(
+        entries > _MOST_SPREAD and not isinstance(block.potential, Table)
+        for entries, block in zip(held, pairs, strict=True)
+    ):
+        return None
+    placed = [_Placed.of(block, place, total, edges) for block in pairs]
+    if not all(part.alike for part in placed):
+        spread = math.prod(graph.batch_shape) * edges * states**2
+        if spread > max(_MOST_SPREAD, 4 * sum(held)):
+            return None
+    like = torch.zeros((), dtype=graph.dtype, device=graph.device)
+    tables = [part.tables(edges, like) for part in placed]
+    result = tables[0]
+    for table in tables[1:]:
+        result = result + table
+    if result.ndim == 3 and len(result) == 1:
+        return result.squeeze(0)
+    batch = result.shape[:-3]
+    return result.expand(*batch, edges, states, states).reshape(
+        [*batch, chains, total - 1, states, states]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """A block of pairs.
+
+    Attributes:
+        block: as the graph has it.
+        where: (F,) the edge that each factor is on.
+        forwards: (F,) whether its first slot comes first.
+        once: each edge has one of the factors.
+    """
+
+    block: Block
+    where: Tensor
+    forwards: Tensor
+    once: bool
+
+    @staticmethod
+    def of(block: Block, place: Tensor, total: int, edges: int) -> "_Placed":
+        """Where the factors of a block are, in chains of ``total`` sites."""
+        first, second = place[block.scopes[:, 0]], place[block.scopes[:, 1]]
+        left = torch.minimum(first, second)
+        # Chains lie one after the other; each has one edge less than sites.
+        where = left - left // total
+        return _Placed(block, where, first < second, _once(where, edges))
+
+    @property
+    def one_way(self) -> bool:
+        """Whether all factors run in one direction."""
+        return bool(self.forwards.all()) or not bool(self.forwards.any())
+
+    @property
+    def alike(self) -> bool:
+        """Whether one table stands on every edge."""
+        return self.block.shared and self.once and self.one_way
+
+    def tables(self, edges: int, like: Tensor) -> Tensor:
+        """(*batch, 1 or edges, N, N) log-values, [earlier, later], 0 where there is no factor."""
+        values = self.block.select().table(2).to(like)
+        values = values if values.ndim > 2 else values.unsqueeze(0)
+        if self.one_way:
+            values = values if bool(self.forwards[0]) else values.mT
+            return _spread(values, self.where, edges, 2, once=self.once)
+        values = values.expand(*values.shape[:-3], len(self.where), *values.shape[-2:])
+        forwards = self.forwards.to(like.device).reshape(-1, 1, 1)
+        values = torch.where(forwards, values, values.mT)
+        return _spread(values, self.where, edges, 2, once=self.once)
+
+
+def _once(where: Tensor, edges: int) -> bool:
+    """Whether each edge occurs exactly once."""
+    return len(where) == edges and bool((torch.bincount(where, minlength=edges) == 1).all())
+
+
+def _spread(values: Tensor, where: Tensor, rows: int, dims: int, *, once: bool) -> Tensor:
+    """Tables (*batch, F or 1, ...) added up at their places: (*batch, rows, ...), or 1 for all."""
+    axis = values.ndim - dims - 1
+    if once and values.shape[axis] == 1:
+        return values
+    if once:
+        return values.index_select(axis, torch.argsort(where).to(values.device))
+    lead, ends = values.shape[:axis], values.shape[axis + 1 :]
+    values = values.expand(*lead, len(where), *ends)
+    empty = values.new_zeros(*lead, rows, *ends)
+    return empty.index_add(axis, where.to(values.device), values)

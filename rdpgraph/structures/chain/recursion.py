@@ -1,0 +1,145 @@
+"""Log Z of chains and their messages, by the quickest route that is exact."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.chain import logs, native, scaled, scan
+from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Forward and backward messages of chains, in nats, detached.
+
+    Attributes:
+        log_forward: (B, T, N): log-probability of the state given the prefix that ends there, its
+            own unary included; -inf throughout where that prefix is impossible.
+        log_backward: (B, T, N): log of the sum over suffixes after the step, shifted per item and
+            step so that its maximum is 0; -inf throughout where no suffix is possible.
+
+    Both are -inf beyond the length.
+    """
+
+    log_forward: Tensor
+    log_backward: Tensor
+
+
+def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+    """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
+
+    O(T N^2) per item, as scaled products of matrices; what is kept for the gradient is O(T N).
+    Where these may have lost something to underflow, once more in float64, and where that may
+    too, in log-space: see `ranges`. Differentiable twice (in log-space, without end); the gradient
+    is the marginals, and zero in what is impossible.
+
+    Args:
+        unary: (B, T, N) in nats; -inf allowed; anything at all beyond the lengths.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        lengths: (B,) int64, 0 to T.
+
+    Source: Rabiner (1989), section V.A, for the scaling.
+    """
+    if unary.shape[1] == 0:
+        return unary.sum((1, 2))
+    dtype = torch.promote_types(unary.dtype, transition.dtype)
+    work = dtype if dtype == torch.float64 else torch.float32
+    routes = _routes(work, unary.device)
+    if scan.worthwhile(unary, compiled=native.applies(unary, transition)):
+        routes = [(work, scan.log_partition), *routes]
+    values = _first_safe(routes, unary, transition, lengths)
+    return values.to(dtype)
+
+
+Route = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _routes(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype, Route]]:
+    """Routes to try in turn, and the types they work in: the last one is never in doubt."""
+    if device.type == "mps":  # it has no float64
+        return [(dtype, scaled.log_partition), (dtype, _in_logs)]
+    wide = torch.float64
+    last: list[tuple[torch.dtype, Route]] = [(wide, scaled.certified), (wide, _in_logs)]
+    first: list[tuple[torch.dtype, Route]] = [(dtype, scaled.log_partition)]
+    if dtype != wide:
+        first.append((wide, scaled.log_partition))
+    return first + last
+
+
+def _first_safe(
+    routes: list[tuple[torch.dtype, Route]], unary: Tensor, transition: Tensor, lengths: Tensor
+) -> Tensor:
+    """By the first route; items it is in doubt about by the next ones."""
+    (dtype, route), *others = routes
+    values, doubtful = route(unary.to(dtype), transition.to(dtype), lengths)
+    if not others or not bool(doubtful.any()):
+        return values
+    rows = doubtful.nonzero().squeeze(1)
+    own = transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
+    again = _first_safe(others, unary[rows], own, lengths[rows])
+    return values.index_copy(0, rows, again.to(values.dtype))
+
+
+def _in_logs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    values = logs.log_partition(masked(unary, lengths), transition, lengths)
+    return values, torch.zeros_like(lengths, dtype=torch.bool)
+
+
+@torch.no_grad()
+def messages(unary: Tensor, transition: Tensor, lengths: Tensor) -> Messages:
+    """Forward and backward messages; arguments and routes as for `log_partition`, no gradient."""
+    dtype = torch.promote_types(unary.dtype, transition.dtype)
+    work = dtype if dtype == torch.float64 else torch.float32
+    if unary.shape[1] == 0:
+        return Messages(unary.detach().to(dtype), unary.detach().to(dtype))
+    narrow = work == torch.float64 or unary.device.type == "mps"
+    dtypes = [work] if narrow else [work, torch.float64]
+    forward, backward = _safe_messages(dtypes, unary, transition, lengths)
+    return Messages(forward.to(dtype), backward.to(dtype))
+
+
+def _safe_messages(
+    dtypes: list[torch.dtype], unary: Tensor, transition: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """By scaled sweeps in the first type; what is in doubt in the next, and then in logs.
+
+    Messages are asked for entry by entry, so no bound on log Z could vouch for them.
+    """
+    dtype, *others = dtypes
+    unary, transition = unary.to(dtype), transition.to(dtype)
+    factors = Factors.of(unary, transition, lengths)
+    turned = factors.reversed()
+    ahead, behind = scaled.forward(factors), scaled.forward(turned)
+    forward, backward = ahead.states.log(), _before(turned, behind.states, lengths)
+    doubtful = ahead.doubtful | behind.doubtful
+    if bool(doubtful.any()):
+        rows = doubtful.nonzero().squeeze(1)
+        kept = transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
+        part = (unary[rows], kept, lengths[rows])
+        again = _safe_messages(others, *part) if others else _messages_in_logs(*part)
+        forward[rows], backward[rows] = again[0].to(dtype), again[1].to(dtype)
+    return forward, backward
+
+
+def _before(turned: Factors, states: Tensor, lengths: Tensor) -> Tensor:
+    """Backward messages, from those that include the step's own unary, of the reversed chain."""
+    found = torch.zeros_like(states)
+    if turned.matrix.ndim == 2:
+        found[:, 1:] = states[:, :-1] @ turned.matrix
+    else:
+        found[:, 1:] = (states[:, :-1].unsqueeze(2) @ turned.matrix).squeeze(2)
+    total = states.shape[1]
+    within = inside(lengths, total).unsqueeze(2)
+    last = within & ~inside(lengths - 1, total).unsqueeze(2)
+    found = torch.where(last, 1.0, found.flip(1)).masked_fill_(~within, 0.0).log_()
+    return found - peak(found, (2,))
+
+
+def _messages_in_logs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    unary = masked(unary, lengths)
+    within = inside(lengths, unary.shape[1]).unsqueeze(2)
+    forward = torch.where(within, logs.forward(unary, transition), -math.inf)
+    return forward, logs.backward(unary, transition, lengths)

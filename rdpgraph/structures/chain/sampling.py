@@ -1,0 +1,105 @@
+"""Sequences drawn from chains, exactly or relaxed: forward filtering, backward sampling.
+
+The state at each step is the argmax of ``log p(state | the state after it)`` plus Gumbel noise,
+which is an exact draw; the softmax of the same at a temperature is the relaxed one, differentiable
+in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm 4, on all states).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.structures.chain import filtering
+from rdpgraph.structures.chain.paths import conditionals, traceback
+
+
+@torch.no_grad()
+def draw(
+    unary: Tensor, transition: Tensor, lengths: Tensor, count: int,
+    generator: torch.Generator | None,
+) -> Tensor:  # fmt: skip
+    """Independent exact draws of sequences, (count, B, T); -1 beyond the length.
+
+    An item without a possible sequence has states -1; the caller says so. Costs the forward
+    messages, O(T N^2), and O(N) for a step of a draw; (count, B, N) memory at a time. No gradient.
+
+    Args:
+        unary: (B, T, N) in nats; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed.
+        lengths: (B,) int64.
+        count: how many draws of each item.
+        generator: of the noise; None for torch's default one.
+    """
+    messages = filtering.forward(unary, transition, lengths)
+
+    def noise(_step: int) -> Tensor:
+        return _gumbel((count, unary.shape[0], unary.shape[2]), unary, generator)
+
+    return traceback(messages, transition, lengths, count=count, noise=noise)
+
+
+def relaxed(
+    unary: Tensor, transition: Tensor, lengths: Tensor, count: int, temperature: float,
+    generator: torch.Generator | None,
+) -> Tensor:  # fmt: skip
+    """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
+
+    Their argmaxes are exact draws, those that `draw` gives with the same generator, and each step
+    is conditioned on the argmax of the one after it. As the temperature falls to 0 the weights
+    become one-hot. Differentiable in unary and transition, the noise and the argmaxes held fixed;
+    exactly zero, as is the gradient, for impossible states, beyond the length, and throughout an
+    item without a possible sequence. Costs O(T N^2) and O(T N) for each draw, in time; what is
+    kept is O(T N) for each draw.
+
+    Args:
+        unary: (B, T, N) in nats; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed.
+        lengths: (B,) int64.
+        count: how many draws of each item.
+        temperature: above 0.
+        generator: of the noise; None for torch's default one.
+
+    Raises:
+        ModelError: the temperature is not above 0.
+    """
+    if not 0 < temperature < math.inf:
+        raise ModelError(
+            f"Relaxed samples need a temperature above 0, and finite; got {temperature}. Exact "
+            "draws, which are what it becomes at 0, are given by sample(count)."
+        )
+    batch, total, states = unary.shape
+    # The last step first, as in `draw`.
+    noise = [_gumbel((count, batch, states), unary, generator) for _ in range(total)]
+    stacked = torch.stack(noise[::-1], 2) if noise else unary.new_zeros(count, batch, 0, states)
+    return relaxed_by(unary, transition, lengths, temperature, stacked)
+
+
+def relaxed_by(
+    unary: Tensor, transition: Tensor, lengths: Tensor, temperature: float, noise: Tensor
+) -> Tensor:
+    """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
+    count = noise.shape[0]
+    messages = filtering.forward(unary, transition, lengths)
+    with torch.no_grad():
+        states = traceback(
+            messages, transition, lengths, count=count, noise=lambda step: noise[:, :, step]
+        )
+    given = messages.expand(count, -1, -1, -1)
+    if unary.shape[1] > 1:
+        before_last = conditionals(
+            messages[:, :-1], transition, lengths, states[..., 1:], first=0
+        )  # fmt: skip
+        given = torch.cat([before_last, given[:, :, -1:]], 2)
+    told = (states >= 0).unsqueeze(-1)
+    logits = torch.where(told, given + noise, 0.0)
+    # The softmax divides by the temperature; with the largest at 0 nothing overflows.
+    logits = logits - logits.detach().amax(-1, keepdim=True)
+    return torch.where(told, (logits / temperature).softmax(-1), 0.0)
+
+
+def _gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard Gumbel noise, finite; from doubles, so that states of mass 1e-8 are drawn too."""
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device)
+    return -(-uniform.clamp_(min=2.0**-54).log_()).log_().to(like.dtype)

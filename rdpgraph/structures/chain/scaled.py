@@ -1,0 +1,108 @@
+"""Log Z by scaled products, with a backward pass written by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.chain import native, ranges, sweeps
+from rdpgraph.structures.chain.factors import Factors, masked
+from rdpgraph.structures.chain.sweeps import Forward
+
+
+def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Log Z of each item, (B,), and whether underflow may have taken some of it, (B,) bool.
+
+    O(T N^2) per item, as products of matrices; keeps O(T N). Twice differentiable.
+
+    Args:
+        unary: (B, T, N) in nats, T > 0, float32 or float64; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; of the same dtype.
+        lengths: (B,) int64.
+    """
+    return _Scaled.apply(unary, transition, lengths, 0.0)  # pyright: ignore
+
+
+def certified(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in float64, in doubt only where what underflow took may matter: see `ranges`."""
+    return _Scaled.apply(unary, transition, lengths, ranges.FLOOR)  # pyright: ignore
+
+
+class _Scaled(torch.autograd.Function):
+    """The scaled recursion; with a floor, if it is to be certified."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # pyright: ignore
+        factors = Factors.of(unary, transition, lengths)
+        if floor:
+            factors, found = _certified(factors, floor)
+        else:
+            found = forward(factors)
+        ctx.floor = floor  # pyright: ignore
+        ctx.save_for_backward(  # pyright: ignore
+            unary,
+            transition,
+            lengths,
+            factors.emission,
+            factors.matrix,
+            found.states,
+            found.scales,
+        )
+        ctx.mark_non_differentiable(found.doubtful)  # pyright: ignore
+        return found.values, found.doubtful
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
+        if gradient is None:
+            return None, None, None, None
+        unary, transition, lengths, emission, matrix, states, scales = ctx.saved_tensors  # pyright: ignore
+        if torch.is_grad_enabled():
+            values = sweeps.unrolled(masked(unary, lengths), transition, lengths, ctx.floor)  # pyright: ignore
+            wanted = [part for part in (unary, transition) if part.requires_grad]
+            found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True))
+            return (
+                *(next(found) if p.requires_grad else None for p in (unary, transition)),
+                None,
+                None,
+            )
+        factors = Factors(unary, transition, emission, matrix, scales, lengths)
+        marginals, ahead = backward(factors, Forward(states, scales, scales, scales), gradient)
+        edges = edge_gradient(factors, states, ahead) if ctx.needs_input_grad[1] else None  # pyright: ignore
+        return marginals, edges, None, None
+
+
+def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
+    """A forward sweep by the compiled kernel where there is one for it, or in torch."""
+    if native.serves(factors):
+        return native.forward(factors, floor=floor, upward=upward)
+    return sweeps.forward(factors, floor=floor, upward=upward)
+
+
+def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A backward sweep, likewise."""
+    if native.serves(factors):
+        return native.backward(factors, found, gradient)
+    return sweeps.backward(factors, found, gradient)
+
+
+def edge_gradient(factors: Factors, states: Tensor, ahead: Tensor) -> Tensor:
+    """Sums of edge marginals in the shape of the transition, likewise."""
+    if native.serves(factors):
+        return native.edge_gradient(factors.matrix, states, ahead)
+    return sweeps.edge_gradient(factors.matrix, states, ahead)
+
+
+def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:
+    """The sweep that bounds Z from below, in doubt where the upper bound is too far from it."""
+    below = factors.squeezed(ranges.FACTOR_FLOOR, upward=False)
+    found = forward(below, floor=floor, upward=False)
+    above = factors.squeezed(ranges.FACTOR_FLOOR, upward=True)
+    other = forward(above, floor=floor, upward=True)
+    most = ranges.GAP + ranges.ROUNDING * other.values.abs()
+    same = (other.values == found.values) | (other.values - found.values <= most)
+    tiny = (found.scales > 0) & (found.scales < ranges.LEAST_SCALE) & factors.inside()
+    return below, replace(found, doubtful=~same | tiny.any(1))

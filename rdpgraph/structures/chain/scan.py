@@ -1,0 +1,83 @@
+"""Log Z by an associative scan: pairs of steps multiplied in a tree, for few states and many steps.
+
+A step of the recursion is a handful of calls, however small the matrices; the tree makes as many
+calls per level, and has log2 T levels. It pays for that with N times the arithmetic and O(T N^2)
+memory, so it is for small N only, where the calls are what takes the time.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.chain.factors import inside, masked, peak
+
+_CALL = 5e-6
+"""Seconds of a call into torch, on a CPU or to launch it on a GPU."""
+_STEP_CALLS, _LEVEL_CALLS = 9, 22
+"""Calls forwards and backwards."""
+_MEMORY = 2**28
+"""Bytes of matrices."""
+
+
+def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
+    """Whether a scan is expected to be quicker than the recursion, compiled or in torch."""
+    batch, steps, states = unary.shape
+    if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
+        return False
+    rate = 2e10 if unary.device.type == "cpu" else 1e12
+    levels = math.ceil(math.log2(steps))
+    work = 6 * batch * steps * states**2 / rate
+    recursion = steps * _CALL * (0.2 if compiled else _STEP_CALLS) + work
+    # Small matrices do not reach the rate of large ones.
+    scan = levels * _CALL * _LEVEL_CALLS + 4 * work * states
+    return scan < recursion
+
+
+def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """As `scaled.log_partition`, in O(log T) calls; O(T N^3) time and O(T N^2) memory per item."""
+    steps, states = unary.shape[1:]
+    unary = masked(unary, lengths)
+    matrices = (transition if transition.ndim == 4 else transition.expand(1, 1, states, states)) + (
+        unary[:, 1:].unsqueeze(2)
+    )
+    top = peak(matrices.detach(), (-2, -1))
+    factors = (matrices - top).exp()
+    within = inside(lengths, steps)
+    edge = within[:, 1:, None, None]
+    doubtful = _low(factors, matrices.detach() > -math.inf, edge)
+    identity = torch.eye(states, dtype=unary.dtype, device=unary.device)
+    tree, offset = torch.where(edge, factors, identity), torch.where(edge, top, 0.0)
+    while tree.shape[1] > 1:
+        left, right, odd = tree[:, :-1:2], tree[:, 1::2], tree.shape[1] % 2
+        paired = left @ right
+        scale = paired.detach().amax((-2, -1), keepdim=True)
+        scale = torch.where(scale > 0, scale, 1.0)
+        # A product that is zero has no bound on its gradient, and no part in any other.
+        paired = torch.where(paired > 0, paired / scale, 0.0)
+        doubtful = doubtful | _low(paired.detach(), paired.detach() > 0, None)
+        shifts = offset[:, :-1:2] + offset[:, 1::2] + scale.log()
+        if odd:
+            paired, shifts = (
+                torch.cat([paired, tree[:, -1:]], 1),
+                torch.cat([shifts, offset[:, -1:]], 1),
+            )
+        tree, offset = paired, shifts
+    first = peak(unary[:, 0].detach(), (1,))
+    start = (unary[:, 0] - first).exp()
+    doubtful = doubtful | _low(start, unary[:, 0].detach() > -math.inf, None)
+    total = (start.unsqueeze(1) @ tree[:, 0]).sum((1, 2)) if steps > 1 else start.sum(1)
+    alive = total > 0
+    values = torch.where(alive, torch.where(alive, total, 1.0).log(), -math.inf)
+    values = values + first.squeeze(1) + offset.sum((1, 2, 3))
+    some = lengths > 0
+    return torch.where(some, values, 0.0), doubtful & some
+
+
+def _low(factors: Tensor, possible: Tensor, within: Tensor | None) -> Tensor:
+    """(B,) bool: items with an entry so small that its product with another could be lost."""
+    limit = math.exp(-40.0) if factors.dtype == torch.float32 else math.exp(-300.0)
+    low = possible & (factors < limit)
+    if within is not None:
+        low = low & within
+    return low.flatten(1).any(1)

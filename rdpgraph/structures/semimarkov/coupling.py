@@ -1,0 +1,114 @@
+"""Sums over the label before: scaled matrix products, exact sums where those lose the answer.
+
+An entry of a scaled product is a sum of terms of which those below the smallest normal number are
+lost. Where the sum is larger than that by the number of labels over the rounding unit, what is lost
+is below rounding; where it is smaller, it is summed again in logs. Transitions of moderate range
+without hard zeros never come to that, and are not looked at step by step.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.semiring import soft_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    """The transition between labels, prepared for products.
+
+    Attributes:
+        transition: (N, N) log-potentials, [from, to].
+        weights: (N, N) their exponentials, each column scaled to a maximum of one.
+        peaks: (N,) the logs of what the columns were scaled by.
+        faint: totals below this are summed again in logs.
+        bounded: no total of a possible step can be below it.
+    """
+
+    transition: Tensor
+    weights: Tensor
+    peaks: Tensor
+    faint: float
+    bounded: bool
+
+    @classmethod
+    def of(cls, transition: Tensor) -> Self:
+        """Prepare a transition, differentiably; O(N^2)."""
+        peaks = _finite(transition.detach().amax(0))
+        info = torch.finfo(transition.dtype)
+        faint = info.tiny / info.eps * transition.shape[0]
+        lowest = float((transition.detach() - peaks).amin())
+        bounded = lowest > math.log(faint)
+        return cls(transition, (transition - peaks).exp(), peaks, faint, bounded)
+
+    def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
+        peak = _finite(logs.detach().amax(-1, keepdim=True))
+        values = (logs - peak).exp()
+        return values, values @ self.weights, peak
+
+    def enter(self, logs: Tensor) -> Tensor:
+        """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
+        _, totals, peak = self.scaled(logs)
+        found = _safe_log(totals) + peak + self.peaks
+        rows, columns = self.lost(logs, totals)
+        if len(rows):
+            exact = soft_sum(logs[rows] + self.transition.T[columns], 1)
+            found = found.index_put((rows, columns), exact)
+        return found
+
+    def lost(self, logs: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows and columns of (B, N) totals that are possible and too faint to trust."""
+        with torch.no_grad():
+            faint = totals < self.faint
+            if self.bounded or not bool(faint.any()):
+                none = torch.zeros(0, dtype=torch.long, device=totals.device)
+                return none, none
+            before = (logs > -math.inf).to(self.weights)
+            possible = before @ (self.transition > -math.inf).to(self.weights) > 0
+            rows, columns = (faint & possible).nonzero().unbind(1)
+            return rows, columns
+
+    def surprise(self, logs: Tensor, inner: Tensor) -> Tensor:
+        """(B, N) entropy of the label before, given the one entered, plus the mean of `inner`.
+
+        Args:
+            logs: (B, N) log-mass of the labels before.
+            inner: (B, N) what is averaged over them.
+        """
+        values, totals, peak = self.scaled(logs)
+        own = torch.where(logs > -math.inf, logs - peak, 0.0)
+        scores = torch.where(self.transition > -math.inf, self.transition - self.peaks, 0.0)
+        sums = (values * (inner - own)) @ self.weights - values @ (self.weights * scores)
+        alive = totals > 0
+        divisor = torch.where(alive, totals, 1.0)
+        found = torch.where(alive, sums / divisor + divisor.log(), 0.0)
+        rows, columns = self.lost(logs, totals)
+        if len(rows):
+            chances, entropy = conditional(logs[rows] + self.transition.T[columns], 1)
+            exact = entropy + (chances * inner[rows]).sum(1)
+            found = found.index_put((rows, columns), exact)
+        return found
+
+
+def conditional(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The softmax of logs over a dim, zero where all are -inf, and its entropy, without NaN."""
+    possible = logs > -math.inf
+    # Relative to the largest first: the log of a sum of large logs would round away the rest.
+    logs = logs - _finite(logs.detach().amax(dim, keepdim=True))
+    total = soft_sum(logs, dim).unsqueeze(dim)
+    normal = torch.where(possible, logs - torch.where(total > -math.inf, total, 0.0), 0.0)
+    chances = torch.where(possible, normal.exp(), 0.0)
+    return chances, -(chances * normal).sum(dim)
+
+
+def _finite(peak: Tensor) -> Tensor:
+    return torch.where(peak > -math.inf, peak, 0.0)
+
+
+def _safe_log(totals: Tensor) -> Tensor:
+    alive = totals > 0
+    return torch.where(alive, torch.where(alive, totals, 1.0).log(), -math.inf)

@@ -1,0 +1,276 @@
+"""The semi-Markov chain as a structure."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.semimarkov import best, decode, posterior, recursion
+from rdpgraph.structures.semimarkov.graph import graph_of
+from rdpgraph.structures.semimarkov.segmentation import Segmentation
+
+
+@dataclass(frozen=True, eq=False)
+class SemiMarkov(Structure):
+    """A distribution over the ways to cut a sequence into labelled segments (Sarawagi, Cohen 2004).
+
+    The score of a segmentation is the sum of its segments' log-potentials and of the transitions
+    between neighbours. A sequence of length 0 has one segmentation, of score 0. Scores may spread
+    over thousands of nats in float32; no tensor of size T N N is formed, except by `factor_graph`.
+
+    `marginals` (*batch, T, D, N) are the probabilities that a segment is in the segmentation: those
+    of a position sum to the probability that a segment ends there, not to one.
+
+    Args:
+        unary: (*batch, T, D, N) log-potential (nats) of the segment that ends at position t, lasts
+            d + 1 steps and has label n. Those with d > t, and beyond the length, are ignored.
+        transition: (N, N) log-potentials, [from, to], of consecutive segments.
+        lengths: (*batch,) integers in 0..T; default: all T.
+
+    Raises:
+        ModelError: shapes or types that do not fit, NaN or +inf.
+
+    Example:
+        >>> segments = torch.zeros(3, 2, 1)
+        >>> SemiMarkov(segments, torch.zeros(1, 1)).log_partition().exp()
+        tensor(3.)
+    """
+
+    unary: Tensor
+    transition: Tensor
+    lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    def __post_init__(self) -> None:
+        checked_log_values("SemiMarkov's segments", self.unary)
+        checked_log_values("SemiMarkov's transition", self.transition)
+        shape, square = tuple(self.unary.shape), tuple(self.transition.shape)
+        if len(shape) < 3 or min(shape[-2:]) < 1:
+            raise ModelError(
+                f"SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got {shape}."
+            )
+        if square != (shape[-1], shape[-1]):
+            raise ModelError(
+                f"SemiMarkov of {shape[-1]} labels needs a transition of shape "
+                f"{(shape[-1], shape[-1])}; got {square}."
+            )
+        if self.unary.dtype != self.transition.dtype:
+            raise ModelError(
+                "SemiMarkov needs segments and transition of one type; got "
+                f"{self.unary.dtype} and {self.transition.dtype}."
+            )
+        lengths = self.lengths
+        if lengths is None:
+            return
+        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+        if not whole or tuple(lengths.shape) != shape[:-3]:
+            raise ModelError(
+                f"SemiMarkov of batch shape {shape[:-3]} needs integer lengths of that shape; got "
+                f"{lengths.dtype} of shape {tuple(lengths.shape)}."
+            )
+        if not bool(((lengths >= 0) & (lengths <= shape[-3])).all()):
+            raise ModelError(
+                f"SemiMarkov of {shape[-3]} positions needs lengths from 0 to {shape[-3]}; got "
+                f"{int(lengths.min())} to {int(lengths.max())}."
+            )
+
+    @classmethod
+    def from_unary(
+        cls,
+        unary: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        *,
+        lengths: Tensor | None = None,
+    ) -> "SemiMarkov":
+        """The chain whose segments score the sum over their positions, plus their duration.
+
+        Sums run over each window on its own, so that nothing is subtracted: -inf stays exact, and
+        float32 is as good at position 10,000 as at the first. O(T D N) time and memory.
+
+        Args:
+            unary: (*batch, T, N) log-potential of each label at each position.
+            transition: (N, N) log-potentials, [from, to].
+            duration: (D, N) log-potential of a segment of d + 1 steps.
+            lengths: (*batch,).
+
+        Raises:
+            ModelError: shapes or types that do not fit.
+        """
+        if unary.ndim < 2 or duration.ndim != 2 or duration.shape[1] != unary.shape[-1]:
+            raise ModelError(
+                "SemiMarkov.from_unary needs unary (*batch, T, N) and duration (D, N); got "
+                f"{tuple(unary.shape)} and {tuple(duration.shape)}."
+            )
+        longest = duration.shape[0]
+        if not unary.shape[-2]:
+            segments = unary.unsqueeze(-2) + duration
+        else:
+            padded = pad(unary, (0, 0, longest - 1, 0), value=-math.inf)
+            windows = padded.unfold(-2, longest, 1).flip(-1)
+            segments = windows.cumsum(-1).transpose(-1, -2) + duration
+        return cls(segments, transition, lengths=lengths)
+
+    @property
+    def segments(self) -> Tensor:
+        """(*batch, T, D, N) log-potentials: another name of `unary`."""
+        return self.unary
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the positions."""
+        return tuple(self.unary.shape[:-3])
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
+
+        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept.
+        """
+        return posterior.log_partition(*self._parts()).reshape(self.batch_shape)
+
+    def score(self, segmentation: Segmentation) -> Tensor:
+        """(*lead, *batch) the score of segmentations (*lead, *batch, T), in nats; differentiable.
+
+        -inf for what the model does not have: no start at the first position, a label that changes
+        inside a segment, a segment of more than D steps.
+
+        Raises:
+            EvidenceError: a shape that does not fit, or a label outside 0..N-1.
+        """
+        segments, transition, lengths = self._parts()
+        steps, durations = segments.shape[1:3]
+        state, starts = self._flat(segmentation)
+        if not steps:
+            return segments.new_zeros(segmentation.labels.shape[:-1])
+        place = torch.arange(steps, device=segments.device)
+        inside = place < lengths.unsqueeze(1)
+        ages = Segmentation(state, starts).ages
+        follows = pad(starts[..., 1:], (0, 1), value=True)
+        ends = inside & (follows | (place == lengths.unsqueeze(1) - 1))
+        item = torch.arange(len(lengths), device=segments.device).unsqueeze(1)
+        spans = segments[item, place, ages.clamp(max=durations - 1), state]
+        total = torch.where(ends, spans, 0.0).sum(-1)
+        before = state[..., :-1]
+        joints = transition[before, state[..., 1:]]
+        total = total + torch.where((starts & inside)[..., 1:], joints, 0.0).sum(-1)
+        changes = pad(before != state[..., 1:], (1, 0))
+        wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
+        total = total.masked_fill((wrong & inside).any(-1), -math.inf)
+        return total.reshape(segmentation.labels.shape[:-1])
+
+    def position_marginals(self) -> Tensor:
+        """(*batch, T, N) the probability that a position lies in a segment of a label.
+
+        Sums of `marginals`, and differentiable as they are. A position's probabilities sum to one
+        up to the length, and are 0 beyond.
+        """
+        marginals = self.marginals()
+        steps, durations = marginals.shape[-3:-1]
+        longer = marginals.flip(-2).cumsum(-2).flip(-2)
+        total = marginals.new_zeros(*marginals.shape[:-2], marginals.shape[-1])
+        for later in range(min(durations, steps)):
+            part = longer[..., later:, later, :]
+            total = total + pad(part, (0, 0, 0, later))
+        return total
+
+    def entropy(self) -> Tensor:
+        """(*batch,) entropy in nats, differentiable; 0 for an impossible item.
+
+        O(T (D N + N^2)); a gradient keeps O(T D N).
+        """
+        return recursion.entropy(*self._parts()).reshape(self.batch_shape)
+
+    def mode(self) -> Segmentation:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A most probable segmentation, (*batch, T); O(T (D N + N^2)). Not differentiable.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible segmentation.
+        """
+        found = decode.viterbi(*self._parts())
+        return self._shaped(found, ())
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, T, D, N) the best score of the segmentations with each segment, or -inf.
+
+        O(T (D N + N^2)). Not differentiable.
+        """
+        return best.max_marginals(*self._parts()).reshape(self.unary.shape)
+
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, count: int, generator: torch.Generator | None = None
+    ) -> Segmentation:
+        """Independent draws, (count, *batch, T), by going backwards; not differentiable.
+
+        One forward recursion, then O(count (D + N)) for each segment.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible segmentation.
+        """
+        found = decode.draw(*self._parts(), count, generator)
+        return self._shaped(found, (count,))
+
+    def factor_graph(self) -> FactorGraph:
+        """A chain of T sites in state ``age * N + label`` each; see `states`.
+
+        The age of a position counts the steps since the start of its segment; sites beyond the
+        length are in state 0. Its sites are the positions, those of `unary` are the segments: the
+        probability of a segment (t, d, n) is that of site t in state (d, n) and a start at t + 1.
+        Tables of O(T (D N)^2): for small models.
+        """
+        _, _, lengths = self._parts()
+        return graph_of(self.unary, self.transition, lengths.reshape(self.batch_shape))
+
+    def states(self, segmentation: Segmentation) -> Tensor:
+        """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""
+        labels, starts = self._flat(segmentation)
+        _, _, lengths = self._parts()
+        place = torch.arange(labels.shape[-1], device=labels.device)
+        states = Segmentation(labels, starts).ages * self.unary.shape[-1] + labels
+        states = states.masked_fill(place >= lengths.unsqueeze(1), 0)
+        return states.reshape(segmentation.labels.shape)
+
+    def work(self) -> float:
+        """The multiply-adds of log Z."""
+        steps, durations, labels = self.unary.shape[-3:]
+        return float(math.prod(self.batch_shape) * steps * labels * (durations + labels))
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Segments (B, T, D, N), the transition, and lengths (B,)."""
+        shape = self.unary.shape
+        count = math.prod(self.batch_shape)
+        segments = self.unary.reshape(count, *shape[-3:])
+        if self.lengths is None:
+            lengths = torch.full((count,), shape[-3], device=segments.device)
+        else:
+            lengths = self.lengths.reshape(count).to(segments.device, torch.long)
+        return segments, self.transition, lengths
+
+    def _flat(self, segmentation: Segmentation) -> tuple[Tensor, Tensor]:
+        """Labels and starts as (*lead, B, T), what stands beyond the length replaced by 0."""
+        labels, starts = segmentation.labels, segmentation.starts
+        shape = (*self.batch_shape, self.unary.shape[-3])
+        lead = labels.ndim - len(shape)
+        if lead < 0 or tuple(labels.shape[lead:]) != shape:
+            raise EvidenceError(
+                f"SemiMarkov needs a segmentation of shape (*lead, {', '.join(map(str, shape))}); "
+                f"got {tuple(labels.shape)}."
+            )
+        _, _, lengths = self._parts()
+        inside = torch.arange(shape[-1], device=labels.device) < lengths.unsqueeze(1)
+        labels = labels.reshape(*labels.shape[:lead], len(lengths), shape[-1])
+        labels = labels.masked_fill(~inside, 0)
+        if not bool(((labels >= 0) & (labels < self.unary.shape[-1])).all()):
+            raise EvidenceError(
+                f"SemiMarkov has labels 0 to {self.unary.shape[-1] - 1}; a segmentation has "
+                f"{int(labels.min())} to {int(labels.max())}."
+            )
+        return labels, starts.reshape(labels.shape) & inside
+
+    def _shaped(self, found: Segmentation, lead: tuple[int, ...]) -> Segmentation:
+        shape = (*lead, *self.batch_shape, self.unary.shape[-3])
+        return Segmentation(found.labels.reshape(shape), found.starts.reshape(shape))

@@ -1,0 +1,453 @@
+"""The randomized estimator, from model to answers about all of its states."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.proposal import Mixture, Proposal
+from rdpgraph.estimate.proposals import (
+    Global,
+    Landmark,
+    Local,
+    LocalGlobal,
+    Oracle,
+    SoftmaxGlobal,
+    Uniform,
+)
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.query.estimated import EstimatedPosterior
+from rdpgraph.testing import brute_force
+
+PROPOSALS = [
+    Uniform(),
+    Local(),
+    Global(),
+    SoftmaxGlobal(),
+    LocalGlobal(),
+    LocalGlobal(SoftmaxGlobal()),
+    Landmark(4),
+    Pilot(),
+    Pilot(Local(), Threshold(2)),
+    Mixture((Local(), Uniform()), (1.0, 1.0)),
+    Oracle(),
+]
+SELECTIONS = [Top(3), TopTail(2, 1), TopSystematic(1, 2), Threshold(3)]
+
+
+def name(value):
+    return repr(value)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def mixed(*batch):
+    """A tree with a variable of three states, an array of three of six, and a loop of one table."""
+    a, xs = rg.Variable("a", ("u", "v", "w")), rg.VariableArray("x", (3,), 6)
+    return rg.FactorGraph(
+        [
+            rg.FactorBlock((xs,), rg.Table(2 * draw(*batch, 3, 6, seed=1))),
+            rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(draw(6, 2, seed=2), draw(6, 2, seed=3))),
+            rg.Factor((a, xs[0]), rg.Table(draw(3, 6, seed=4))),
+            rg.Factor((xs[0], xs[2]), rg.Table(draw(6, 6, seed=5))),
+        ]
+    )
+
+
+def estimate(model, proposal=None, selection=None, *, seed=0, **options):
+    estimator = Randomized(proposal or Local(), selection or Threshold(3), **options)
+    return rg.infer(model, estimator=estimator, generator=seeded(seed))
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
+@pytest.mark.parametrize("selection", SELECTIONS, ids=name)
+def test_one_seed_gives_one_answer(proposal, selection):
+    graph = mixed(2)
+    first, again = (estimate(graph, proposal, selection, seed=5) for _ in range(2))
+    assert isinstance(first, EstimatedPosterior)
+    assert first.log_partition.shape == (2,)
+    assert torch.equal(first.log_partition, again.log_partition)
+    other = estimate(graph, proposal, selection, seed=6)
+    random = not isinstance(selection, Top) or isinstance(proposal, Landmark | Pilot)
+    if not random:
+        assert torch.equal(first.log_partition, other.log_partition)
+    if not isinstance(selection, Top):
+        assert not torch.equal(first.log_partition, other.log_partition)
+    for entry, marginal in first.marginals().items():
+        assert marginal.shape == (2, *entry.shape, entry.size)
+        assert torch.allclose(marginal.sum(-1), torch.ones(2, *entry.shape).double())
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
+@pytest.mark.parametrize("selection", [Top(6), TopTail(3, 3), TopSystematic(0, 6), Threshold(1.0)])
+def test_with_all_states_kept_every_answer_is_exact(proposal, selection):
+    graph = mixed()
+    truth = brute_force(graph)
+    posterior = estimate(graph, proposal, selection, replicates=2)
+    assert posterior.status.exact
+    assert not posterior.status.biased
+    assert posterior.status.standard_error == pytest.approx(0.0, abs=1e-12)
+    assert torch.allclose(posterior.log_partition, truth.log_partition)
+    assert torch.allclose(posterior.entropy(), truth.entropy)
+    assert torch.allclose(graph.score(posterior.mode()), truth.maximum)
+    assert bool(posterior.mode_is_consistent())
+    for number in range(graph.num_variables):
+        variable = graph.domain.variable(number)
+        assert torch.allclose(posterior.marginal(variable), truth.joint((variable,)))
+        # Numbers in different order of summation.
+        assert torch.allclose(
+            posterior._read(posterior.solution.max_marginals(), variable),
+            truth.max_marginal(variable),
+        )
+
+
+def restricted_truth(graph, posterior):
+    """Brute force over each replicate's restricted model, and the scores without weights."""
+    kept = posterior.solution.kept
+    return [
+        kept.restrict(
+            [
+                s and rg.Support(s.states[number], s.log_weights[number].to(graph.dtype))
+                for s in kept.supports
+            ]
+        )
+        for number in range(kept.replicates)
+    ]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=name)
+def test_answers_are_those_of_the_replicates_weighted_by_z(selection):
+    graph = mixed()
+    xs = graph.variables[0]
+    posterior = estimate(graph, Local(), selection, replicates=3, seed=2)
+    parts = [brute_force(part) for part in restricted_truth(graph, posterior)]
+    log_z = torch.stack([part.log_partition for part in parts])
+    assert torch.allclose(posterior.log_partitions, log_z)
+    assert torch.allclose(posterior.log_partition, log_z.logsumexp(0) - math.log(3))
+    share = log_z.softmax(0)
+    z = log_z.exp()
+    error = z.std() / (math.sqrt(3) * z.mean())
+    assert torch.allclose(posterior.standard_error, error)
+    assert posterior.status.standard_error == pytest.approx(float(error), abs=1e-12)
+    assert torch.allclose(posterior.effective_sample_size, z.sum() ** 2 / (z**2).sum())
+    assert posterior.status.effective_sample_size == pytest.approx(
+        float(z.sum() ** 2 / (z**2).sum())
+    )
+    support = posterior.solution.kept.supports[0]
+    entropy = posterior.log_partition.clone()
+    marginals = torch.zeros(3, 6, dtype=torch.float64)
+    pair = torch.zeros(6, 6, dtype=torch.float64)
+    for number, part in enumerate(parts):
+        states = support.states[number]
+        chosen = {xs: states[torch.arange(3), part.configurations[:, :3]]}
+        score = graph.score({**chosen, "a": part.configurations[:, 3]})
+        p = share[number] * part.probabilities[:, 0]
+        entropy -= (p * score).sum()
+        for site in range(3):
+            marginals[site].index_add_(0, chosen[xs][:, site], p)
+        pair.index_put_((chosen[xs][:, 0], chosen[xs][:, 2]), p, accumulate=True)
+    assert torch.allclose(posterior.entropy(), entropy)
+    assert torch.allclose(posterior.marginal(xs), marginals)
+    assert torch.allclose(posterior.marginal(xs[1:]), marginals[1:])
+    assert torch.allclose(posterior.factor_marginal((xs[0], xs[2])), pair)
+    assert torch.allclose(
+        posterior.factor_marginal((xs[2], xs[1])).sum(0), posterior.marginal(xs[1])
+    )
+
+
+def test_samples_follow_the_marginals_and_are_kept_states():
+    graph = mixed(2)
+    xs = graph.variables[0]
+    posterior = estimate(graph, Local(), TopTail(1, 2), replicates=4)
+    drawn = posterior.sample(20_000, generator=seeded(1))
+    assert drawn[xs].shape == (20_000, 2, 3)
+    found = torch.nn.functional.one_hot(drawn[xs], 6).double().mean(0)
+    expected = posterior.marginal(xs)
+    assert bool((found[expected == 0] == 0).all())
+    assert bool(((found - expected).abs() < 5 * (expected / 20_000).sqrt() + 1e-12).all())
+
+
+def test_the_mode_is_the_best_of_the_states_kept_and_ignores_their_weights():
+    graph = mixed()
+    xs = graph.variables[0]
+    for seed in range(5):
+        posterior = estimate(graph, Uniform(), TopTail(1, 2), replicates=3, seed=seed)
+        (support, _) = posterior.solution.kept.supports
+        best = -math.inf
+        truth = brute_force(graph)
+        for states in support.states:
+            allowed = torch.ones(len(truth.configurations), dtype=torch.bool)
+            for site in range(3):
+                allowed &= torch.isin(truth.configurations[:, site], states[site])
+            best = max(best, float(truth.scores[allowed].max()))
+        mode = posterior.mode()
+        assert float(graph.score(mode)) == pytest.approx(best)
+        assert float(posterior.max_marginals()[xs].max()) == pytest.approx(best)
+        assert not bool(posterior.mode_is_consistent())
+
+
+def test_gradients_reach_the_potentials_of_kept_states():
+    unary, left = 2 * draw(3, 6), draw(6, 2, seed=1)
+    xs = rg.VariableArray("x", (3,), 6)
+
+    def answers(unary, left):
+        graph = rg.FactorGraph(
+            [
+                rg.FactorBlock((xs,), rg.Table(unary)),
+                rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(left, left)),
+            ]
+        )
+        # Uniform scores: a step of finite differences does not move the choice.
+        posterior = estimate(graph, Uniform(), TopTail(0, 3), replicates=2)
+        return posterior.log_partition, posterior.entropy(), posterior.marginal(xs)
+
+    inputs = (unary.requires_grad_(), left.requires_grad_())
+    assert torch.autograd.gradcheck(answers, inputs)
+    log_z, _, marginals = answers(*inputs)
+    (gradient,) = torch.autograd.grad(log_z, unary)
+    assert torch.allclose(gradient, marginals)
+
+
+@pytest.mark.parametrize("proposal", [Local(), Landmark(3), Pilot(), Oracle()], ids=name)
+def test_evidence_of_every_kind(proposal):
+    """A whole variable, one member of an array, some rows only."""
+    graph = mixed()
+    xs = graph.variables[0]
+    evidence = [
+        {"a": "v"},
+        {xs[1]: 4},
+        {xs[0]: torch.tensor([2, -1, 5]), "a": 1},
+        {xs: torch.tensor([1, 2, 3])},
+        {xs: torch.tensor([1, 2, 3]), "a": 0},
+    ]
+    for given in evidence:
+        conditioned = graph.condition(given)
+        exact = rg.infer(conditioned)
+        whole = estimate(conditioned, proposal, Top(6))
+        assert torch.allclose(whole.log_partition, exact.log_partition)
+        assert torch.allclose(whole.entropy(), exact.entropy())
+        for entry, marginal in exact.marginals().items():
+            assert torch.allclose(whole.marginals()[entry], marginal)
+        few = estimate(conditioned, proposal, Threshold(3), replicates=2)
+        drawn = few.sample(5, generator=seeded())
+        assert bool((conditioned.score(drawn) > -math.inf).all())
+        assert bool((conditioned.score(few.mode()) > -math.inf).all())
+
+
+def test_what_is_observed_speaks_for_its_neighbours():
+    """Through a factor, evidence is as good as a unary potential to a proposal."""
+    hidden, seen = rg.VariableArray("h", (2,), 8), rg.VariableArray("s", (2,), 5)
+    table = 4 * draw(8, 5)
+    emission = rg.FactorBlock((hidden, seen), rg.Table(table))
+    transition = rg.Factor((hidden[0], hidden[1]), rg.Table(draw(8, 8)))
+    evidence = torch.tensor([3, 1])
+    given = rg.FactorGraph([emission, transition]).condition({seen: evidence})
+    unary = rg.FactorBlock((hidden,), rg.Table(table[:, evidence].T))
+    direct = rg.FactorGraph([unary, transition])
+    one, two = (estimate(graph, Local(), Top(2)) for graph in (given, direct))
+    assert torch.allclose(one.log_partition, two.log_partition)
+    assert torch.equal(one.mode()[hidden], two.mode()[hidden])
+
+
+def test_replicates_of_no_mass_are_passed_over():
+    """Two sites that must agree: some choices have no state in common."""
+    sites = rg.VariableArray("x", (2,), 6)
+    same = torch.full((6, 6), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    graph = rg.FactorGraph([rg.Factor((sites[0], sites[1]), rg.Table(same))])
+    posterior = estimate(graph, Uniform(), TopTail(0, 2), replicates=20)
+    dead = posterior.log_partitions == -math.inf
+    assert bool(dead.any())
+    assert not bool(dead.all())
+    assert not bool(posterior.entropy().isnan())
+    drawn = posterior.sample(200, generator=seeded())[sites]
+    assert bool((drawn[:, 0] == drawn[:, 1]).all())
+    mode = posterior.mode()[sites]
+    assert mode[0] == mode[1]
+    assert torch.allclose(posterior.marginal(sites).sum(-1), torch.ones(2).double())
+    alone = estimate(graph, Uniform(), TopTail(0, 1), seed=1)
+    if bool(alone.log_partition == -math.inf):
+        assert bool((alone.marginal(sites) == 0).all())
+        assert float(alone.entropy()) == 0.0
+        with pytest.raises(rg.ImpossibleEvidenceError):
+            alone.sample(1)
+
+
+def test_log_z_of_top_is_a_lower_bound():
+    graph = mixed()
+    exact = rg.infer(graph).log_partition
+    before = torch.tensor(-math.inf)
+    for keep in range(1, 7):
+        posterior = estimate(graph, Local(), Top(keep))
+        assert bool(posterior.log_partition <= exact + 1e-12)
+        assert bool(posterior.log_partition >= before)
+        assert posterior.status.bound == ("lower" if keep < 6 else "")
+        before = posterior.log_partition
+    assert estimate(graph, Local(), Threshold(2)).status.bound == ""
+
+
+def test_more_states_and_more_replicates_come_nearer():
+    graph = mixed()
+    exact = rg.infer(graph).log_partition.exp()
+    for selection in (TopTail(1, 2), Threshold(3)):
+        posterior = estimate(graph, Local(), selection, replicates=4000)
+        error = float(posterior.standard_error) * float(exact)
+        assert abs(float(posterior.log_partition.exp() - exact)) < 5 * error
+        assert error < 0.2 * float(exact)
+
+
+def test_loopy_messages_solve_the_restricted_model_too():
+    graph = mixed()
+    estimator = Randomized(Pilot(), Threshold(4), replicates=2)
+    posterior = rg.infer(graph, estimator=estimator, scheduler=rg.Loopy(), generator=seeded())
+    assert not posterior.status.exact
+    assert posterior.status.iterations > 0
+    assert posterior.status.bound == ""
+    xs = graph.variables[0]
+    assert torch.allclose(posterior.marginal(xs).sum(-1), torch.ones(3).double(), atol=1e-5)
+
+
+def test_a_single_replicate_has_no_error_bar():
+    posterior = estimate(mixed())
+    assert posterior.status.standard_error is None
+    assert posterior.status.effective_sample_size is None
+    assert math.isinf(posterior.standard_error)
+    assert posterior.status.biased
+
+
+@dataclass(frozen=True)
+class Sharpened(Proposal):
+    power: float
+
+    def log_scores(self, sites):
+        return self.power * sites.unary
+
+
+def test_a_proposal_of_one_s_own():
+    graph = mixed()
+    sharp = estimate(graph, Sharpened(3.0), Top(3))
+    assert torch.equal(sharp.log_partition, estimate(graph, Local(), Top(3)).log_partition)
+    nested = Mixture((LocalGlobal(Sharpened(2.0)), Pilot(Sharpened(0.5))), (1.0, 1.0))
+    assert bool(estimate(graph, nested).log_partition.isfinite())
+
+
+def test_scores_are_what_their_names_say():
+    seen = {}
+
+    @dataclass(frozen=True)
+    class Spy(Proposal):
+        inner: Proposal
+
+        def log_scores(self, sites):
+            seen[sites.states] = self.inner.log_scores(sites)
+            return seen[sites.states]
+
+        def informed(self, setting):
+            return Spy(self.inner.informed(setting))
+
+    left, right = draw(4, 2), draw(4, 2, seed=1)
+    xs = rg.VariableArray("x", (3,), 4)
+    unary = draw(3, 4, seed=2)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs,), rg.Table(unary)),
+            rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(left, right)),
+        ]
+    )
+
+    def scores(proposal):
+        estimate(graph, Spy(proposal), Top(2), defensive=0.0)
+        return seen[4]
+
+    norms = torch.stack([left, right]).abs().sum(-1)
+    norms = torch.stack([norms[0], norms.mean(0), norms[1]])
+    assert torch.allclose(scores(Local()), unary)
+    assert torch.allclose(scores(Global()).exp(), norms)
+    assert torch.allclose(scores(SoftmaxGlobal()), norms)
+    literal = unary.softmax(-1) / 2 + norms / norms.sum(-1, keepdim=True) / 2
+    assert torch.allclose(scores(LocalGlobal()).exp(), literal)
+    released = unary.softmax(-1) / 2 + norms.softmax(-1) / 2
+    assert torch.allclose(scores(LocalGlobal(SoftmaxGlobal())).exp(), released)
+    assert torch.allclose(scores(Oracle()).exp(), rg.infer(graph).marginal(xs))
+    # Enough landmarks stand for all neighbours.
+    table = (left @ right.T).exp()
+    mean = torch.stack(
+        [table.mean(1).log(), (table.mean(0) * table.mean(1)).log(), table.mean(0).log()]
+    )
+    assert torch.allclose(scores(Landmark(20_000)), unary + mean, atol=0.05)
+
+
+def test_a_pilot_on_all_states_knows_the_marginals():
+    """Probes have a weight so small that what they meet is hardly changed."""
+    graph = mixed()
+    oracle = estimate(graph, Oracle(), Threshold(2), replicates=300)
+    pilot = estimate(graph, Pilot(Uniform(), Top(6), share=0.999), Threshold(2), replicates=300)
+    assert float(pilot.standard_error) < 1.2 * float(oracle.standard_error) + 1e-3
+
+
+def test_many_states_in_float32():
+    generator = seeded()
+    embeddings = 0.5 * torch.randn(100_000, 8, generator=generator)
+    unary = 3 * torch.randn(4, 100_000, generator=generator)
+    embeddings.requires_grad_()
+    xs = rg.VariableArray("x", (4,), 100_000)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((xs,), rg.Table(unary)),
+            rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(embeddings, embeddings)),
+        ]
+    )
+    posterior = rg.infer(
+        graph,
+        estimator=Randomized(LocalGlobal(), TopSystematic(100, 100), replicates=2),
+        generator=generator,
+    )
+    assert posterior.log_partition.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(posterior.log_partition, embeddings)
+    assert bool(gradient.isfinite().all())
+    assert posterior.marginal(xs).shape == (4, 100_000)
+    assert posterior.sample(3, generator=generator)[xs].shape == (3, 4)
+
+
+@pytest.mark.parametrize("keep", [1, 3, 5, 0.5, 1.0])
+def test_the_default_keeps_what_it_is_told(keep):
+    xs = rg.VariableArray("x", (2,), 5)
+    graph = rg.FactorGraph([rg.FactorBlock((xs,), rg.Table(draw(2, 5)))])
+    posterior = rg.infer(graph, estimator=Randomized.default(keep=keep), generator=seeded())
+    count = {0.5: 2}.get(keep, 5 if keep == 1.0 and isinstance(keep, float) else keep)
+    assert posterior.solution.kept.supports[0].kept == count
+    assert posterior.status.exact == (count == 5)
+    with pytest.raises(rg.ModelError, match="keep"):
+        Randomized.default(keep=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Randomized(Local(), Top(1), replicates=0), "replicates"),
+        (lambda: Randomized(Local(), Top(1), defensive=1.0), "defensive"),
+        (lambda: Mixture((), ()), "Mixture"),
+        (lambda: Mixture((Local(),), (0.0,)), "positive"),
+        (lambda: Mixture((Local(),), (1.0, 2.0)), "1 proposals"),
+        (lambda: Landmark(0), "Landmark"),
+        (lambda: Pilot(share=1.0), "Pilot"),
+    ],
+)
+def test_arguments_are_checked(make, message):
+    with pytest.raises(rg.ModelError, match=message):
+        make()
+
+
+def test_questions_without_an_answer():
+    with pytest.raises(rg.UnsupportedError, match="Exact"):
+        estimate(mixed()).marginal_mode(["a"])

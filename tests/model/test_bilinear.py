@@ -1,0 +1,74 @@
+"""Bilinear potentials."""
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.testing import check_potential
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((4, 2), (3, 2)),
+        ((3, 1), (3, 1)),
+        ((5, 4, 2), (5, 3, 2)),
+        ((5, 4, 2), (3, 2)),
+        ((2, 1, 4, 2), (5, 3, 2)),
+        ((1, 4, 2), (3, 2)),
+    ],
+)
+def test_conformance(shapes):
+    check_potential(Bilinear(*(draw(*shape, seed=n) for n, shape in enumerate(shapes))), 2)
+
+
+def test_a_block_of_factors_with_embeddings_of_their_own():
+    sites = rg.VariableArray("x", (4,), 5)
+    for left, right in [((3, 5, 2), (5, 2)), ((5, 2), (5, 2)), ((2, 3, 5, 2), (3, 5, 2))]:
+        potential = Bilinear(draw(*left), draw(*right, seed=1))
+        table = rg.Table(potential.table(2))
+        scopes = (sites[:-1], sites[1:])
+        given = rg.FactorGraph([rg.FactorBlock(scopes, potential)])
+        dense = rg.FactorGraph([rg.FactorBlock(scopes, table)])
+        assert given.batch_shape == dense.batch_shape
+        posteriors = [rg.infer(graph) for graph in (given, dense)]
+        assert torch.allclose(*(p.log_partition for p in posteriors))
+        support = rg.Support(
+            torch.randint(5, (*given.batch_shape, 4, 3)), draw(*given.batch_shape, 4, 3)
+        )
+        few = [rg.infer(graph.restrict({"x": support})) for graph in (given, dense)]
+        assert torch.allclose(*(p.log_partition for p in few))
+
+
+def test_a_million_states_form_no_table():
+    embeddings = torch.randn(1_000_000, 3, generator=torch.Generator().manual_seed(0))
+    embeddings.requires_grad_()
+    potential = Bilinear(embeddings, embeddings)
+    states = torch.tensor([[3, 999_999], [0, 7]])
+    values = potential.evaluate([states, states.flip(-1)])
+    expected = embeddings[states] @ embeddings[states.flip(-1)].mT
+    assert torch.equal(values, expected)
+    (gradient,) = torch.autograd.grad(values.sum(), embeddings)
+    assert set(gradient.abs().sum(1).nonzero().flatten().tolist()) == {0, 3, 7, 999_999}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "message"),
+    [
+        (torch.zeros(3, 2), torch.zeros(3, 4), "one length"),
+        (torch.zeros(3), torch.zeros(3), "embeddings"),
+        (torch.zeros(3, 2).long(), torch.zeros(3, 2), "floating"),
+        (torch.full((3, 2), -torch.inf), torch.zeros(3, 2), "finite"),
+        (torch.zeros(2, 3, 2), torch.zeros(3, 3, 2), "broadcast"),
+        (torch.zeros(3, 2), torch.zeros(3, 2, dtype=torch.float64), "one dtype"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(left, right, message):
+    with pytest.raises(rg.ModelError, match=message):
+        Bilinear(left, right)

@@ -1,0 +1,183 @@
+"""Best sequences of chains, against all sequences."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from rdpgraph.structures.chain import decode
+from rdpgraph.structures.chain.decode import k_best, max_marginals, viterbi
+from rdpgraph.structures.chain.paths import score
+from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
+
+SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
+
+
+def place_of(listed, states):
+    """Where a sequence is in a list of them."""
+    (place,) = (listed == states).all(1).nonzero().flatten().tolist()
+    return place
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("states", "total"), SHAPES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
+    parts = chains(kind, seed=seed, states=states, total=total)
+    found, scores = viterbi(*parts)
+    for item, length in enumerate(parts[2].tolist()):
+        listed, expected = sequences(*parts, item)
+        assert_close(scores[item], expected.max())
+        assert bool((found[item, length:] == -1).all())
+        if scores[item] > -math.inf:
+            assert_close(expected[place_of(listed, found[item, :length])], expected.max())
+        else:
+            assert bool((found[item] == -1).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("states", "total"), SHAPES)
+@pytest.mark.parametrize("k", [1, 2, 7, 30])
+@pytest.mark.parametrize("whole", [False, True])
+def test_k_best_are_the_first_of_all_sequences_sorted(kind, states, total, k, whole):
+    parts = chains(kind, seed=k, states=states, total=total, whole=whole)
+    found, scores = k_best(*parts, k)
+    assert found.shape == (k, total + 1, total)
+    assert scores.shape == (k, total + 1)
+    for item, length in enumerate(parts[2].tolist()):
+        listed, every = sequences(*parts, item)
+        expected = every.sort(descending=True).values[:k]
+        possible = int((expected > -math.inf).sum())
+        assert_close(scores[:possible, item], expected[:possible])
+        assert bool((scores[possible:, item] == -math.inf).all())
+        assert bool((found[possible:, item] == -1).all())
+        assert bool((found[:, item, length:] == -1).all())
+        places = [place_of(listed, found[rank, item, :length]) for rank in range(possible)]
+        assert len(set(places)) == possible
+        assert_close(every[places], scores[:possible, item])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("states", "total"), SHAPES)
+def test_max_marginals_are_the_best_of_the_sequences_through_each_state(kind, states, total):
+    parts = chains(kind, seed=3, states=states, total=total)
+    found = max_marginals(*parts)
+    assert found.shape == parts[0].shape
+    for item, length in enumerate(parts[2].tolist()):
+        listed, every = sequences(*parts, item)
+        assert bool((found[item, length:] == -math.inf).all())
+        for step in range(length):
+            for state in range(states):
+                through = every[listed[:, step] == state]
+                assert_close(found[item, step, state], through.max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_its_items_one_by_one(kind):
+    parts = chains(kind, seed=5)
+    states, scores = viterbi(*parts)
+    lists, list_scores = k_best(*parts, 4)
+    largest = max_marginals(*parts)
+    for item in range(len(parts[2])):
+        one = item_of(*parts, item)
+        assert torch.equal(viterbi(*one)[0][0], states[item])
+        assert_close(viterbi(*one)[1][0], scores[item])
+        assert torch.equal(k_best(*one, 4)[0][:, 0], lists[:, item])
+        assert_close(k_best(*one, 4)[1][:, 0], list_scores[:, item])
+        assert_close(max_marginals(*one)[0], largest[item])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_any_size_give_the_same(kind, monkeypatch):
+    parts = chains(kind, seed=6)
+    watched = (parts[0], parts[1].clone().requires_grad_(), parts[2])
+    before = [*viterbi(*parts), *k_best(*parts, 5), max_marginals(*parts)]
+    monkeypatch.setattr(decode, "_CELLS", 1)
+    after = [*viterbi(*parts), *k_best(*parts, 5), max_marginals(*parts)]
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(max_marginals(*watched), before[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_scores_is_that_of_the_sequences_of_that_rank(kind):
+    unary, transition, lengths = chains(kind, seed=7)
+    unary.requires_grad_()
+    transition.requires_grad_()
+    scores = torch.cat([viterbi(unary, transition, lengths)[1][None]])
+    scores = torch.cat([scores, k_best(unary, transition, lengths, 3)[1]])
+    weights = torch.randn(scores.shape, generator=seeded(1), dtype=torch.float64)
+    expected = []
+    for item in range(len(lengths)):
+        every = sequences(unary, transition, lengths, item)[1]
+        ranked = every.sort(descending=True).values
+        column = torch.nn.functional.pad(ranked, (0, 3), value=-math.inf)[[0, 0, 1, 2]]
+        expected.append(column)
+    expected = torch.stack(expected, 1)
+    alive = expected > -math.inf
+    # The whole of the scores, -inf included: those entries have no gradient.
+    got = torch.autograd.grad((scores * weights).sum(), (unary, transition))
+    wanted = torch.autograd.grad((expected[alive] * weights[alive]).sum(), (unary, transition))
+    assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_max_marginals_is_that_of_the_best_sequences(kind):
+    unary, transition, lengths = chains(kind, seed=8)
+    unary.requires_grad_()
+    transition.requires_grad_()
+    found = max_marginals(unary, transition, lengths)
+    weights = torch.randn(found.shape, generator=seeded(2), dtype=torch.float64)
+    total = 0.0
+    for item, length in enumerate(lengths.tolist()):
+        listed, every = sequences(unary, transition, lengths, item)
+        for step in range(length):
+            for state in range(unary.shape[2]):
+                best = every[listed[:, step] == state].max()
+                if best > -math.inf:
+                    total = total + best * weights[item, step, state]
+    got = torch.autograd.grad((found * weights).sum(), (unary, transition))
+    assert_close(got, torch.autograd.grad(total, (unary, transition)))
+
+
+def test_an_impossible_item_has_no_sequence_no_score_and_no_gradient():
+    generator = seeded(9)
+    unary = torch.randn(2, 3, 2, generator=generator, dtype=torch.float64)
+    unary[0, 1] = -math.inf
+    unary.requires_grad_()
+    transition = torch.randn(2, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    lengths = torch.tensor([3, 3])
+    states, scores = viterbi(unary, transition, lengths)
+    lists, list_scores = k_best(unary, transition, lengths, 2)
+    largest = max_marginals(unary, transition, lengths)
+    assert bool((states[0] == -1).all())
+    assert bool((lists[:, 0] == -1).all())
+    for values in (scores[0], list_scores[:, 0], largest[0]):
+        assert bool((values == -math.inf).all())
+    total = scores[0] + list_scores[:, 0].sum() + largest[0].sum()
+    for gradient in torch.autograd.grad(total, (unary, transition)):
+        assert bool((gradient == 0).all())
+
+
+def test_the_score_of_a_sequence_with_a_gap_is_minus_infinity():
+    parts = chains("shared", zeros=0.0)
+    states = torch.zeros(5, 4, dtype=torch.long)
+    states[:, 0] = -1
+    scores = score(*parts, states)
+    assert torch.equal(scores == -math.inf, parts[2] > 0)
+
+
+def test_single_precision_tells_long_sequences_apart():
+    generator = seeded(10)
+    unary = 1000 + torch.randn(1, 2000, 5, generator=generator)
+    transition = torch.randn(5, 5, generator=generator)
+    lengths = torch.tensor([2000])
+    exact = (unary.double(), transition.double(), lengths)
+    best = viterbi(*exact)[1]
+    found = viterbi(unary, transition, lengths)[0], k_best(unary, transition, lengths, 2)[0][0]
+    for states in found:
+        # The spacing of single precision at this score is a quarter of a nat.
+        assert_close(score(*exact, states), best, rtol=0, atol=1e-2)
+    largest = max_marginals(unary, transition, lengths)
+    assert_close(largest, max_marginals(*exact).float(), rtol=4e-7, atol=0)

@@ -1,0 +1,205 @@
+"""General graphs that are chains are answered by their recursion, all others as before."""
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import rdpgraph as rg
+from rdpgraph.structures.chain.paths_in_graphs import lined_up
+from rdpgraph.testing import brute_force
+
+D = torch.float64
+
+
+@st.composite
+def chained(draw):
+    """Graphs of one chain or more, whose factors come in every form."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    chains = draw(st.integers(1, 2))
+    total = draw(st.integers(3, 6 if chains == 1 else 3))
+    states = draw(st.integers(1, 3)) if chains * total <= 6 else 2
+    batch = draw(st.sampled_from([(), (), (2,), (2, 1)]))
+    zeros = draw(st.sampled_from([0.0, 0.0, 0.2]))
+
+    def table(*shape, batched):
+        lead = batch if batched else ()
+        values = torch.randn([*lead, *shape], generator=generator, dtype=D)
+        gone = torch.rand(values.shape, generator=generator) < zeros
+        return rg.Table(values.masked_fill(gone, -math.inf))
+
+    x = rg.VariableArray("x", (chains * total,), states)
+    order = torch.tensor(draw(st.permutations(range(chains * total)))).reshape(chains, total)
+    left, right = x[order[:, :-1]], x[order[:, 1:]]
+    factors = []
+    kind = draw(st.sampled_from(["shared", "each", "row", "single", "mixed"]))
+    batched = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 2))):
+        flip = draw(st.booleans())
+        scopes = (right, left) if flip else (left, right)
+        if kind == "shared":
+            factors.append(rg.FactorBlock(scopes, table(1, 1, states, states, batched=batched)))
+        elif kind == "each":
+            lead = (chains, total - 1)
+            factors.append(rg.FactorBlock(scopes, table(*lead, states, states, batched=batched)))
+        elif kind == "row":
+            lead = (chains, 1)
+            factors.append(rg.FactorBlock(scopes, table(*lead, states, states, batched=batched)))
+        else:
+            one = table(states, states, batched=batched)
+            for chain in range(chains):
+                for step in range(total - 1):
+                    pair = (x[int(order[chain, step])], x[int(order[chain, step + 1])])
+                    turned = draw(st.booleans()) if kind == "mixed" else flip
+                    own = one if draw(st.booleans()) else table(states, states, batched=batched)
+                    factors.append(rg.Factor(pair[::-1] if turned else pair, own))
+    for _ in range(draw(st.integers(0, 2))):
+        members = draw(st.lists(st.integers(0, chains * total - 1), min_size=1))
+        own = table(len(members), states, batched=draw(st.booleans()))
+        factors.append(rg.FactorBlock((x[torch.tensor(members)],), own))
+    if draw(st.booleans()):
+        factors.append(rg.Factor((x[0],), table(states, batched=False)))
+    shuffled = draw(st.permutations(factors))
+    return rg.FactorGraph(shuffled, variables=[x])
+
+
+def close(got, expected, tolerance=1e-8):
+    got, expected = torch.broadcast_tensors(got, expected)
+    near = (got - expected).abs() <= tolerance * (1 + expected.abs())
+    return bool(((got == expected) | near).all())
+
+
+@settings(max_examples=150)
+@given(chained())
+def test_answers_are_those_of_enumeration(graph):
+    posterior, truth = rg.infer(graph), brute_force(graph)
+    assert posterior.plan.route == "structure"
+    assert "Chain" in posterior.plan.why
+    assert posterior.status.exact
+    (x,) = graph.variables
+    assert close(posterior.log_partition, truth.log_partition)
+    best = posterior.max_marginals()[x]
+    for number in range(graph.num_variables):
+        assert close(posterior.marginal(x)[..., number, :], truth.joint((x[number],)))
+        assert close(best[..., number, :], truth.max_marginal(x[number]))
+    assert close(posterior.entropy(), truth.entropy, 1e-6)
+    general = rg.infer(graph, scheduler=rg.Contraction())
+    for block in graph.blocks[:1]:
+        pair = [graph.domain.variable(number) for number in block.scopes[0].tolist()]
+        assert close(posterior.factor_marginal(pair), general.factor_marginal(pair))
+    if bool((truth.log_partition == -math.inf).any()):
+        with pytest.raises(rg.ImpossibleEvidenceError):
+            posterior.mode()
+        return
+    assert close(graph.score({**posterior.mode()}), truth.maximum)
+    drawn = posterior.sample(5, generator=torch.Generator().manual_seed(0))
+    assert drawn[x].shape == (5, *graph.batch_shape, graph.num_variables)
+    assert bool((graph.score({**drawn}) > -math.inf).all())
+    assert close(posterior.marginal_mode([x[0]])[x[0]], general.marginal_mode([x[0]])[x[0]])
+
+
+def three(**more):
+    x = rg.VariableArray("x", (6,), 2)
+    generator = torch.Generator().manual_seed(0)
+    table = rg.Table(torch.randn(2, 2, generator=generator, dtype=D))
+    return x, table
+
+
+def graphs_that_are_not_chains():
+    x, table = three()
+    line = rg.FactorBlock((x[:-1], x[1:]), table)
+    unary = rg.FactorBlock((x,), rg.Table(torch.zeros(2, dtype=D)))
+    wide = rg.Variable("wide", 3)
+    yield "no pairs", rg.FactorGraph([unary])
+    yield "a cycle", rg.FactorGraph([line, rg.Factor((x[5], x[0]), table)])
+    yield "a branch", rg.FactorGraph([line, rg.Factor((rg.Variable("y", 2), x[2]), table)])
+    yield (
+        "a cycle and a chain",
+        rg.FactorGraph([rg.FactorBlock((x[[0, 1, 2, 3, 4]], x[[1, 2, 0, 4, 5]]), table)]),
+    )
+    yield "two lengths", rg.FactorGraph([rg.FactorBlock((x[[0, 2, 3, 4]], x[[1, 3, 4, 5]]), table)])
+    yield "only pairs", rg.FactorGraph([rg.FactorBlock((x[::2], x[1::2]), table)])
+    yield "a lonely variable", rg.FactorGraph([line, unary], variables=[rg.Variable("y", 2)])
+    yield (
+        "two sizes",
+        rg.FactorGraph([line, rg.Factor((x[5], wide), rg.Table(torch.zeros(2, 3, dtype=D)))]),
+    )
+    triple = rg.Factor((x[0], x[1], x[2]), rg.Table(torch.zeros(2, 2, 2, dtype=D)))
+    yield "a triple", rg.FactorGraph([line, triple])
+    yield "a constant", rg.FactorGraph([line, rg.Factor((), rg.Table(torch.ones((), dtype=D)))])
+    yield "evidence", rg.FactorGraph([line]).condition({x[0]: 1})
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(graph, id=name) for name, graph in graphs_that_are_not_chains()],
+)
+def test_other_graphs_are_solved_as_before(graph):
+    posterior = rg.infer(graph)
+    assert posterior.plan.route in ("forest", "contraction")
+    assert close(posterior.log_partition, brute_force(graph).log_partition)
+
+
+def test_one_table_stays_one_table():
+    x, table = three()
+    for scopes in ((x[:-1], x[1:]), (x[1:], x[:-1])):
+        match = rg.Chain.recognise(rg.FactorGraph([rg.FactorBlock(scopes, table)]))
+        assert match.structure.transition.shape == (2, 2)
+        assert torch.equal(match.structure.transition, table.log_values)  # along its direction
+    rows = rg.VariableArray("y", (4, 5), 2)
+    many = rg.Chain.recognise(rg.FactorGraph([rg.FactorBlock((rows[:, :-1], rows[:, 1:]), table)]))
+    assert many.structure.transition.shape == (2, 2)
+    assert many.numbers.tolist() == torch.arange(20).reshape(4, 5).tolist()
+
+
+def test_gradients_reach_the_factors():
+    x, _ = three()
+    values = [torch.randn(s, dtype=D, requires_grad=True) for s in ((6, 2), (5, 2, 2), (2, 2))]
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x,), rg.Table(values[0])),
+            rg.FactorBlock((x[1:], x[:-1]), rg.Table(values[1])),
+            rg.Factor((x[2], x[3]), rg.Table(values[2])),
+        ]
+    )
+    own, general = rg.infer(graph), rg.infer(graph, scheduler=rg.Contraction())
+    for ask in (
+        lambda posterior: posterior.log_partition,
+        lambda posterior: posterior.entropy(),
+        lambda posterior: posterior.marginal(x[1])[0],
+        lambda posterior: posterior.max_marginals()[x][2, 1],
+    ):
+        found = torch.autograd.grad(ask(own), values, retain_graph=True)
+        expected = torch.autograd.grad(ask(general), values, retain_graph=True)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.allclose(mine, theirs)
+
+
+def test_what_a_match_leaves_open_stays_exact():
+    """The general engine answers within the budget or not at all."""
+    x = rg.VariableArray("x", (50,), 40)
+    graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(torch.zeros(40, 40)))])
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=10.0))
+    assert posterior.plan.route == "structure"
+    expected = torch.full((50, 40), 1 / 40)
+    assert torch.allclose(posterior.marginal(x), expected)
+    assert torch.allclose(posterior.entropy(), torch.tensor(50 * math.log(40.0)))
+    with pytest.raises(rg.BudgetError, match="does not fit"):
+        posterior.factor_marginal((x[0], x[1]))
+
+
+@given(st.integers(1, 4), st.integers(3, 40), st.randoms(use_true_random=False))
+def test_paths_are_found_in_any_order(paths, length, random):
+    numbers = list(range(paths * length))
+    random.shuffle(numbers)
+    wanted = torch.tensor(numbers).reshape(paths, length)
+    pairs = torch.stack([wanted[:, :-1], wanted[:, 1:]], 2).reshape(-1, 2)
+    order = torch.tensor(random.sample(range(len(pairs)), len(pairs)))
+    found = lined_up([pairs[order]], paths * length, fewest=3)
+    assert torch.equal(found, wanted[wanted[:, 0].argsort()])
+    turned = lined_up([pairs.flip(1), pairs], paths * length, fewest=3)
+    both = torch.stack([turned, turned.flip(1)])
+    for path in wanted:
+        assert bool((both == path).all(-1).any())
