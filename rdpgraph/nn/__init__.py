@@ -1,0 +1,5 @@
+"""Modules of `torch.nn` that stand on the structures."""
+
+from rdpgraph.nn.crf import CRF
+
+__all__ = ["CRF"]

@@ -1,0 +1,165 @@
+"""A conditional random field as a layer."""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rdpgraph.errors import ModelError
+from rdpgraph.structures.chain.model import Chain
+
+Reduction: TypeAlias = Literal["none", "sum", "mean", "token_mean"]
+
+
+class CRF(nn.Module):
+    """Scores whole sequences of tags, where a linear layer scores each tag by itself.
+
+    Names, arguments, parameters and their initial values are those of ``torchcrf.CRF`` of the
+    package pytorch-crf: swap the import, load the checkpoint. Beside `forward` and `decode` there
+    are `marginals`, `entropy` and `chain`, which has the rest: k best, samples, divergences.
+
+    Scores are in nats and may be any real numbers. Emissions are (steps, batch, tags), and tags
+    and masks (steps, batch); with ``batch_first`` the batch comes first everywhere. A mask is on
+    for the steps that count: from the first, without gaps. Lafferty, McCallum and Pereira (2001),
+    *Conditional random fields*.
+
+    Example:
+        >>> import torch
+        >>> from rdpgraph.nn import CRF
+        >>> crf = CRF(3, batch_first=True)
+        >>> emissions = torch.tensor([[[9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 9.0, 0.0]]])
+        >>> crf.decode(emissions)
+        [[0, 2, 1]]
+        >>> crf(emissions, torch.tensor([[0, 2, 1]])).exp() > 0.99
+        tensor(True)
+
+    Args:
+        num_tags: number of tags.
+        batch_first: whether the batch is the first dimension.
+
+    Attributes:
+        start_transitions: (tags,) scores of the first tag.
+        end_transitions: (tags,) scores of the last tag.
+        transitions: (tags, tags) scores of neighbours, [from, to].
+
+    Raises:
+        ModelError: no tags.
+    """
+
+    def __init__(self, num_tags: int, batch_first: bool = False) -> None:  # noqa: FBT001, FBT002
+        if num_tags <= 0:
+            raise ModelError(f"A CRF needs one tag or more; got num_tags={num_tags}.")
+        super().__init__()
+        self.num_tags = num_tags
+        self.batch_first = batch_first
+        self.start_transitions = nn.Parameter(torch.empty(num_tags))
+        self.end_transitions = nn.Parameter(torch.empty(num_tags))
+        self.transitions = nn.Parameter(torch.empty(num_tags, num_tags))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, uniform between -0.1 and 0.1."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.1, 0.1)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
+
+    def forward(
+        self,
+        emissions: Tensor,
+        tags: Tensor,
+        mask: Tensor | None = None,
+        reduction: Reduction = "sum",
+    ) -> Tensor:
+        """Log-likelihood of tags in nats: the loss of training is its negative.
+
+        Args:
+            emissions: (steps, batch, tags) scores.
+            tags: (steps, batch) tags; those beyond the mask are not read.
+            mask: (steps, batch) which steps count; default all.
+            reduction: ``"none"`` gives (batch,); ``"sum"`` and ``"mean"`` are over the batch;
+                ``"token_mean"`` divides the sum by the number of steps that count.
+
+        Raises:
+            ModelError: shapes, a mask or a reduction that do not fit.
+            EvidenceError: a tag that is out of range.
+        """
+        if reduction not in ("none", "sum", "mean", "token_mean"):
+            raise ModelError(
+                f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r}."
+            )
+        if tags.shape != emissions.shape[:2]:
+            raise ModelError(
+                f"tags must be of the first two dimensions of emissions, "
+                f"{tuple(emissions.shape[:2])}; got {tuple(tags.shape)}."
+            )
+        chain = self.chain(emissions, mask)
+        log_likelihood = chain.log_prob(tags if self.batch_first else tags.t())
+        if reduction == "none":
+            return log_likelihood
+        if reduction == "mean":
+            return log_likelihood.mean()
+        if reduction == "token_mean":
+            return log_likelihood.sum() / (tags.numel() if mask is None else mask.bool().sum())
+        return log_likelihood.sum()
+
+    def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
+        """The best sequence of tags of each item, as long as its mask; O(T N^2) each."""
+        chain = self.chain(emissions, mask)
+        rows: list[list[int]] = chain.mode().tolist()
+        if mask is None:
+            return rows
+        lengths: list[int] = mask.bool().sum(1 if self.batch_first else 0).tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+    def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Probabilities of every tag at every step, of the shape of emissions; 0 beyond the mask.
+
+        Differentiable.
+        """
+        marginals = self.chain(emissions, mask).marginals()
+        return marginals if self.batch_first else marginals.transpose(0, 1)
+
+    def entropy(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(batch,) entropies in nats of the whole sequences; differentiable."""
+        return self.chain(emissions, mask).entropy()
+
+    def chain(self, emissions: Tensor, mask: Tensor | None = None) -> Chain:
+        """The distribution over sequences as a `Chain`, which has the batch first.
+
+        Raises:
+            ModelError: shapes or a mask that do not fit.
+        """
+        if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
+            order = "batch, steps" if self.batch_first else "steps, batch"
+            raise ModelError(
+                f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}."
+            )
+        if mask is not None and mask.shape != emissions.shape[:2]:
+            raise ModelError(
+                f"mask must be of the first two dimensions of emissions, "
+                f"{tuple(emissions.shape[:2])}; got {tuple(mask.shape)}."
+            )
+        if not self.batch_first:
+            emissions = emissions.transpose(0, 1)
+            mask = None if mask is None else mask.t()
+        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
+        return Chain.crf(
+            emissions.to(dtype),
+            self.transitions.to(dtype),
+            start=self.start_transitions.to(dtype),
+            end=self.end_transitions.to(dtype),
+            lengths=None if mask is None else _lengths(mask),
+        )
+
+
+def _lengths(mask: Tensor) -> Tensor:
+    """(batch,) steps that count, of a mask (batch, steps)."""
+    mask = mask.bool()
+    if not mask[:, :1].all():
+        raise ModelError("mask must be on at the first step of every item; drop empty items.")
+    if (mask[:, 1:] > mask[:, :-1]).any():
+        raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+    return mask.sum(1)
