@@ -21,10 +21,26 @@ from rdpgraph.errors import (
     RdpgraphError,
     UnsupportedError,
 )
-from rdpgraph.estimate.exact import Estimator, Exact, Problem
+from rdpgraph.estimate.exact import Estimator, Exact, Kept, Problem
+from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.proposal import Mixture, Proposal
+from rdpgraph.estimate.proposals import (
+    Global,
+    Landmark,
+    Local,
+    LocalGlobal,
+    Oracle,
+    SoftmaxGlobal,
+    Uniform,
+)
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.selection import Selection
+from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.sites import Sites
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
 from rdpgraph.model.automaton import Automaton
+from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
@@ -35,6 +51,8 @@ from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
+from rdpgraph.query.estimated import EstimatedPosterior
+from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
@@ -52,6 +70,7 @@ __all__ = [
     "Auto",
     "Automaton",
     "Bethe",
+    "Bilinear",
     "BudgetError",
     "Cardinality",
     "Chain",
@@ -59,6 +78,8 @@ __all__ = [
     "Counting",
     "Damping",
     "Decomposition",
+    "EstimatedPosterior",
+    "EstimatedStructuredPosterior",
     "Estimator",
     "EvidenceError",
     "Exact",
@@ -70,30 +91,43 @@ __all__ = [
     "Flooding",
     "Fractional",
     "FromBeliefs",
+    "Global",
     "Gradient",
     "Implicit",
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "Kept",
+    "Landmark",
+    "Local",
+    "LocalGlobal",
     "LogDamping",
     "Loopy",
     "Match",
+    "Mixture",
     "ModelError",
     "Or",
+    "Oracle",
     "Part",
+    "Pilot",
     "Plan",
     "Posterior",
     "Potential",
     "ProbabilityDamping",
     "Problem",
+    "Proposal",
     "RandomSubsets",
+    "Randomized",
     "RdpgraphError",
     "Residual",
     "Schedule",
     "Scheduler",
     "Segmentation",
+    "Selection",
     "SemiMarkov",
     "Sequential",
+    "Sites",
+    "SoftmaxGlobal",
     "Sparse",
     "Status",
     "Structure",
@@ -101,7 +135,12 @@ __all__ = [
     "Support",
     "Sweep",
     "Table",
+    "Threshold",
+    "Top",
+    "TopSystematic",
+    "TopTail",
     "TreeReweighted",
+    "Uniform",
     "Unrolled",
     "UnsupportedError",
     "Variable",

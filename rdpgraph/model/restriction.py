@@ -50,8 +50,8 @@ def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorG
         numbers = graph.domain.numbers(entry).reshape(-1)
         support = given.get(place)
         if support is None:
-            everything = torch.arange(entry.size).expand(len(numbers), -1)
-            flat = Support(everything, torch.zeros(1).expand_as(everything))
+            everything = torch.arange(entry.size, device=graph.device).expand(len(numbers), -1)
+            flat = Support(everything, torch.zeros(1, device=graph.device).expand_as(everything))
             entries.append(entry)
         else:
             batch = support.states.ndim - len(entry.shape) - 1

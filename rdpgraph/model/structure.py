@@ -109,7 +109,11 @@ class Structure(ABC):
         return replace(self, unary=unary)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Structure":
-        """The structure on some states of each site, (*batch, *sites, kept), weights added.
+        """The structure on some states of each site, weights added to its unary potentials.
+
+        Args:
+            states: (*replicates, *batch, *sites, kept) states; repeats are separate entries.
+            log_weights: of the same shape, nats.
 
         Raises:
             ModelError: this structure does not implement it.

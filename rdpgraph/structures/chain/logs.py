@@ -9,7 +9,7 @@ from torch import Tensor
 from rdpgraph.model.semiring import soft_sum
 
 _BLOCK = 2**18
-"""Terms at a time. They are given one room for all steps: a block allocated anew at each would leave
+"""Terms at a time. They have one room for all steps: a block allocated anew at each would leave
 holes too large for what is kept and, once that is in them, too small for the next block."""
 
 
@@ -75,8 +75,9 @@ def room_for(unary: Tensor) -> Tensor:
     return torch.empty(size * _width(size), dtype=unary.dtype, device=unary.device)
 
 
-def advance(state: Tensor, transition: Tensor, room: Tensor) -> Tensor:
+def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Tensor:
     """``logsumexp_i(state_i + transition_ij)``: (B, N), with (N, N) or (1 or B, N, N)."""
+    room = room_for(state.unsqueeze(1)) if room is None else room
     return _Advance.apply(state, transition, room)  # pyright: ignore
 
 
