@@ -47,7 +47,7 @@ import numpy as np
 STEPS = 64
 LONG = (10_000, 512)  # steps, states of the table of scale
 SLOW = 20.0  # seconds after which larger sizes are skipped
-TOLERANCES = {"log_z": 1e-4, "unary": 1e-3, "transition": 1e-3}
+TOLERANCES = {"log_z": 1e-4, "unary": 1e-3, "transition": 5e-3}
 TORCH = ("pytorch-crf", "torch-struct", "pomegranate")
 MODULES = {
     "rdpgraph": "rdpgraph",
