@@ -27,6 +27,7 @@ bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/benchmarks.md
 	$(BIN)/python tests/benchmarks/uai.py --task PR
 	$(BIN)/python tests/benchmarks/bnlearn.py
 	$(BIN)/python tests/benchmarks/loopy.py
+	$(BIN)/python tests/benchmarks/chain.py
 
 docs: .venv/test.stamp .venv/docs.stamp  ## the pages, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

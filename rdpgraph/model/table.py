@@ -88,6 +88,7 @@ class Table(Potential):
         return Table(select_lead(self.log_values, trailing=arity, block=block, rows=rows))
 
 
+@torch.compiler.disable
 def checked_log_values(name: str, log_values: Tensor) -> None:
     """Refuse what cannot be log-values: not a floating tensor, NaN, +inf."""
     if not isinstance(log_values, Tensor):

@@ -41,6 +41,7 @@ def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
         )
 
 
+@torch.compiler.disable
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape

@@ -28,6 +28,7 @@ class Messages:
     log_backward: Tensor
 
 
+@torch.compiler.disable
 def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
@@ -40,6 +41,9 @@ def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
         unary: (B, T, N) in nats; -inf allowed; anything at all beyond the lengths.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
         lengths: (B,) int64, 0 to T.
+
+    `torch.compile` leaves it as it is, a call between compiled parts: there is nothing to gain in
+    tracing a loop over T, and much time to lose.
 
     Source: Rabiner (1989), section V.A, for the scaling.
     """

@@ -336,3 +336,18 @@ def test_what_does_not_fit_is_refused_in_a_line(make, message):
     with pytest.raises(rg.RdpgraphError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_inside_a_compiled_function():
+    unary, transition = torch.randn(2, 5, 3, dtype=D), torch.randn(3, 3, dtype=D)
+    unary.requires_grad_()
+
+    def loss(unary, transition):
+        return rg.Chain((2 * unary).tanh(), transition).log_partition().sum()
+
+    compiled = torch.compile(loss, backend="eager")(unary, transition)
+    expected = loss(unary, transition)
+    torch.testing.assert_close(compiled, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled, unary), torch.autograd.grad(expected, unary)
+    )
