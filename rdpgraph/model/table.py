@@ -88,13 +88,17 @@ class Table(Potential):
         return Table(select_lead(self.log_values, trailing=arity, block=block, rows=rows))
 
 
-@torch.compiler.disable
 def checked_log_values(name: str, log_values: Tensor) -> None:
-    """Refuse what cannot be log-values: not a floating tensor, NaN, +inf."""
+    """Refuse what cannot be log-values: not a floating tensor, NaN, +inf.
+
+    Inside `torch.compile` the values themselves are not looked at: that would break the graph.
+    """
     if not isinstance(log_values, Tensor):
         raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
     if not log_values.is_floating_point():
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
+    if torch.compiler.is_compiling():
+        return
     if not bool((log_values.detach() < math.inf).all()):
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")

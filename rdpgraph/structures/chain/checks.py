@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._compiler import opaque
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
@@ -41,7 +42,7 @@ def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
         )
 
 
-@torch.compiler.disable
+@opaque
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._compiler import opaque
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
 
@@ -28,7 +29,7 @@ class Messages:
     log_backward: Tensor
 
 
-@torch.compiler.disable
+@opaque
 def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
