@@ -1,0 +1,1 @@
+"""Hypertrees: trees over the spans of a sequence, dependency trees, and derivations."""

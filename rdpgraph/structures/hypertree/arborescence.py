@@ -1,0 +1,174 @@
+"""Spanning arborescences: the matrix-tree theorem without subtraction, Edmonds' best tree, draws.
+
+A word's pivot is the sum of the weights of its heads among what is left, which is what Gaussian
+elimination of the Laplacian would have on its diagonal after cancellation (Grassmann, Taksar and
+Heyman 1985). Arcs that go through an eliminated word are added to those that go past it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.hypertree.descent import Pick
+
+_ROUNDING = 1e-12
+"""What a marginal of zero may come out as."""
+
+
+def log_partition(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
+    """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
+
+    With one root only the part that is linear in the weights of the root's arcs is kept (Koo et
+    al. 2007 have it as the determinant with a row replaced): those arcs have no part in pivots,
+    until a word has no head but the root.
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+        multiroot: whether more than one word may have the root as its head.
+    """
+    batch, words = unary.shape[:2]
+    arcs, root = unary[:, :, 1:], unary[:, :, 0]
+    used = torch.full((batch,), multiroot, device=unary.device)
+    log_z = unary[:, :0].sum((1, 2))
+    for word in range(words - 1, -1, -1):
+        inside = word < lengths
+        heads, below = arcs[:, word, :word], arcs[:, :word, word]
+        own = root[:, word]
+        among = soft_sum(heads, 1) if word else torch.full_like(own, -math.inf)
+        only = ~used & (among.detach() == -math.inf)
+        pivot = torch.where(used, _added(among, own), torch.where(only, own, among))
+        log_z = log_z + torch.where(inside, pivot, 0.0)
+        shift = torch.where(pivot > -math.inf, pivot, 0.0)
+        through = below + torch.where(only, 0.0, own - shift).unsqueeze(1)
+        through = torch.where(inside.unsqueeze(1), through, -math.inf)
+        # The one root is found: what it gives is all there is, and no longer a first-order term.
+        kept = torch.where((only & inside).unsqueeze(1), -math.inf, root[:, :word])
+        root = _added(kept, through)
+        past = below.unsqueeze(2) + (heads - shift.unsqueeze(1)).unsqueeze(1)
+        past = torch.where(inside.reshape(-1, 1, 1), past, -math.inf)
+        arcs = _added(arcs[:, :word, :word], past)
+        arcs = torch.where(torch.eye(word, dtype=torch.bool, device=arcs.device), -math.inf, arcs)
+        used = used | (only & inside)
+    return torch.where(log_z > -math.inf, log_z, -math.inf)
+
+
+def _added(first: Tensor, second: Tensor) -> Tensor:
+    return soft_sum(torch.stack([first, second]), 0)
+
+
+def draw(unary: Tensor, lengths: Tensor, count: int, pick: Pick, multiroot: bool) -> Tensor:  # noqa: FBT001
+    """(count * B, n) heads, one word after the other given those before it."""
+    scores = unary.detach().double().repeat(count, 1, 1)
+    many = lengths.repeat(count)
+    heads = torch.zeros(scores.shape[:2], dtype=torch.int64, device=unary.device)
+    place = torch.arange(unary.shape[2], device=unary.device)
+    # Where the heads chosen so far lead from each position.
+    above = place.expand(len(many), -1)
+    for word in range(unary.shape[1]):
+        inside = word < many
+        with torch.enable_grad():
+            given = scores.clone().requires_grad_()
+            log_z = log_partition(given, many, multiroot=multiroot)
+            (marginals,) = torch.autograd.grad(log_z.sum(), given)
+        own = torch.where(above == word + 1, 0.0, marginals[:, word])
+        chosen = pick(torch.where(own > _ROUNDING, own.clamp(min=_ROUNDING).log(), -math.inf))
+        heads[:, word] = torch.where(inside, chosen, 0)
+        top = above.gather(1, chosen.unsqueeze(1))
+        above = torch.where((above == word + 1) & inside.unsqueeze(1), top, above)
+        others = (place != chosen.unsqueeze(1)) & inside.unsqueeze(1)
+        scores[:, word] = scores[:, word].masked_fill(others, -math.inf)
+    return heads
+
+
+def best(unary: Tensor, lengths: Tensor, multiroot: bool) -> Tensor:  # noqa: FBT001
+    """(B, n) the heads of one best tree of each item, all of which have one."""
+    heads = torch.zeros(unary.shape[:2], dtype=torch.int64)
+    values = unary.detach().double().cpu()
+    for item, length in enumerate(lengths.tolist()):
+        if length:
+            scores = values[item, :length, : length + 1].tolist()
+            heads[item, :length] = torch.tensor(_best_of_one(scores, multiroot=multiroot))
+    return heads.to(unary.device)
+
+
+def _best_of_one(scores: list[list[float]], *, multiroot: bool) -> list[int]:
+    """The heads of the words of one item; scores by word and head."""
+    found = edmonds(scores)
+    if multiroot or found.count(0) == 1:
+        return found
+    options: list[tuple[float, list[int]]] = []
+    for root, row in enumerate(scores):
+        if row[0] == -math.inf:
+            continue
+        only = [[r[0] if word == root else -math.inf, *r[1:]] for word, r in enumerate(scores)]
+        heads = edmonds(only)
+        total = sum(only[word][head] for word, head in enumerate(heads))
+        if heads.count(0) == 1:
+            options.append((total, heads))
+    return max(options)[1]
+
+
+def edmonds(scores: list[list[float]]) -> list[int]:
+    """The heads 0..n of n words in a best arborescence rooted at 0 (Chu and Liu; Edmonds). O(n^3).
+
+    Where there is none, some heads of words are arbitrary, and the total is -inf.
+
+    Args:
+        scores: for each word those of the heads 0..n.
+    """
+    count = len(scores)
+    heads = [max(range(count + 1), key=row.__getitem__) for row in scores]
+    cycle = _cycle(heads)
+    if not cycle:
+        return heads
+    ring = set(cycle)
+    rest = [word for word in range(1, count + 1) if word not in ring]
+    # The words left keep their order, and the cycle is the last of the smaller problem.
+    nodes = [0, *rest]
+    lost = {word: scores[word - 1][heads[word - 1]] for word in cycle}
+    smaller: list[list[float]] = []
+    leaving: list[int] = []
+    for word in rest:
+        row = scores[word - 1]
+        leaving.append(max(cycle, key=row.__getitem__))
+        smaller.append([*(row[node] for node in nodes), row[leaving[-1]]])
+    entering: list[int] = []
+    entry: list[float] = []
+    for node in nodes:
+        gains = {word: _gain(scores[word - 1][node], lost[word]) for word in cycle}
+        entering.append(max(cycle, key=gains.__getitem__))
+        entry.append(gains[entering[-1]])
+    smaller.append([*entry, -math.inf])
+    found = edmonds(smaller)
+    result = list(heads)
+    for place, word in enumerate(rest):
+        head = found[place]
+        result[word - 1] = leaving[place] if head == len(nodes) else nodes[head]
+    outside = found[-1] if found[-1] < len(nodes) else 0
+    result[entering[outside] - 1] = nodes[outside]
+    return result
+
+
+def _gain(score: float, lost: float) -> float:
+    return -math.inf if score == -math.inf else score - lost
+
+
+def _cycle(heads: list[int]) -> list[int]:
+    """The words of a cycle, or none."""
+    state = [0] * (len(heads) + 1)
+    state[0] = 2
+    for start in range(1, len(heads) + 1):
+        path: list[int] = []
+        word = start
+        while state[word] == 0:
+            state[word] = 1
+            path.append(word)
+            word = heads[word - 1]
+        if state[word] == 1:
+            return path[path.index(word) :]
+        for passed in path:
+            state[passed] = 2
+    return []

@@ -1,0 +1,158 @@
+"""Charts: a value for every span, laid out so that the parts of all spans of a width are slices.
+
+A span of width w + 1 that starts at i has w splits. Its left parts start at i and have widths
+1..w; its right parts end at i + w and have widths w..1. Lefts are kept by start and width, rights
+by end and falling width, so that split m is at the same place in both slices.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.hypertree.ranks import Ranks
+from rdpgraph.structures.hypertree.rules import DenseRules
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A hypertree as the kernels take it.
+
+    Attributes:
+        leaves: (B, T, P) log-potentials of spans of width one.
+        spans: (B, T, T, N) log-potentials of the others, [first, last].
+        rules: flat, of N parents and C children.
+        lengths: (B,) int64.
+        split: whether leaves have states of their own, C = N + P; else C = N = P.
+    """
+
+    leaves: Tensor
+    spans: Tensor
+    rules: DenseRules | Ranks
+    lengths: Tensor
+    split: bool
+
+    @property
+    def children(self) -> int:
+        """C."""
+        return self.spans.shape[3] + (self.leaves.shape[2] if self.split else 0)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that gradients may flow to."""
+        return (self.leaves, self.spans, *self.rules.parts)
+
+    def rows(self, rows: Tensor) -> "Parts":
+        """Some of the items."""
+        return Parts(
+            self.leaves[rows], self.spans[rows], self.rules.item(rows), self.lengths[rows],
+            self.split,
+        )  # fmt: skip
+
+    def to(self, dtype: torch.dtype) -> "Parts":
+        """The same in another type."""
+        rules = self.rules.with_parts([part.to(dtype) for part in self.rules.parts])
+        return Parts(self.leaves.to(dtype), self.spans.to(dtype), rules, self.lengths, self.split)
+
+    def phi(self, width: int) -> Tensor:
+        """(B, T - width, N) log-potentials of spans of width + 1 words, -inf beyond the length."""
+        phi = self.spans.diagonal(offset=width, dim1=1, dim2=2).mT
+        return torch.where(self.inside(width).unsqueeze(2), phi, -math.inf)
+
+    def inside(self, width: int) -> Tensor:
+        """(B, T - width) whether spans of width + 1 words end within the length."""
+        ends = torch.arange(width, self.spans.shape[1], device=self.lengths.device)
+        return ends < self.lengths.unsqueeze(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Values of every span, twice: as left parts and as right parts. Filled in place.
+
+    Attributes:
+        lefts: (B, T, T, ...) by start and width.
+        rights: (B, T, T, ...) by end and falling width.
+    """
+
+    lefts: Tensor
+    rights: Tensor
+
+    @staticmethod
+    def of(like: Tensor, *dims: int, fill: float = 0.0) -> "Chart":
+        """A chart of (B, T, T, *dims) for leaves (B, T, P)."""
+        shape = (like.shape[0], like.shape[1], like.shape[1], *dims)
+        return Chart(like.new_full(shape, fill), like.new_full(shape, fill))
+
+    def put(self, width: int, left: Tensor, right: Tensor) -> None:
+        """Set the spans of width + 1 words."""
+        self.left(width).copy_(left)
+        self.right(width).copy_(right)
+
+    def left(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as left parts."""
+        return self.lefts[:, : self.lefts.shape[1] - width, width]
+
+    def right(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as right parts."""
+        return self.rights[:, width:, self.rights.shape[1] - 1 - width]
+
+    def left_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) left parts of some splits of all spans of a width."""
+        return self.lefts[:, : self.lefts.shape[1] - width, first:last]
+
+    def right_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) right parts of the same splits."""
+        start = self.rights.shape[1] - width
+        return self.rights[:, width:, start + first : start + last]
+
+
+def peak(logs: Tensor) -> Tensor:
+    """(..., 1) the largest of each row, 0 where all is -inf."""
+    top = logs.amax(-1, keepdim=True)
+    return torch.where(top > -math.inf, top, 0.0)
+
+
+def lowest_log(logs: Tensor) -> Tensor:
+    """(...) the smallest finite log of each row; +inf where there is none."""
+    return torch.where(logs > -math.inf, logs, math.inf).amin(-1)
+
+
+def lowest(values: Tensor) -> Tensor:
+    """(...) the log of the smallest positive value of each row; +inf where there is none."""
+    return torch.where(values > 0, values, math.inf).amin(-1).log()
+
+
+def limit(dtype: torch.dtype) -> float:
+    """A log below which a product may be lost, or its inverse be too large."""
+    return -70.0 if dtype == torch.float32 else -600.0
+
+
+def normalised(raw: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values over their largest, that (1 if it is 0), and the log-scale (-inf if it is 0)."""
+    top = raw.amax(-1, keepdim=True)
+    alive = top > 0
+    safe = torch.where(alive, top, 1.0)
+    scale = torch.where(alive, base + safe.log(), -math.inf)
+    return raw / safe, safe, scale.squeeze(-1)
+
+
+def times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """(B, S, M) with (1 or B, M, N) as (B, S, N)."""
+    if len(matrix) == 1:
+        return (rows.reshape(-1, rows.shape[-1]) @ matrix[0]).reshape(*rows.shape[:-1], -1)
+    return rows @ matrix
+
+
+def products(left: Tensor, right: Tensor, count: int) -> Tensor:
+    """Sums of outer products of (B, S, M) and (B, S, N) rows, as (count, M, N), count 1 or B."""
+    if count == 1:
+        return (left.flatten(0, 1).mT @ right.flatten(0, 1)).unsqueeze(0)
+    return left.mT @ right
+
+
+def roots(chart: Chart, scales: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every item the values (B, N) and log-scale (B, 1) of the span that covers its length."""
+    item = torch.arange(len(lengths), device=lengths.device)
+    last = (lengths - 1).clamp(min=0)
+    return chart.lefts[item, 0, last], scales[item, 0, last].unsqueeze(1)

@@ -1,0 +1,80 @@
+"""What a hypertree's fields must be; errors in one line."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.hypertree.rules import Rules
+
+
+def checked_unary(unary: Tensor) -> None:
+    """Log-potentials (*batch, T, T, N)."""
+    checked_log_values("Hypertree's unary", unary)
+    shape = tuple(unary.shape)
+    if len(shape) < 3 or shape[-2] != shape[-3] or not shape[-1]:
+        raise ModelError(
+            "Hypertree needs unary potentials of shape (*batch, T, T, N), [first, last, state], "
+            f"N >= 1; got {shape}."
+        )
+
+
+def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
+    """Rules for as many states as the unary potentials have."""
+    if not isinstance(rules, Rules):
+        raise ModelError(
+            "Hypertree needs rules: DenseRules, LowRankRules, FactorisedRules or NoRules; got "
+            f"{type(rules).__name__}."
+        )
+    states, batch = unary.shape[-1], tuple(unary.shape[:-3])
+    if not 0 <= preterminals < states:
+        raise ModelError(f"Hypertree of {states} states got {preterminals} preterminals.")
+    wanted = (states - preterminals, states)
+    if rules.shape is not None and rules.shape != wanted:
+        raise ModelError(
+            f"Hypertree of {states} states, {preterminals} of them preterminals, needs rules of "
+            f"(N, C) = {wanted} parents and children; got {rules.shape}."
+        )
+    if math.prod(rules.batch_shape) != 1 and not _broadcasts(rules.batch_shape, batch):
+        raise ModelError(f"Hypertree of batch {batch} got rules of batch {rules.batch_shape}.")
+    if any(part.device != unary.device for part in rules.parts):
+        raise ModelError("Hypertree needs its potentials on one device.")
+
+
+def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
+    """(*batch, N) for the states that a wide span may have."""
+    if root is None:
+        return
+    checked_log_values("Hypertree's root", root)
+    states = unary.shape[-1] - preterminals
+    fits = root.ndim >= 1 and root.shape[-1] == states
+    if not fits or not _broadcasts(root.shape[:-1], unary.shape[:-3]):
+        raise ModelError(
+            f"Hypertree needs root log-potentials of shape (*batch, {states}); got "
+            f"{tuple(root.shape)}."
+        )
+
+
+def checked_lengths(owner: str, lengths: Tensor, batch: Sequence[int], total: int) -> Tensor:
+    """Lengths (*batch,) as int64."""
+    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+    if not (whole or not lengths.numel()) or tuple(lengths.shape) != tuple(batch):
+        raise ModelError(
+            f"{owner} of batch shape {tuple(batch)} needs integer lengths of that shape; got "
+            f"{lengths.dtype} of shape {tuple(lengths.shape)}."
+        )
+    lengths = lengths.long()
+    wrong = lengths[(lengths < 0) | (lengths > total)]
+    if len(wrong):
+        raise ModelError(f"{owner} of {total} words needs lengths 0 to {total}; got {wrong[0]}.")
+    return lengths
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    if len(shape) > len(to):
+        return False
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)

@@ -1,0 +1,212 @@
+"""Derivations: the trees of a hypergraph that a user gives."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.hypertree.descent import Pick, drawn, largest
+
+
+@dataclass(frozen=True, eq=False)
+class Derivations(Structure):
+    """The derivations of the last node of a hypergraph, weighted by their hyperedges.
+
+    A derivation of a node is a hyperedge with that head, and one derivation of each of its tails;
+    its score is the sum of its hyperedges' log-weights, as often as they are used. Nodes are
+    numbered in topological order: tails before heads. A node without hyperedges has no derivation;
+    one with a hyperedge without tails is an axiom.
+
+    There is one site of as many states as hyperedges: `marginals` are the expected numbers of uses
+    of each, and `mode` and `sample` give numbers of uses, (*batch, E).
+
+    Args:
+        unary: (*batch, E) log-weights (nats) of the hyperedges; -inf forbids one.
+        heads: (E,) nodes 0..nodes-1.
+        tails: (E, arity) nodes, padded with -1.
+        nodes: how many there are; the last one is the goal.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN or +inf, a node out of range, a tail that does not
+            come before its head.
+
+    Example:
+        >>> heads = torch.tensor([0, 1, 2, 2])
+        >>> tails = torch.tensor([[-1, -1], [-1, -1], [0, 1], [1, 1]])
+        >>> weights = torch.tensor([0.5, 2.0, 1.0, 3.0])
+        >>> derivations = Derivations(weights.log(), heads, tails, nodes=3)
+        >>> derivations.log_partition().exp()  # 0.5 * 2 * 1 + 2 * 2 * 3
+        tensor(13.0000)
+        >>> derivations.mode()
+        tensor([0, 2, 0, 1])
+    """
+
+    heads: Tensor
+    tails: Tensor
+    nodes: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        checked_log_values("Derivations' unary", self.unary)
+        edges = self.unary.shape[-1] if self.unary.ndim else -1
+        for name, part in (("heads", self.heads), ("tails", self.tails)):
+            if part.dtype != torch.int64:
+                raise ModelError(f"Derivations needs {name} as int64; got {part.dtype}.")
+        if tuple(self.heads.shape) != (edges,) or self.tails.ndim != 2 or len(self.tails) != edges:
+            raise ModelError(
+                "Derivations needs unary (*batch, E), heads (E,) and tails (E, arity); got "
+                f"{tuple(self.unary.shape)}, {tuple(self.heads.shape)}, {tuple(self.tails.shape)}."
+            )
+        if self.nodes < 1 or not bool(((self.heads >= 0) & (self.heads < self.nodes)).all()):
+            raise ModelError(
+                f"Derivations of {self.nodes} nodes needs heads 0 to {self.nodes - 1}."
+            )
+        late = (self.tails >= self.heads.unsqueeze(1)) | (self.tails < -1)
+        if bool(late.any()):
+            edge = int(late.any(1).nonzero()[0])
+            raise ModelError(
+                f"Derivations needs tails before heads (-1 pads); hyperedge {edge} has head "
+                f"{int(self.heads[edge])} and tails {self.tails[edge].tolist()}."
+            )
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front."""
+        return tuple(self.unary.shape[:-1])
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats: the log of the summed weights of the derivations of the goal.
+
+        O(E arity), level by level; differentiable any number of times.
+        """
+        return self._inside(1.0)[:, -1].reshape(self.batch_shape)
+
+    def entropy(self) -> Tensor:
+        """(*batch,) nats: log Z less the expected score; 0 where there is no derivation."""
+        tracked = torch.is_grad_enabled() and self.unary.requires_grad
+        with torch.set_grad_enabled(tracked):
+            log_z, uses = self.log_partition(), self.marginals()
+            scores = torch.where(self.unary > -math.inf, self.unary, 0.0)
+            alive = log_z.detach() > -math.inf
+            found = torch.where(alive, log_z, 0.0) - (scores * uses).sum(-1)
+            return torch.where(alive, found, 0.0)
+
+    def score(self, uses: Tensor) -> Tensor:
+        """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses."""
+        values = torch.where(uses > 0, self.unary, 0.0)
+        return (values * uses).sum(-1)
+
+    def mode(self) -> Tensor:
+        """(*batch, E) how often one best derivation uses each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        return self._descended(1, 0.0, largest)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, E) how often independent exact draws use each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        return self._descended(count, 1.0, drawn(generator))
+
+    def factor_graph(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Derivations are no factor graph; they answer log_partition, marginals, entropy, mode "
+            "and sample themselves, and nothing else."
+        )
+
+    def work(self) -> float:
+        """The terms of log Z."""
+        return float(math.prod(self.batch_shape) * self.tails.numel())
+
+    @cached_property
+    def _levels(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
+        depth = [0] * self.nodes
+        edges: list[list[int]] = [[] for _ in range(self.nodes)]
+        tails = self.tails.tolist()
+        for edge, head in enumerate(self.heads.tolist()):
+            edges[head].append(edge)
+        for node in range(self.nodes):
+            below = [depth[tail] for edge in edges[node] for tail in tails[edge] if tail >= 0]
+            depth[node] = 1 + max(below, default=-1)
+        levels: list[tuple[Tensor, Tensor]] = []
+        by_depth: dict[int, list[int]] = {}
+        for node in range(self.nodes):
+            if edges[node]:
+                by_depth.setdefault(depth[node], []).append(node)
+        device = self.unary.device
+        for level in sorted(by_depth):
+            # Nodes of about as many hyperedges, so that little of the padding is empty.
+            groups: dict[int, list[int]] = {}
+            for node in by_depth[level]:
+                groups.setdefault((len(edges[node]) - 1).bit_length(), []).append(node)
+            for nodes in groups.values():
+                most = max(len(edges[node]) for node in nodes)
+                rows = [edges[node] + [len(tails)] * (most - len(edges[node])) for node in nodes]
+                levels.append(
+                    (torch.tensor(nodes, device=device), torch.tensor(rows, device=device))
+                )
+        return levels
+
+    def _padded(self) -> tuple[Tensor, Tensor]:
+        """(B, E + 1) log-weights, the last -inf, and (E + 1, arity) tails, nodes for padding."""
+        flat = self.unary.reshape(math.prod(self.batch_shape), self.unary.shape[-1])
+        weights = torch.nn.functional.pad(flat, (0, 1), value=-math.inf)
+        tails = torch.where(self.tails < 0, self.nodes, self.tails)
+        tails = torch.nn.functional.pad(tails, (0, 0, 0, 1), value=self.nodes)
+        return weights, tails.to(weights.device)
+
+    def _inside(self, temperature: float) -> Tensor:
+        """(B, nodes) log inside values."""
+        weights, tails = self._padded()
+        batch = len(weights)
+        start = weights[:, -1:].expand(batch, self.nodes)
+        values = torch.cat([start, torch.zeros_like(weights[:, :1])], 1)
+        for nodes, edges in self._levels:
+            below = values[:, tails[edges]].sum(-1)
+            found = soft_sum(weights[:, edges] + below, 2, temperature)
+            values = values.index_copy(1, nodes, found)
+        return values[:, :-1]
+
+    @torch.no_grad()
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+        weights, tails = self._padded()
+        inside = self._inside(temperature)
+        if not bool((inside[:, -1] > -math.inf).all()):
+            raise ImpossibleEvidenceError(
+                "Derivations have no samples and no mode: at least one item has no derivation."
+            )
+        ends = torch.nn.functional.pad(inside, (0, 1))
+        item = torch.arange(len(weights), device=weights.device).repeat(count)
+        needed = torch.zeros(len(item), self.nodes + 1, dtype=torch.int64, device=weights.device)
+        needed[:, self.nodes - 1] = 1
+        uses = torch.zeros(len(item), weights.shape[1], dtype=torch.int64, device=weights.device)
+        for nodes, edges in reversed(self._levels):
+            logs = weights[:, edges] + ends[:, tails[edges]].sum(-1)
+            # A node that is needed twice is derived twice.
+            row, place = needed[:, nodes].nonzero().unbind(1)
+            times = needed[row, nodes[place]]
+            row, place = row.repeat_interleave(times), place.repeat_interleave(times)
+            chosen = edges[place, pick(logs[item[row], place])]
+            uses.index_put_((row, chosen), torch.ones_like(row), accumulate=True)
+            below = tails[chosen]
+            needed.index_put_(
+                (row.unsqueeze(1).expand_as(below), below), torch.ones_like(below), accumulate=True
+            )
+        return uses[:, :-1].reshape([count, *self.unary.shape])

@@ -1,0 +1,60 @@
+"""Rules of low rank as the kernels take them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rdpgraph.structures.hypertree.rules import (
+    DenseRules,
+    FactorisedRules,
+    LowRankRules,
+    NoRules,
+    Rules,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """weight(k, a, b) = sum_r exp(parent_kr + left_ar + right_br).
+
+    Without parents' factors each parent has a run of ranks of its own, which are summed.
+
+    Attributes:
+        left: (R, C, r) log-factors, R = 1 or B.
+        right: (R, C, r).
+        parent: (R, N, r), or None.
+    """
+
+    left: Tensor
+    right: Tensor
+    parent: Tensor | None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors."""
+        return (self.left, self.right) if self.parent is None else (self.left, self.right,
+                                                                    self.parent)  # fmt: skip
+
+    def with_parts(self, parts: Sequence[Tensor]) -> "Ranks":
+        """The same of other tensors."""
+        return Ranks(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+
+    def item(self, rows: Tensor) -> "Ranks":
+        """Those of some items."""
+        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
+
+
+def kernel_form(rules: Rules, spans: Tensor, children: int) -> tuple[DenseRules | Ranks, Tensor]:
+    """Flat rules as the kernels take them, and the spans (B, T, T, N) that go with them."""
+    if isinstance(rules, DenseRules):
+        return rules, spans
+    if isinstance(rules, NoRules):
+        zeros = spans.new_zeros(1, children, 1)
+        return Ranks(zeros, zeros, zeros[:, : spans.shape[3]]), spans
+    if isinstance(rules, LowRankRules):
+        return Ranks(rules.left, rules.right, rules.parent), spans
+    if isinstance(rules, FactorisedRules):
+        left, right = (part.transpose(1, 2).flatten(2) for part in rules.parts)
+        return Ranks(left, right, None), spans - rules.log_normaliser[:, None, None]
+    return DenseRules(rules.table(spans.shape[3], children)), spans

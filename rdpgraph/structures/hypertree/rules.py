@@ -1,0 +1,341 @@
+"""Rules of binary branching: what a span's state says of the states of its two parts."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.table import checked_log_values
+
+MOST_TABULATED = 2**28
+"""Entries of the tables that rules are written out to, where a table is needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rules(ABC):
+    """Log-weights of a parent's state given the states of its left and right part.
+
+    With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
+    where C > N, the others belong to single words (preterminals).
+    """
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, those that gradients flow to."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.type is Tensor)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> Self:
+        """The same rules of other tensors."""
+        names = [field.name for field in fields(self) if field.type is Tensor]
+        return replace(self, **dict(zip(names, parts, strict=True)))
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int] | None:
+        """(N, C); None if any will do."""
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front of the tensors."""
+
+    @abstractmethod
+    def flat(self, batch: tuple[int, ...]) -> Self:
+        """The same with one dim in front, 1 or that of the flattened batch."""
+
+    def item(self, rows: Tensor) -> Self:
+        """Of flat rules, those of some items."""
+        parts = [part if len(part) == 1 else part[rows] for part in self.parts]
+        return self.with_parts(parts)
+
+    @abstractmethod
+    def table(self, parents: int, children: int) -> Tensor:
+        """(*batch, N, C, C) log-weights, differentiable.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+
+    @abstractmethod
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Log-weights on the grid of some states, (B, *lead, K, K, K), of flat rules.
+
+        Args:
+            parents: (B, *lead, K) states.
+            left: (B, *lead, K).
+            right: (B, *lead, K).
+        """
+
+    @abstractmethod
+    def scaled(self, factor: float) -> "Rules":
+        """Rules whose log-weights are those of these times a factor above 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRules(Rules):
+    """A log-weight for every rule.
+
+    Args:
+        log_rule: (*batch, N, C, C) nats, [parent, left, right]; -inf forbids a rule.
+
+    Raises:
+        ModelError: another shape, NaN or +inf.
+    """
+
+    log_rule: Tensor
+
+    def __post_init__(self) -> None:
+        checked_log_values("DenseRules", self.log_rule)
+        shape = tuple(self.log_rule.shape)
+        if len(shape) < 3 or shape[-1] != shape[-2] or not 0 < shape[-3] <= shape[-1]:
+            raise ModelError(
+                f"DenseRules needs log_rule (*batch, N, C, C), [parent, left, right], 0 < N <= C; "
+                f"got {shape}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C)."""
+        return self.log_rule.shape[-3], self.log_rule.shape[-1]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the states."""
+        return tuple(self.log_rule.shape[:-3])
+
+    def flat(self, batch: tuple[int, ...]) -> "DenseRules":
+        """One batch dim."""
+        return DenseRules(_flat(self.log_rule, 3, batch))
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """The log-weights themselves."""
+        return self.log_rule
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """By indexing."""
+        item = _items(self.log_rule, parents)
+        return self.log_rule[
+            item[..., None, None],
+            parents[..., :, None, None],
+            left[..., None, :, None],
+            right[..., None, None, :],
+        ]
+
+    def scaled(self, factor: float) -> "DenseRules":
+        """The log-weights times the factor."""
+        return DenseRules(self.log_rule * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankRules(Rules):
+    """Rules of rank r: weight(k, a, b) = sum_r exp(parent_kr + left_ar + right_br).
+
+    The form of TN-PCFG (Yang, Zhao and Tu 2021, arXiv:2104.13727); charts cost O(T^3 r + T^2 N r).
+
+    Args:
+        parent: (*batch, N, r) log-factors; -inf allowed.
+        left: (*batch, C, r).
+        right: (*batch, C, r).
+
+    Raises:
+        ModelError: other shapes, NaN or +inf.
+    """
+
+    parent: Tensor
+    left: Tensor
+    right: Tensor
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            checked_log_values("LowRankRules", part)
+        shapes = [tuple(part.shape) for part in self.parts]
+        ranks = {shape[-1] for shape in shapes if len(shape) >= 2}
+        fits = all(len(shape) >= 2 for shape in shapes) and len(ranks) == 1
+        if not fits or shapes[1] != shapes[2] or not 0 < shapes[0][-2] <= shapes[1][-2]:
+            raise ModelError(
+                "LowRankRules needs log-factors parent (*batch, N, r), left and right (*batch, C, "
+                f"r), 0 < N <= C; got {', '.join(map(str, shapes))}."
+            )
+        if shapes[0][:-2] != shapes[1][:-2]:
+            raise ModelError(
+                f"LowRankRules needs factors of one batch; got {shapes[0][:-2]} and "
+                f"{shapes[1][:-2]}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C)."""
+        return self.parent.shape[-2], self.left.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the states."""
+        return tuple(self.parent.shape[:-2])
+
+    def flat(self, batch: tuple[int, ...]) -> "LowRankRules":
+        """One batch dim."""
+        return LowRankRules(*(_flat(part, 2, batch) for part in self.parts))
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """Summed over the rank."""
+        _within_budget(self, self.batch_shape, parents, children)
+        return _summed(
+            self.parent[..., :, None, None, :],
+            self.left[..., None, :, None, :],
+            self.right[..., None, None, :, :],
+        )
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Rows of the factors, then the sum over the rank."""
+        item = _items(self.parent, parents)
+        return _summed(
+            self.parent[item, parents][..., :, None, None, :],
+            self.left[item, left][..., None, :, None, :],
+            self.right[item, right][..., None, None, :, :],
+        )
+
+    def scaled(self, factor: float) -> DenseRules:
+        """Written out, and the log-weights times the factor."""
+        return DenseRules(self.table(*self.shape) * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class FactorisedRules(Rules):
+    """Rules normalised for each parent: weight(k, a, b) = phi(k, a) . psi(k, b) / n_k.
+
+    n_k makes the weights of a parent sum to one; charts cost O(T^3 N r + T^2 N^2 r). Chiu 2021,
+    "Random Fourier features for scaling MRFs", eq. 13-16.
+
+    Args:
+        left: (*batch, N, C, r) log-features phi; -inf allowed.
+        right: (*batch, N, C, r) log-features psi.
+
+    Raises:
+        ModelError: other shapes, NaN or +inf, a parent without any weight.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            checked_log_values("FactorisedRules", part)
+        shape = tuple(self.left.shape)
+        if len(shape) < 3 or shape != tuple(self.right.shape) or not 0 < shape[-3] <= shape[-2]:
+            raise ModelError(
+                "FactorisedRules needs log-features left and right (*batch, N, C, r), 0 < N <= C; "
+                f"got {shape} and {tuple(self.right.shape)}."
+            )
+        if not bool((self.log_normaliser.detach() > -math.inf).all()):
+            raise ModelError(
+                "FactorisedRules needs parents with some weight; the features of one have none."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C)."""
+        return self.left.shape[-3], self.left.shape[-2]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the states."""
+        return tuple(self.left.shape[:-3])
+
+    @property
+    def log_normaliser(self) -> Tensor:
+        """(*batch, N) log n_k, nats."""
+        return soft_sum(soft_sum(self.left, -2) + soft_sum(self.right, -2), -1)
+
+    def flat(self, batch: tuple[int, ...]) -> "FactorisedRules":
+        """One batch dim."""
+        return FactorisedRules(*(_flat(part, 3, batch) for part in self.parts))
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """Summed over the rank."""
+        _within_budget(self, self.batch_shape, parents, children)
+        total = _summed(self.left[..., :, None, :], self.right[..., None, :, :])
+        return total - self.log_normaliser[..., None, None]
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Rows of the features, then the sum over the rank."""
+        item = _items(self.left, parents)
+        rows = parents.unsqueeze(-1)
+        phi = self.left[item[..., None], rows, left.unsqueeze(-2)]
+        psi = self.right[item[..., None], rows, right.unsqueeze(-2)]
+        total = _summed(phi[..., :, None, :], psi[..., None, :, :])
+        return total - self.log_normaliser[item, parents][..., None, None]
+
+    def scaled(self, factor: float) -> DenseRules:
+        """Written out, and the log-weights times the factor."""
+        return DenseRules(self.table(*self.shape) * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class NoRules(Rules):
+    """Every rule has log-weight 0: only spans and their states count. O(T^3 + T^2 N)."""
+
+    @property
+    def shape(self) -> None:
+        """Any."""
+        return None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def flat(self, batch: tuple[int, ...]) -> "NoRules":
+        """The same."""
+        return self
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """Zeros."""
+        _within_budget(self, (), parents, children)
+        return torch.zeros(parents, children, children)
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Zeros."""
+        shape = (*parents.shape, left.shape[-1], right.shape[-1])
+        return torch.zeros((), device=parents.device).expand(shape)
+
+    def scaled(self, factor: float) -> "NoRules":
+        """The same."""
+        return self
+
+
+def _flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
+    ends = part.shape[part.ndim - dims :]
+    lead = part.shape[: part.ndim - dims]
+    if math.prod(lead) == 1:
+        return part.reshape(1, *ends)
+    return part.expand(*batch, *ends).reshape(-1, *ends)
+
+
+def _items(part: Tensor, states: Tensor) -> Tensor:
+    """(B or 1, 1, ...) the row of flat rules that each of (B, ..., K) states belongs to."""
+    item = torch.arange(len(part), device=states.device)
+    return item.reshape(-1, *(1,) * (states.ndim - 1))
+
+
+def _summed(*factors: Tensor) -> Tensor:
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total + factor
+    return soft_sum(total, -1)
+
+
+def _within_budget(rules: Rules, batch: tuple[int, ...], parents: int, children: int) -> None:
+    rank = rules.parts[0].shape[-1] if rules.parts else 1
+    entries = math.prod(batch) * parents * children**2 * rank
+    if entries > MOST_TABULATED:
+        raise BudgetError(
+            f"{type(rules).__name__} would be written out to {entries:,} numbers, and at most "
+            f"{MOST_TABULATED:,} are; this question needs the weight of every single rule. "
+            "log_partition, marginals, sample and mbr do not."
+        )

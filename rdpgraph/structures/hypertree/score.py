@@ -1,0 +1,63 @@
+"""The score of given trees."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.rules import Rules
+
+
+def score(states: Tensor, parts: Parts, root: Tensor, rules: Rules) -> Tensor:
+    """(R, B) the log-potentials of trees, -inf for what is none; O(T^2) for each.
+
+    Args:
+        states: (R, B, T, T), -1 for what is no constituent.
+        parts: leaves, spans and lengths; its rules are not read.
+        root: (1 or B, C).
+        rules: flat.
+    """
+    count, batch, total, _ = states.shape
+    if not total:
+        return parts.spans.sum((1, 2, 3)).expand(count, batch)
+    place = torch.arange(total, device=states.device)
+    lengths = parts.lengths
+    last = (lengths - 1).clamp(min=0)
+    among = states >= 0
+    wide = among & (place.unsqueeze(1) < place)
+    words = among.diagonal(dim1=2, dim2=3)
+    within = place < lengths.unsqueeze(1)
+    fits = (words == within).all(2) & (wide.flatten(2).sum(2) == (lengths - 1).clamp(min=0))
+    fits &= ~(among & (place.unsqueeze(1) > place)).flatten(2).any(2)
+    # The left part of (i, j) is the widest constituent from i that ends before j.
+    ends = torch.where(among, place, -1).cummax(3).values
+    before = torch.nn.functional.pad(ends[..., :-1], (1, 0), value=-1)
+    nodes = wide.flatten(2).int().argsort(dim=2, descending=True, stable=True)[..., : total - 1]
+    real = wide.flatten(2).gather(2, nodes)
+    i, j = nodes // total, nodes % total
+    middle = torch.maximum(before.flatten(2).gather(2, nodes), i)
+    flat = states.flatten(2)
+    left = flat.gather(2, (i * total + middle))
+    right = flat.gather(2, ((middle + 1).clamp(max=total - 1) * total + j))
+    parent = flat.gather(2, nodes)
+    known = parts.spans.shape[3]
+    fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
+    triple = (torch.where(parent < known, parent, 0), left, right)
+    joint = rules.evaluate(*(part.clamp(min=0).transpose(0, 1).unsqueeze(3) for part in triple))
+    joint = joint.reshape(batch, count, real.shape[2]).transpose(0, 1)
+    item = torch.arange(batch, device=states.device).unsqueeze(1)
+    spans = parts.spans[item, i, j, parent.clamp(0, known - 1)]
+    result = torch.where(real, spans + joint, 0.0).sum(2)
+    own = states.diagonal(dim1=2, dim2=3)
+    if parts.split:
+        own = own - known
+        fits &= (own >= 0).eq(within).all(2)
+    leaves = parts.leaves[item, place, own.clamp(0, parts.leaves.shape[2] - 1)]
+    result = result + torch.where(within, leaves, 0.0).sum(2)
+    item = item.squeeze(1)
+    top = states[:, item, 0, last]
+    fits &= (top >= 0) | (lengths == 0)
+    roots = root.expand(batch, -1)[item, top.clamp(min=0)]
+    result = result + torch.where(lengths > 0, roots, 0.0)
+    return torch.where(fits, result, -math.inf)

@@ -1,0 +1,119 @@
+"""Trees over the words of sequences, as the states of their spans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError
+
+Span = tuple[int, int, int]
+"""First and last word of a constituent, both counted from 0, and its state."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Binary trees: which spans are constituents, and in which state.
+
+    Attributes:
+        states: (*lead, T, T) int64, [first, last]: the state of each constituent, single words
+            included; -1 for what is none, and throughout for an absent tree.
+
+    Example:
+        >>> states = torch.full((2, 2), -1)
+        >>> states[0, 1], states[0, 0], states[1, 1] = 0, 1, 2
+        >>> Trees(states).bracketed(["dogs", "bark"], ["S", "NP", "VP"])
+        '(S (NP dogs) (VP bark))'
+    """
+
+    states: Tensor
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.states.shape)
+        if self.states.dtype != torch.int64 or len(shape) < 2 or shape[-1] != shape[-2]:
+            raise EvidenceError(
+                "Trees needs int64 states of shape (*lead, T, T), [first, last]; got "
+                f"{self.states.dtype} of shape {shape}."
+            )
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dims in front: one tree has none."""
+        return tuple(self.states.shape[:-2])
+
+    def __getitem__(self, index: int) -> "Trees":
+        """One of the trees along the first dim."""
+        if not self.lead:
+            raise EvidenceError("This is one tree, without dims to index.")
+        return Trees(self.states[index])
+
+    def spans(self) -> list[Span]:
+        """The constituents of one tree, parents before parts and from left to right.
+
+        Raises:
+            EvidenceError: there are dims in front.
+        """
+        if self.lead:
+            raise EvidenceError(
+                f"spans() is of one tree; these are {self.lead}: index them, as in trees[0]."
+            )
+        found = (self.states >= 0).nonzero().tolist()
+        values = self.states[self.states >= 0].tolist()
+        triples = [(i, j, state) for (i, j), state in zip(found, values, strict=True)]
+        return sorted(triples, key=lambda span: (span[0], -span[1]))
+
+    def bracketed(self, words: Sequence[str], names: Sequence[str] | None = None) -> str:
+        """One tree in brackets, as nltk reads it: ``(S (NP the dog) ...)``, words in their states.
+
+        Args:
+            words: those of the sentence.
+            names: of the states; default: their numbers.
+
+        Raises:
+            EvidenceError: there are dims in front, too few words or names, or this is no tree.
+        """
+        spans = self.spans()
+        if not spans:
+            return "()"
+        most = max(state for _, _, state in spans)
+        if names is not None and most >= len(names):
+            raise EvidenceError(f"bracketed needs a name for state {most}; got {len(names)} names.")
+        last = spans[0][1]
+        if last >= len(words):
+            raise EvidenceError(f"bracketed needs {last + 1} words; got {len(words)}.")
+        waiting = iter(spans)
+
+        def written(first: int, last: int) -> str:
+            found = next(waiting, None)
+            if found is None or found[:2] != (first, last):
+                raise EvidenceError(f"These states are no tree: words {first} to {last} are torn.")
+            name = str(found[2]) if names is None else names[found[2]]
+            if first == last:
+                return f"({_escaped(name)} {_escaped(words[first])})"
+            ahead = [span[1] for span in spans if span[0] == first and span[1] < last]
+            if not ahead:
+                raise EvidenceError(f"These states are no tree: span {found[:2]} has no parts.")
+            middle = max(ahead)
+            left = written(first, middle)
+            return f"({_escaped(name)} {left} {written(middle + 1, last)})"
+
+        return written(0, last)
+
+
+@dataclass(frozen=True, eq=False)
+class KBestTrees:
+    """The trees of largest score, best first.
+
+    Attributes:
+        trees: (k, *batch) trees; absent where there are fewer.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    trees: Trees
+    scores: Tensor
+
+
+def _escaped(text: str) -> str:
+    """Brackets within a word as treebanks write them."""
+    return text.replace("(", "-LRB-").replace(")", "-RRB-")

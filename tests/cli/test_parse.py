@@ -1,0 +1,118 @@
+"""The parse command."""
+
+import json
+import math
+import re
+
+import pytest
+
+from rdpgraph.cli import main
+
+GRAMMAR = """
+1.0 S -> NP VP
+0.5 NP -> Det N
+0.2 NP -> NP PP
+0.3 NP -> "dogs"
+0.6 VP -> V NP
+0.3 VP -> VP PP
+0.1 VP -> "sleep"
+1.0 PP -> P NP
+1.0 Det -> "the"
+1.0 N -> "dog"
+1.0 V -> "see"
+1.0 P -> "with"
+"""
+LONG = "dogs see the dog with dogs"
+LOW = "(S (NP dogs) (VP (V see) (NP (NP (Det the) (N dog)) (PP (P with) (NP dogs)))))"
+HIGH = "(S (NP dogs) (VP (VP (V see) (NP (Det the) (N dog))) (PP (P with) (NP dogs))))"
+COMMON = 0.3 * 0.6 * 0.5 * 0.3
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Parse with the grammar; gives the exit code, standard output and standard error."""
+    path = tmp_path / "grammar.txt"
+    path.write_text(GRAMMAR)
+
+    def call(*arguments, grammar=path):
+        monkeypatch.setattr("sys.argv", ["rdpgraph", "parse", str(grammar), *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.out + shown.err
+        return code, shown.out, shown.err
+
+    return call
+
+
+def test_best_trees_one_a_line(run):
+    code, out, _ = run(LONG, "dogs sleep")
+    assert code == 0
+    assert out.splitlines() == [HIGH, "(S (NP dogs) (VP sleep))"]
+    assert run(LONG, "dogs sleep", "--task", "mbr")[1] == out
+
+
+def test_log_z_and_marginals_are_sums_over_trees(run):
+    code, out, _ = run(LONG, "see dogs", "--task", "logz", "--format", "json")
+    assert code == 0
+    first, second = json.loads(out)
+    assert first["log_partition"] == pytest.approx(math.log(COMMON * (0.2 + 0.3)))
+    assert second["log_partition"] is None
+    code, out, _ = run(LONG, "--task", "marginals", "--format", "json")
+    (row,) = json.loads(out)
+    found = {(s["first"], s["last"], s["symbol"]): s["probability"] for s in row["spans"]}
+    assert found[2, 5, "NP"] == pytest.approx(0.4)
+    assert found[1, 3, "VP"] == pytest.approx(0.6)
+    assert found[0, 5, "S"] == pytest.approx(1.0)
+    code, out, _ = run(LONG, "--task", "marginals")
+    assert re.search(r"0\.400000 +NP +the dog with dogs\n", out)
+
+
+def test_draws_are_trees_and_a_seed_repeats_them(run):
+    code, out, _ = run(LONG, "--task", "sample", "--count", "40", "--seed", "0")
+    assert code == 0
+    assert set(out.splitlines()) == {LOW, HIGH}
+    assert len(out.splitlines()) == 40
+    assert run(LONG, "--task", "sample", "--count", "40", "--seed", "0")[1] == out
+    rows = json.loads(run(LONG, "--task", "sample", "--format", "json")[1])
+    (tree,) = rows[0]["trees"]
+    expected = math.log(0.4 if tree["tree"] == LOW else 0.6)
+    assert tree["log_probability"] == pytest.approx(expected)
+
+
+def test_files_and_pictures(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture, target = tmp_path / "tree.svg", tmp_path / "tree.txt"
+    code, out, _ = run(LONG, "--draw", picture, "--output", target)
+    assert (code, out) == (0, "")
+    assert target.read_text() == HIGH + "\n"
+    assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["see dogs"], 1, "no tree for 'see dogs'"),
+        (["dogs bark"], 1, "'bark'"),
+        ([""], 1, "one word"),
+        ([LONG, "--draw", "tree.xyz"], 1, "picture"),
+        ([LONG, "--task", "logz", "--draw", "tree.png"], 2, "trees"),
+        ([LONG, "--task", "sample", "--count", "0"], 2, "count"),
+    ],
+)
+def test_what_goes_wrong_is_said_in_a_line(run, arguments, code, words):
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "")
+    assert words in err
+
+
+def test_a_grammar_that_cannot_be_read(run, tmp_path):
+    path = tmp_path / "bad.txt"
+    path.write_text("1.0 S -> NP\n")
+    code, _, err = run("dogs", grammar=path)
+    assert code == 1
+    assert "line 1" in err
+    assert run("dogs", grammar=tmp_path / "none.txt")[0] == 1

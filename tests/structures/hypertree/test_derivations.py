@@ -1,0 +1,140 @@
+"""Derivations of small hypergraphs, against the list of them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.hypertree.derivations import Derivations
+from rdpgraph.structures.hypertree.model import Hypertree
+from tests.structures.hypertree.enumeration import entropy_of, normal, rules_of
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+HEADS = [0, 0, 1, 2, 2, 3, 3, 4, 4]
+TAILS = [[], [], [], [0], [0, 1], [0, 0], [2, 1], [3, 2], [2, 2]]
+
+
+def hypergraph(batch=(), *, hard=()):
+    tails = torch.tensor([[*tail, *[-1] * (2 - len(tail))] for tail in TAILS])
+    unary = normal(*batch, len(HEADS))
+    unary[..., list(hard)] = -math.inf
+    return Derivations(unary, torch.tensor(HEADS), tails, nodes=5)
+
+
+def derivations(node):
+    """Numbers of uses, one list for each derivation."""
+    found = []
+    for edge, head in enumerate(HEADS):
+        if head == node:
+            for below in itertools.product(*(derivations(tail) for tail in TAILS[edge])):
+                uses = [sum(column) for column in zip([0] * len(HEADS), *below, strict=True)]
+                uses[edge] += 1
+                found.append(uses)
+    return found
+
+
+@pytest.mark.parametrize("hard", [(), (0,), (7,), (0, 5)])
+def test_every_answer_is_that_of_all_derivations(hard):
+    model = hypergraph(hard=hard)
+    every = torch.tensor(derivations(4))
+    scores = model.score(every)
+    expected = torch.stack([
+        torch.stack([count * model.unary[e] for e, count in enumerate(row) if count]).sum()
+        for row in every.tolist()
+    ])  # fmt: skip
+    torch.testing.assert_close(scores, expected, **CLOSE)
+    torch.testing.assert_close(model.log_partition(), scores.logsumexp(0), **CLOSE)
+    chances = scores.softmax(0)
+    torch.testing.assert_close(model.marginals(), (chances.unsqueeze(1) * every).sum(0), **CLOSE)
+    torch.testing.assert_close(model.entropy(), entropy_of(scores), **CLOSE)
+    torch.testing.assert_close(model.score(model.mode()), scores.max(), **CLOSE)
+    count = 20_000
+    drawn, found = model.sample(count, torch.Generator().manual_seed(0)).unique(
+        dim=0, return_counts=True
+    )
+    chance = {}
+    for row, p in zip(every.tolist(), chances.tolist(), strict=True):
+        chance[tuple(row)] = chance.get(tuple(row), 0.0) + p
+    wanted = torch.tensor([chance[tuple(row)] for row in drawn.tolist()]) * count
+    common = wanted >= 5
+    statistic = ((found - wanted) ** 2 / wanted)[common].sum()
+    half = torch.tensor((int(common.sum()) - 1) / 2)
+    assert float(torch.special.gammaincc(half, statistic / 2)) > 1e-4
+
+
+def test_a_batch_is_its_items_and_gradients_are_right():
+    model = hypergraph((2, 3))
+    assert model.mode().shape == (2, 3, 9)
+    assert model.sample(4).shape == (4, 2, 3, 9)
+    for place in itertools.product(range(2), range(3)):
+        alone = Derivations(model.unary[place], model.heads, model.tails, nodes=5)
+        torch.testing.assert_close(model.log_partition()[place], alone.log_partition(), **CLOSE)
+        torch.testing.assert_close(model.marginals()[place], alone.marginals(), **CLOSE)
+        assert torch.equal(model.mode()[place], alone.mode())
+    unary = model.unary[0].clone().requires_grad_()
+
+    def log_z(unary):
+        return Derivations(unary, model.heads, model.tails, nodes=5).log_partition()
+
+    assert torch.autograd.gradcheck(log_z, unary)
+    assert torch.autograd.gradgradcheck(log_z, unary)
+    torch.testing.assert_close(rg.infer(model).entropy(), model.entropy())
+
+
+def test_what_cannot_be_derived_has_no_draws():
+    model = hypergraph((), hard=(7, 8))
+    assert model.log_partition() == -math.inf
+    assert not model.marginals().any()
+    assert model.entropy() == 0
+    for ask in (model.mode, lambda: model.sample(1)):
+        with pytest.raises(rg.ImpossibleEvidenceError):
+            ask()
+
+
+def test_a_chart_is_a_hypergraph():
+    """The spans of a hypertree, written out."""
+    total, states = 4, 2
+    tree = Hypertree(normal(total, total, states), rules_of("dense", states, states))
+    table, numbers = tree.rules.table(states, states), {}
+    heads, tails, weights = [], [], []
+    for width in range(total):
+        for first in range(total - width):
+            for state in range(states):
+                numbers[first, first + width, state] = len(numbers)
+    goal = len(numbers)
+    for (first, last, state), node in numbers.items():
+        phi = float(tree.unary[first, last, state])
+        if first == last:
+            heads, tails, weights = [*heads, node], [*tails, [-1, -1]], [*weights, phi]
+        for split, a, b in itertools.product(range(first, last), range(states), range(states)):
+            heads.append(node)
+            tails.append([numbers[first, split, a], numbers[split + 1, last, b]])
+            weights.append(phi + float(table[state, a, b]))
+    for state in range(states):
+        heads.append(goal)
+        tails.append([numbers[0, total - 1, state], -1])
+        weights.append(0.0)
+    model = Derivations(
+        torch.tensor(weights, dtype=torch.float64), torch.tensor(heads), torch.tensor(tails),
+        nodes=goal + 1,
+    )  # fmt: skip
+    torch.testing.assert_close(model.log_partition(), tree.log_partition(), **CLOSE)
+    torch.testing.assert_close(model.entropy(), tree.entropy(), **CLOSE)
+    best = tree.score(tree.mode())
+    torch.testing.assert_close(model.score(model.mode()), best, **CLOSE)
+
+
+def test_wrong_models_are_refused():
+    model = hypergraph()
+    for changes in (
+        {"heads": model.heads[:3]},
+        {"heads": model.heads + 1},
+        {"heads": model.heads.float()},
+        {"tails": model.tails + 3},
+        {"nodes": 2},
+    ):
+        given = {"heads": model.heads, "tails": model.tails, "nodes": 5, **changes}
+        with pytest.raises(rg.ModelError, match="Derivations"):
+            Derivations(model.unary, given["heads"], given["tails"], nodes=given["nodes"])
