@@ -21,7 +21,10 @@ from rdpgraph.errors import (
     RdpgraphError,
     UnsupportedError,
 )
+from rdpgraph.estimate.control import ControlledEstimate, controlled
 from rdpgraph.estimate.exact import Estimator, Exact, Kept, Problem
+from rdpgraph.estimate.lowrank import LowRankFactors
+from rdpgraph.estimate.lowrank_pilot import LowRankPilot
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Mixture, Proposal
 from rdpgraph.estimate.proposals import (
@@ -42,8 +45,10 @@ from rdpgraph.io import from_networkx, read, to_networkx, write
 from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.features import FeatureError, RandomFeatures
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.structure import REGISTRY, Match, Structure
@@ -75,6 +80,7 @@ __all__ = [
     "Cardinality",
     "Chain",
     "Contraction",
+    "ControlledEstimate",
     "Counting",
     "Damping",
     "Decomposition",
@@ -87,6 +93,7 @@ __all__ = [
     "Factor",
     "FactorBlock",
     "FactorGraph",
+    "FeatureError",
     "FileFormatError",
     "Flooding",
     "Fractional",
@@ -103,6 +110,9 @@ __all__ = [
     "LocalGlobal",
     "LogDamping",
     "Loopy",
+    "LowRank",
+    "LowRankFactors",
+    "LowRankPilot",
     "Match",
     "Mixture",
     "ModelError",
@@ -116,6 +126,7 @@ __all__ = [
     "ProbabilityDamping",
     "Problem",
     "Proposal",
+    "RandomFeatures",
     "RandomSubsets",
     "Randomized",
     "RdpgraphError",
@@ -146,6 +157,7 @@ __all__ = [
     "Variable",
     "VariableArray",
     "Xor",
+    "controlled",
     "explain",
     "from_networkx",
     "infer",

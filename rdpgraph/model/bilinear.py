@@ -80,7 +80,7 @@ class Bilinear(Potential):
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states: O(grid d) time, O(grid + states d) memory."""
         first, second = states
-        return _rows(self.left, first) @ _rows(self.right, second).mT
+        return rows_of(self.left, first) @ rows_of(self.right, second).mT
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Bilinear":
         """The potentials of some factors of a block."""
@@ -95,7 +95,7 @@ class Bilinear(Potential):
         return (self.left, self.right)[slot].detach().abs().sum(-1)
 
 
-def _rows(embeddings: Tensor, states: Tensor) -> Tensor:
+def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     """(*lead, m, d) the embeddings of some states, the leads of both broadcast."""
     states = states.to(embeddings.device)
     if embeddings.shape[:-2].numel() == 1:

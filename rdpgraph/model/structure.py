@@ -123,6 +123,27 @@ class Structure(ABC):
             "other than Exact need."
         )
 
+    def proposal_graph(self) -> FactorGraph:
+        """A graph whose factors proposals read; default `factor_graph`.
+
+        Sites that a batch item lacks may be free in it, where holding them costs large tables.
+        """
+        return self.factor_graph()
+
+    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
+        """The log-mass of every state of a site, given those kept at the other sites; or None.
+
+        Up to a constant for each site, and without gradient: what a `Pilot` proposes states by.
+
+        Args:
+            states: as for `restrict`.
+            log_weights: as for `restrict`.
+
+        Returns:
+            (*replicates, *batch, *sites, states) nats.
+        """
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Match:

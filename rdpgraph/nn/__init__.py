@@ -1,5 +1,7 @@
 """Modules of `torch.nn` that stand on the structures."""
 
 from rdpgraph.nn.crf import CRF
+from rdpgraph.nn.features import FeatureMap
+from rdpgraph.nn.hmm import HMM
 
-__all__ = ["CRF"]
+__all__ = ["CRF", "HMM", "FeatureMap"]

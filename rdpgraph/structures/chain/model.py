@@ -11,10 +11,25 @@ from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Match, Structure
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain import decode, filtering, moments, pairs, paths, recursion, sampling
+from rdpgraph.structures.chain import (
+    decode,
+    filtering,
+    lowrank,
+    lowrank_decode,
+    lowrank_messages,
+    lowrank_moments,
+    lowrank_sampling,
+    masses,
+    moments,
+    pairs,
+    paths,
+    recursion,
+    sampling,
+)
 from rdpgraph.structures.chain.checks import (
     checked_lengths,
     checked_sequences,
@@ -22,7 +37,8 @@ from rdpgraph.structures.chain.checks import (
     checked_unary,
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
-from rdpgraph.structures.chain.parts import Parts, table_of
+from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+from rdpgraph.structures.chain.parts import MOST_TABULATED, Parts, table_of
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 
 
@@ -58,7 +74,9 @@ class Chain(Structure):
         transition: (N, N), shared by all steps, or (*batch, T - 1, N, N) for each, [from, to];
             batch dims that are absent or 1 broadcast. A `Potential` of such a shape is written
             out as a table where the recursion needs one; `restrict` and `score` evaluate it on
-            the states they are given.
+            the states they are given. With a `LowRank` of rank r, log Z and its gradient,
+            marginals, filtered states and samples cost O(T N r) and no table is made; the entropy
+            and what maximises have no such shortcut, and form the N^2 values, in blocks.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -161,7 +179,11 @@ class Chain(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
-        log_z = self._shaped(recursion.log_partition(*self._parts()))
+        low = self._low_rank()
+        found = (
+            recursion.log_partition(*self._parts()) if low is None else lowrank.log_partition(low)
+        )
+        log_z = self._shaped(found)
         return torch.where(log_z.detach() > -math.inf, log_z, -math.inf)
 
     def score(self, states: Tensor) -> Tensor:
@@ -209,6 +231,9 @@ class Chain(Structure):
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
+        low = self._low_rank()
+        if low is not None and low.left.ndim == low.right.ndim == 2:
+            return self._shaped(lowrank_moments.entropy(low))
         return self._shaped(moments.entropy(self._parts(), self._messages))
 
     def cross_entropy(self, other: "Chain") -> Tensor:
@@ -237,6 +262,11 @@ class Chain(Structure):
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
+        low = self._streamed()
+        if low is not None:
+            mode = self._shaped(lowrank_decode.viterbi(low))
+            best = self._score_of_mode(mode).detach().reshape(-1)
+            return self._shaped(lowrank_decode.max_marginals(low, best))
         return self._shaped(decode.max_marginals(*self._parts()))
 
     def mode(self) -> Tensor:
@@ -245,6 +275,11 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
+        low = self._streamed()
+        if low is not None:
+            states = lowrank_decode.viterbi(low)
+            _require_possible((states[:, :1] >= 0) | (low.lengths == 0).unsqueeze(1), "mode")
+            return self._shaped(states)
         states, scores = decode.viterbi(*self._parts())
         _require_possible(scores > -math.inf, "mode")
         return self._shaped(states)
@@ -267,7 +302,11 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        drawn = sampling.draw(*self._parts(), _checked_count(count), generator)
+        count, low = _checked_count(count), self._low_rank()
+        if low is None:
+            drawn = sampling.draw(*self._parts(), count, generator)
+        else:
+            drawn = lowrank_sampling.draw(low, count, generator)
         lost = (drawn[:1, :, :1] < 0) & (self._flat_lengths() > 0).reshape(1, -1, 1)
         _require_possible(~lost, "samples")
         return drawn.reshape([count, *self.unary.shape[:-1]])
@@ -287,8 +326,11 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        count = _checked_count(count)
-        drawn = sampling.relaxed(*self._parts(), count, temperature, generator)
+        count, low = _checked_count(count), self._low_rank()
+        if low is None:
+            drawn = sampling.relaxed(*self._parts(), count, temperature, generator)
+        else:
+            drawn = lowrank_sampling.relaxed(low, count, temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -297,7 +339,8 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and from
         where on no sequence is possible.
         """
-        logs = filtering.forward(*self._parts())
+        low = self._low_rank()
+        logs = filtering.forward(*self._parts()) if low is None else lowrank_messages.forward(low)
         alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
         safe = torch.where(alive, logs, 0.0)
         return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
@@ -305,7 +348,8 @@ class Chain(Structure):
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":
         """The chain on some states of each step, with weights; what randomized estimators solve.
 
-        The transition is evaluated on those states alone: time and memory are O(T K^2).
+        The transition is evaluated on those states alone: time and memory are O(T K^2), or
+        O(T K r) for a `LowRank` one of rank r up to K / 2, which stays one.
 
         Args:
             states: (*replicates, *batch, T, K) state indices; repeats stay separate.
@@ -329,13 +373,30 @@ class Chain(Structure):
         unary = self.unary.expand(*lead, *shape[-2:]).gather(-1, states) + log_weights
         potential = self.transition
         potential = potential if isinstance(potential, Potential) else Table(potential)
-        kept = potential.evaluate([states[..., :-1, :], states[..., 1:, :]])
+        ends = states[..., :-1, :], states[..., 1:, :]
+        if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
+            kept = potential.rows(*ends)
+        else:
+            kept = potential.evaluate(ends)
         lengths = None if self.lengths is None else self.lengths.expand(lead)
         return Chain(unary, kept, lengths=lengths)
+
+    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
+        few = self.restrict(states, log_weights)
+        found = recursion.messages(*few._parts())
+        own = recursion.Messages(few._shaped(found.log_forward), few._shaped(found.log_backward))
+        potential = self.transition
+        potential = potential if isinstance(potential, Potential) else Table(potential)
+        return masses.log_masses(self.unary, potential, states, few.unary, own)
 
     def factor_graph(self) -> FactorGraph:
         """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
         return chain_graph(self.unary, self.transition, self.lengths)
+
+    def proposal_graph(self) -> FactorGraph:
+        """The graph with every item of full length, so that it shares the transition."""
+        return chain_graph(self.unary, self.transition, None)
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
@@ -354,11 +415,27 @@ class Chain(Structure):
         return replace(self, unary=unary)
 
     def work(self) -> float:
-        """The multiply-adds of log Z: N^2 for each step."""
-        return float((self._flat_lengths() - 1).clamp(min=0).sum()) * self.unary.shape[-1] ** 2
+        """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""
+        states, low = self.unary.shape[-1], self.transition
+        width = 2 * low.rank if isinstance(low, LowRank) else states
+        return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
     def _parts(self) -> Parts:
         return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
+
+    def _low_rank(self) -> LowRankParts | None:
+        if not isinstance(self.transition, LowRank):
+            return None
+        return lowrank.parts_of(self.unary, self.transition, self._flat_lengths())
+
+    def _streamed(self) -> LowRankParts | None:
+        """Where a maximum is over more values than are written out."""
+        large = math.prod(self.transition.shape) > MOST_TABULATED
+        return self._low_rank() if large else None
+
+    def _score_of_mode(self, mode: Tensor) -> Tensor:
+        told = (mode >= 0).any(-1) | self._shaped(self._flat_lengths() == 0)
+        return torch.where(told, self.score(mode.clamp(min=0)), -math.inf)
 
     @cached_property
     def _messages(self) -> recursion.Messages:

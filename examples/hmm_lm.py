@@ -1,0 +1,207 @@
+"""
+A language model with hidden states
+===================================
+
+Trains `rdpgraph.nn.HMM` on a text file, one sentence a line, and writes checkpoints, a log of
+perplexities and a plot of them. Started again with the same folder, it goes on where it was.
+
+    python examples/hmm_lm.py train train.txt --valid valid.txt --states 4096 --rank 64 --out run
+    python examples/hmm_lm.py evaluate test.txt --out run
+
+Files may be gzipped. Words are split at spaces; with ``--characters`` they are single characters.
+Words of the training text that occur less than ``--least`` times, and words it lacks, are
+``<unk>``. A line ends in ``<eos>``, which counts in the perplexity.
+"""
+
+import gzip
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from rdpgraph.nn import HMM
+
+app = typer.Typer(add_completion=False, help=__doc__)
+Batch = tuple[Tensor, Tensor]
+
+
+def read(path: Path, *, characters: bool) -> list[list[str]]:
+    """Sentences as lists of words."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        lines = [line.rstrip("\n") for line in file]
+    return [[*(line if characters else line.split()), "<eos>"] for line in lines if line.strip()]
+
+
+def numbered(sentences: list[list[str]], words: dict[str, int]) -> list[Tensor]:
+    """Sentences as tensors of tokens."""
+    return [torch.tensor([words.get(word, 0) for word in line]) for line in sentences]
+
+
+def batches(
+    sentences: list[Tensor], tokens: int, generator: torch.Generator | None
+) -> Iterator[Batch]:
+    """Batches of sentences of like length, of about so many tokens, in random order."""
+    order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
+    groups: list[list[int]] = [[]]
+    for number in order:
+        if groups[-1] and (len(groups[-1]) + 1) * len(sentences[number]) > tokens:
+            groups.append([])
+        groups[-1].append(number)
+    turns = (
+        range(len(groups))
+        if generator is None
+        else torch.randperm(len(groups), generator=generator)
+    )
+    for turn in turns:
+        chosen = [sentences[number] for number in groups[int(turn)]]
+        lengths = torch.tensor([len(sentence) for sentence in chosen])
+        yield torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True), lengths
+
+
+@torch.no_grad()
+def perplexity(model: HMM, sentences: list[Tensor], tokens: int) -> float:
+    """exp of the mean nats of a token."""
+    model.eval()
+    total = sum(float(model(*batch).sum()) for batch in batches(sentences, tokens, None))
+    return math.exp(-total / sum(map(len, sentences)))
+
+
+def progress() -> Progress:
+    """A bar with the perplexity so far."""
+    text = TextColumn("{task.fields[note]}")
+    return Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), text)
+
+
+def plot(log: list[dict[str, float]], path: Path) -> None:
+    """Perplexities by epoch."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for name in ("train", "valid"):
+        points = [(entry["epoch"], entry[name]) for entry in log if name in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(xlabel="epoch", ylabel="perplexity", yscale="log")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def load(out: Path) -> tuple[HMM, dict]:
+    """The model of a checkpoint, and the checkpoint."""
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    model = HMM(**state["sizes"])
+    model.load_state_dict(state["model"])
+    return model, state
+
+
+def save(out: Path, state: dict) -> None:
+    """Write a checkpoint whole or not at all."""
+    torch.save(state, out / "checkpoint.tmp")
+    (out / "checkpoint.tmp").replace(out / "checkpoint.pt")
+
+
+@app.command()
+def train(
+    text: Annotated[Path, typer.Argument(exists=True, help="training text")],
+    out: Annotated[Path, typer.Option(help="folder of the run")] = Path("hmm-run"),
+    valid: Annotated[Path | None, typer.Option(exists=True, help="text to validate on")] = None,
+    states: Annotated[int, typer.Option(min=1)] = 1024,
+    rank: Annotated[int, typer.Option(min=0, help="of the transitions; 0: dense")] = 64,
+    dimension: Annotated[int, typer.Option(min=1)] = 128,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.1,
+    epochs: Annotated[int, typer.Option(min=0)] = 10,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens in a batch")] = 2048,
+    rate: Annotated[float, typer.Option(min=0.0, help="learning rate of Adam")] = 3e-3,
+    least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
+    characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002
+    seed: int = 0,
+    sentences: Annotated[int, typer.Option(help="only so many sentences; 0: all")] = 0,
+    save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
+) -> None:
+    """Train, or go on training what the folder holds."""
+    out.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    lines = read(text, characters=characters)[: sentences or None]
+    if (out / "checkpoint.pt").exists():
+        model, state = load(out)
+        words = state["words"]
+    else:
+        counts = Counter(word for line in lines for word in line)
+        kept = [word for word, count in counts.items() if count >= least and word != "<unk>"]
+        words = {word: number for number, word in enumerate(["<unk>", *kept])}
+        sizes = {"states": states, "vocabulary": len(words), "rank": rank or None,
+                 "dimension": dimension, "dropout": dropout}  # fmt: skip
+        model = HMM(**sizes, generator=generator)
+        state = {"sizes": sizes, "words": words, "characters": characters, "epoch": 0, "step": 0,
+                 "total": 0.0, "count": 0, "log": [], "optimiser": None}  # fmt: skip
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+    if state["optimiser"] is not None:
+        optimiser.load_state_dict(state["optimiser"])
+    data = numbered(lines, words)
+    held = [] if valid is None else numbered(read(valid, characters=state["characters"]), words)
+    typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")
+    saved = time.monotonic()
+    while state["epoch"] < epochs:
+        model.train()
+        generator.manual_seed(seed + 1 + state["epoch"])  # the order depends on nothing else
+        todo = list(batches(data, tokens, generator))
+        with progress() as bar:
+            task = bar.add_task(f"epoch {state['epoch'] + 1}", total=len(todo), note="")
+            for step, (batch, lengths) in enumerate(todo):
+                dropped = torch.Generator().manual_seed(hash((seed, state["epoch"], step)))
+                if step < state["step"]:
+                    bar.advance(task)
+                    continue
+                optimiser.zero_grad()
+                log_likelihood = model(batch, lengths, generator=dropped).sum()
+                (-log_likelihood / lengths.sum()).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+                optimiser.step()
+                state["total"] -= float(log_likelihood.detach())
+                state["count"] += int(lengths.sum())
+                state["step"] = step + 1
+                note = f"perplexity {math.exp(state['total'] / state['count']):.1f}"
+                bar.update(task, advance=1, note=note)
+                if time.monotonic() - saved > save_every:
+                    state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+                    save(out, state)
+                    saved = time.monotonic()
+        entry = {"epoch": state["epoch"] + 1, "train": math.exp(state["total"] / state["count"])}
+        if held:
+            entry["valid"] = perplexity(model, held, 4 * tokens)
+        state["log"].append(entry)
+        state |= {"epoch": state["epoch"] + 1, "step": 0, "total": 0.0, "count": 0}
+        state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
+        save(out, state)
+        (out / "log.json").write_text(json.dumps(state["log"], indent=1))
+        plot(state["log"], out / "perplexity.png")
+        typer.echo(", ".join(f"{name} {value:.5g}" for name, value in entry.items()))
+
+
+@app.command()
+def evaluate(
+    text: Annotated[Path, typer.Argument(exists=True)],
+    out: Annotated[Path, typer.Option(exists=True, help="folder of the run")] = Path("hmm-run"),
+    tokens: Annotated[int, typer.Option(min=1, help="tokens in a batch")] = 8192,
+) -> None:
+    """The perplexity of a text under a trained model."""
+    model, state = load(out)
+    data = numbered(read(text, characters=state["characters"]), state["words"])
+    typer.echo(f"perplexity {perplexity(model, data, tokens):.2f}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,112 @@
+"""A randomized estimate, corrected by what the same choice says of a model solved exactly."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.exact import Model
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.views import view_of
+
+
+@dataclass(frozen=True, eq=False)
+class ControlledEstimate:
+    """``Z^ = mean_r(Z^_r + c (Z_s - Z^_s,r))`` of a model, with a surrogate s known exactly.
+
+    Unbiased for Z, whatever the surrogate and for any c fixed beforehand. It may be negative:
+    ``sign`` and ``log_absolute`` are the estimate itself, unbiased as a signed number, and what to
+    average over runs. A log exists only where it is positive; `log_partition` takes the plain
+    estimate where it is not, and that choice makes it biased, upwards in Z.
+
+    Attributes:
+        log_plain: (replicates, *batch) log Z^_r of the model, nats.
+        log_control: (replicates, *batch) log Z^_s,r of the surrogate on the same states.
+        log_surrogate: (*batch,) log Z_s, exact.
+        coefficient: c.
+    """
+
+    log_plain: Tensor
+    log_control: Tensor
+    log_surrogate: Tensor
+    coefficient: float
+
+    def _signed(self) -> tuple[Tensor, Tensor]:
+        """(replicates, *batch) estimates and the log-shift (*batch,) they are relative to."""
+        logs = torch.stack(
+            [self.log_plain, self.log_control, self.log_surrogate.expand_as(self.log_plain)]
+        )
+        peak = logs.detach().amax((0, 1))
+        shift = torch.where(peak > -math.inf, peak, 0.0)
+        plain, control, surrogate = (logs - shift).exp()
+        return plain + self.coefficient * (surrogate - control), shift
+
+    @property
+    def sign(self) -> Tensor:
+        """(*batch,) 1, 0 or -1."""
+        return self._signed()[0].mean(0).sign()
+
+    @property
+    def log_absolute(self) -> Tensor:
+        """(*batch,) log |Z^| in nats; -inf where it is zero."""
+        values, shift = self._signed()
+        size = values.mean(0).abs()
+        return torch.where(size > 0, torch.where(size > 0, size, 1.0).log() + shift, -math.inf)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z^ where that is positive, else of the plain estimate; differentiable."""
+        plain = self.log_plain.logsumexp(0) - math.log(len(self.log_plain))
+        return torch.where(self.sign > 0, self.log_absolute, plain)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one."""
+        values = self._signed()[0]
+        if len(values) < 2:
+            return torch.full_like(self.log_surrogate, math.inf)
+        return values.std(0) / math.sqrt(len(values)) / values.mean(0).abs()
+
+
+def controlled(
+    model: Model,
+    surrogate: Model,
+    *,
+    estimator: Randomized,
+    solve: Callable[[Model], Any],
+    generator: torch.Generator | None = None,
+    coefficient: float = 1.0,
+) -> ControlledEstimate:
+    """A randomized estimate of Z with a surrogate as control variate.
+
+    The surrogate is solved once exactly, and once more on the states that the estimator chose for
+    the model. Where it is close to the model, as a low-rank one with enough features is, the two
+    errors cancel; where it is not, it adds its own.
+
+    Args:
+        model: to estimate.
+        surrogate: of the same variables and batch, such as
+            ``LowRankFactors(features, shared=True).prepare(chain, ...).model`` for a `Chain`.
+        estimator: chooses the states.
+        solve: `rdpgraph.infer`.
+        generator: the randomness.
+        coefficient: c; 1.0 takes the surrogate's error off whole. Fix it beforehand: one that is
+            fitted to the same replicates makes Z^ biased.
+
+    Raises:
+        ModelError: the model has nothing to choose states for.
+    """
+    problem = estimator.prepare(model, solve=solve, generator=generator)
+    if problem.kept is None:
+        raise ModelError("controlled needs a model with variables that are not observed.")
+    few = view_of(surrogate, generator).restrict(problem.kept.supports)
+    return ControlledEstimate(
+        solve(problem.model).log_partition,
+        solve(few).log_partition,
+        solve(surrogate).log_partition,
+        coefficient,
+    )

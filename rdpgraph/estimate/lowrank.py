@@ -1,0 +1,133 @@
+"""Pairwise factors of low rank as two factors and a variable of the rank."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.exact import Estimator, Model, Problem
+from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.features import RandomFeatures
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+
+
+@dataclass(frozen=True)
+class LowRankFactors(Estimator):
+    """Every pairwise `LowRank` or `Bilinear` factor as two factors joined by a rank variable.
+
+    In a graph, ``sum_k l(x, k) r(y, k)`` becomes the factors l and r over a new variable k, and
+    the order of contraction does the rest: O(T N r) for a chain, O(N r deg) for a star, whose
+    middle has deg factors of rank r. A structure keeps its shape, and gets a `LowRank` transition
+    for its `Bilinear` one.
+
+    `LowRank` factors are rewritten exactly. `Bilinear` ones by `RandomFeatures`: with a map for
+    every factor, drawn independently, the expectation of Z is the exact Z, on every graph, since
+    Z is a sum of products of factors that are independent and right on average. With one map for
+    all (``shared``), factors are right on average but their product is not, and Z is biased
+    unless there is one factor; memory is then O(N r) and not O(F N r). log Z is too low on
+    average in the first case.
+
+    Sums over the rank are not maxima over it: the mode and max-marginals of the rewritten graph
+    are those of states and ranks together, and not of the model. Ask a model without this
+    estimator for them; log Z, marginals, samples of the model's own variables, and expectations
+    are as they should be. The entropy is that of states and ranks together.
+
+    Args:
+        features: how many random features for each `Bilinear` factor; needed where there is one.
+        orthogonal: as for `RandomFeatures`.
+        shared: one map for all factors.
+
+    Raises:
+        ModelError: fewer than one feature.
+
+    Source: Chiu 2021, "Random Fourier features for scaling MRFs", sections 3 to 5.
+    """
+
+    features: int | None = None
+    orthogonal: bool = True
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.features is not None and self.features < 1:
+            raise ModelError(f"LowRankFactors needs features >= 1; got {self.features}.")
+
+    def prepare(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Problem:
+        """The rewritten model; exact if every factor that was rewritten is a `LowRank`."""
+        if isinstance(model, Structure):
+            changed, exact = self._structure(model, generator)
+            return Problem(changed, exact=exact)
+        pairs = [block for block in model.blocks if isinstance(block.potential, LowRank | Bilinear)]
+        exact = not any(isinstance(block.potential, Bilinear) for block in pairs)
+        return Problem(self._graph(model, generator), exact=exact)
+
+    def _structure(
+        self, model: Structure, generator: torch.Generator | None
+    ) -> tuple[Structure, bool]:
+        """A structure with low-rank potentials in the place of bilinear ones; one for each step."""
+        changed: dict[str, Any] = {}
+        for part in fields(model) if is_dataclass(model) else ():
+            value = getattr(model, part.name)
+            if isinstance(value, Bilinear):
+                lead = value.lead(2)
+                steps = lead[-1:] if math.prod(lead) > 1 else (max(model.unary.shape[-2] - 1, 1),)
+                changed[part.name] = self._low_rank(value, steps, generator)
+        return (replace(model, **changed), False) if changed else (model, True)
+
+    def _low_rank(
+        self, potential: Bilinear, maps: tuple[int, ...], generator: torch.Generator | None
+    ) -> LowRank:
+        if self.features is None:
+            raise ModelError(
+                "LowRankFactors needs a number of features for a Bilinear potential; give "
+                "LowRankFactors(features=...)."
+            )
+        drawn = RandomFeatures(
+            potential.left.shape[-1], self.features, orthogonal=self.orthogonal,
+            maps=() if self.shared or math.prod(maps) == 1 else maps, generator=generator,
+            dtype=potential.dtype,
+        )  # fmt: skip
+        return drawn.low_rank(potential.left, potential.right)
+
+    def _graph(self, graph: FactorGraph, generator: torch.Generator | None) -> FactorGraph:
+        blocks, ranks, count = list[Block](), list[VariableArray](), graph.num_variables
+        for number, block in enumerate(graph.blocks):
+            potential = block.select()
+            if isinstance(potential, Bilinear):
+                potential = self._low_rank(potential, (block.count,), generator)
+            if not isinstance(potential, LowRank):
+                blocks.append(block)
+                continue
+            ranks.append(VariableArray(f"rank {number}", (block.count,), potential.rank))
+            own = torch.arange(count, count + block.count)
+            count += block.count
+            for slot, values in enumerate((potential.log_left, potential.log_right)):
+                values = values if values.ndim > 2 else values.unsqueeze(0)
+                scopes = torch.stack([block.scopes[:, slot], own], 1)
+                shape = (values.shape[-3],)
+                blocks.append(Block(scopes, Table(values), shape, None, block.declared))
+        if not ranks:
+            return graph
+        start, numbered = 0, list[Block]()
+        for block in blocks:
+            declared = torch.arange(start, start + block.count)
+            numbered.append(replace(block, declared=declared))
+            start += block.count
+        observed = graph.observed
+        if observed is not None:
+            observed = torch.nn.functional.pad(
+                observed, (0, count - graph.num_variables), value=MISSING
+            )
+        domain = Domain.of([*graph.variables, *ranks])
+        return FactorGraph.from_blocks(domain, numbered, observed)

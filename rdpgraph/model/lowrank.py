@@ -1,0 +1,189 @@
+"""Pairwise potentials of low rank: sums of products of non-negative factors."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.bilinear import rows_of
+from rdpgraph.model.logmatrix import LogMatrix, log_products
+from rdpgraph.model.potential import Potential, message_lead, select_lead
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.table import checked_log_values
+
+_CELLS = 2**22  # entries of the table that are held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(Potential):
+    """The value of a pair of states is the inner product of their non-negative factors.
+
+    ``value(i, j) = sum_k exp(log_left[i, k] + log_right[j, k])``. Sum-product messages cost
+    O((N + M) r), and a `Chain` with such a transition O(T N r); `LowRankFactors` makes a variable
+    of k, for contraction on any graph. Maxima over states have no such shortcut: they are taken
+    over the N M values, which are formed in blocks.
+
+    Args:
+        log_left: (*lead, N, r) logs of the factors of the first slot's states (nats); -inf is a
+            factor of zero. Leading dims are batch dims or factors of a block. Gradients flow to
+            it.
+        log_right: (*lead, M, r) those of the second slot's; the leads broadcast.
+
+    Raises:
+        ModelError: not floating, NaN or +inf, or the shapes do not fit each other.
+
+    Source: Chiu, Deng and Rush 2021, "Low-rank constraints for fast inference in structured
+    models" (arXiv:2201.02715).
+
+    Example:
+        >>> factors = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        >>> LowRank(factors.log(), factors.log()).table(2).exp()
+        tensor([[1., 1.],
+                [1., 2.]])
+    """
+
+    log_left: Tensor
+    log_right: Tensor
+
+    def __post_init__(self) -> None:
+        for name, values in (("log_left", self.log_left), ("log_right", self.log_right)):
+            checked_log_values(f"LowRank's {name}", values)
+            if values.ndim < 2:
+                raise ModelError(
+                    f"LowRank needs log-factors (..., states, r); {name} is {tuple(values.shape)}."
+                )
+        shapes = tuple(self.log_left.shape), tuple(self.log_right.shape)
+        if shapes[0][-1] != shapes[1][-1] or not shapes[0][-1]:
+            raise ModelError(f"LowRank needs log-factors of one rank, at least 1; got {shapes}.")
+        if self.log_left.dtype != self.log_right.dtype:
+            raise ModelError("LowRank needs log-factors of one dtype.")
+        if self.log_left.device != self.log_right.device:
+            raise ModelError("LowRank needs log-factors on one device.")
+        try:
+            torch.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+        except RuntimeError:
+            raise ModelError(f"LowRank needs leading dims that broadcast; got {shapes}.") from None
+
+    @classmethod
+    def normalised(cls, log_left: Tensor, log_right: Tensor) -> "LowRank":
+        """The log-probabilities of the second state given the first: each row sums to one.
+
+        ``p(j | i) = sum_k p(k | i) p(j | k)`` in proportion to the values given, row by row:
+        ``value(i, j) / sum_j value(i, j)``. Exact, in O((N + M) r). Both factors are themselves
+        log-probabilities. Chiu 2021, "Random Fourier features for scaling MRFs", eq. 6.
+
+        Args:
+            log_left: (*lead, N, r) log-factors, as for the class.
+            log_right: (*lead, M, r).
+
+        Raises:
+            ModelError: as for the class, or a row without a possible state.
+        """
+        plain = cls(log_left, log_right)
+        columns = soft_sum(plain.log_right, -2).unsqueeze(-2)  # s of eq. 6
+        alive = columns > -math.inf
+        shift = torch.where(alive, columns, 0.0)
+        left = torch.where(alive, plain.log_left + shift, -math.inf)
+        rows = soft_sum(left, -1).unsqueeze(-1)
+        if not bool((rows.detach() > -math.inf).all()):
+            raise ModelError("LowRank.normalised needs a possible second state for every first.")
+        return cls(left - rows, torch.where(alive, plain.log_right - shift, -math.inf))
+
+    @property
+    def rank(self) -> int:
+        """The number of terms, r."""
+        return self.log_left.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Leading dims, then the number of states of each slot."""
+        lead = torch.broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
+        return (*lead, self.log_left.shape[-2], self.log_right.shape[-2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the log-factors."""
+        return self.log_left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the log-factors live."""
+        return self.log_left.device
+
+    def table(self, arity: int) -> Tensor:
+        """All log-values, (*lead, N, M), in O(N M r)."""
+        return log_products(self.log_left, self.log_right)
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: O(grid r) time, O(grid + states r) memory."""
+        kept = self.rows(states[0], states[1])
+        return log_products(kept.log_left, kept.log_right)
+
+    def rows(self, first: Tensor, second: Tensor) -> "LowRank":
+        """The potential on some states: (*lead, m) and (*lead, n), leads broadcast."""
+        return LowRank(rows_of(self.log_left, first), rows_of(self.log_right, second))
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "LowRank":
+        """The potentials of some factors of a block."""
+        chosen = (
+            select_lead(values, trailing=2, block=block, rows=rows)
+            for values in (self.log_left, self.log_right)
+        )
+        return LowRank(*chosen)
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        """As `Potential.messages`; at temperature 1.0 in O((N + M) r) and exact.
+
+        At any other temperature, the maximum included, values are no sum of products: all N M of
+        them are formed, in blocks that the gradient forms again.
+        """
+        lead = message_lead(self, incoming, temperature)
+        first, second = incoming
+        left, right = self.log_left, self.log_right
+        if not isinstance(temperature, Tensor) and temperature == 1.0:
+            found = (_through(right, left, second), _through(left, right, first))
+        else:
+            found = (
+                _reduced(left, right, second, temperature),
+                _reduced(right, left, first, temperature),
+            )
+        return tuple(values.expand(*lead, -1) for values in found)
+
+
+def _through(source: Tensor, target: Tensor, message: Tensor) -> Tensor:
+    """From (*lead, M) to (*lead, N), by way of the rank."""
+    ranks = LogMatrix.of(source.mT).times(message.unsqueeze(-2))
+    return LogMatrix.of(target).times(ranks).squeeze(-2)
+
+
+def _reduced(
+    target: Tensor, source: Tensor, message: Tensor, temperature: float | Tensor
+) -> Tensor:
+    """``temperature * logsumexp_j((values_ij + message_j) / temperature)``, in blocks of rows."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(*temperature.shape, 1, 1)
+    lead = torch.broadcast_shapes(target.shape[:-2], source.shape[:-2], message.shape[:-1])
+    width = max(1, _CELLS // max(1, math.prod(lead) * source.shape[-2]))
+    matrix = LogMatrix.of(source)
+
+    def part(block: Tensor, arriving: Tensor) -> Tensor:
+        return soft_sum(matrix.times(block) + arriving.unsqueeze(-2), -1, temperature)
+
+    blocks = target.split(width, -2)
+    if len(blocks) == 1:
+        return part(target, message)
+    watched = torch.is_grad_enabled()
+    return torch.cat(
+        [
+            torch.utils.checkpoint.checkpoint(part, block, message, use_reentrant=False)  # pyright: ignore
+            if watched
+            else part(block, message)
+            for block in blocks
+        ],
+        -1,
+    )

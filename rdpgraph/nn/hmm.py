@@ -1,0 +1,194 @@
+"""A hidden Markov model of text as a module."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.nn.features import FeatureMap
+from rdpgraph.structures.chain import lowrank_ranks
+from rdpgraph.structures.chain.model import Chain
+
+_CELLS = 2**24
+
+
+class HMM(nn.Module):
+    """A language model with hidden states: p(tokens) = sum over states of transitions x emissions.
+
+    Every state has embeddings, from which softmaxes make the start, the transitions and the
+    emissions. With a ``rank``, transitions are `LowRank.normalised` on a learned `FeatureMap`: a
+    sentence of T tokens then costs O(T N r) in place of O(T N^2), and tens of thousands of states
+    can be trained. The loss is ``-log_likelihood``. Chiu, Deng and Rush 2021 (arXiv:2201.02715).
+
+    The emission of a token is read for the tokens that occur: what is formed is (B, T, N), and
+    the normaliser of each state in blocks; never N x V as a whole, let alone T x N x V. Symbols of
+    a small vocabulary have their r x r matrices made once where that is quicker.
+
+    Example:
+        >>> model = HMM(states=64, vocabulary=20, rank=8)
+        >>> tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 0, 0]])
+        >>> model.log_likelihood(tokens, torch.tensor([4, 2])).shape
+        torch.Size([2])
+
+    Args:
+        states: how many, N.
+        vocabulary: how many tokens, V.
+        rank: of the transitions; None: a dense N x N softmax.
+        dimension: of the embeddings.
+        dropout: the share of states that each training call leaves out, renormalised over the
+            rest; fewer states are also less work. Chiu and Rush 2020 (arXiv:2011.04640), 3.3.
+        generator: of the initial parameters.
+
+    Raises:
+        ModelError: sizes below 1, or a dropout outside [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        states: int,
+        vocabulary: int,
+        rank: int | None = None,
+        dimension: int = 128,
+        dropout: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if min(states, vocabulary, dimension, rank or 1) < 1 or not 0.0 <= dropout < 1.0:
+            raise ModelError(
+                "HMM needs states, vocabulary, dimension and rank >= 1 and a dropout in [0, 1); "
+                f"got {states}, {vocabulary}, {dimension}, {rank} and {dropout}."
+            )
+        super().__init__()
+        self.dropout = dropout
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(dimension))
+
+        self.start = nn.Parameter(torch.zeros(states))
+        self.before, self.after = drawn(states, dimension), drawn(states, dimension)
+        self.emitting = drawn(states, dimension)
+        self.tokens, self.bias = drawn(vocabulary, dimension), nn.Parameter(torch.zeros(vocabulary))
+        self.features = None if rank is None else FeatureMap(dimension, rank, generator=generator)
+
+    def log_likelihood(
+        self, tokens: Tensor, lengths: Tensor | None = None,
+        *, generator: torch.Generator | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(B,) log-probabilities of sequences in nats, given their lengths; differentiable.
+
+        Args:
+            tokens: (B, T) integers; what stands beyond a length is ignored.
+            lengths: (B,), default all T.
+            generator: of the dropped states, in training.
+
+        Raises:
+            EvidenceError: a token that is out of range, or of another shape.
+        """
+        tokens, lengths = self._checked(tokens, lengths)
+        kept = self._kept(generator)
+        transition = self._transition(kept)
+        if isinstance(transition, LowRank) and tokens.shape[1]:
+            symbols, rows = tokens.unique(return_inverse=True)
+            quick = lowrank_ranks.symbols_worthwhile(
+                len(symbols), (tokens.shape[0], tokens.shape[1]), transition.shape[0],
+                transition.rank, device=tokens.device,
+            )  # fmt: skip
+            if quick:
+                emission = self._emission(symbols, kept)
+                return lowrank_ranks.log_likelihood(
+                    self._start(kept), transition, emission, rows, lengths
+                )
+        return self._chain(tokens, lengths, kept, transition).log_partition()
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor | None = None,
+        *, generator: torch.Generator | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The log-likelihood."""
+        return self.log_likelihood(tokens, lengths, generator=generator)
+
+    def chain(self, tokens: Tensor, lengths: Tensor | None = None) -> Chain:
+        """The distribution of all hidden states given the tokens.
+
+        Raises:
+            EvidenceError: as for `log_likelihood`.
+        """
+        tokens, lengths = self._checked(tokens, lengths)
+        return self._chain(tokens, lengths, None, self._transition(None))
+
+    def transition(self) -> Tensor | LowRank:
+        """The log-probabilities of a state after another, (N, N) or `LowRank`."""
+        return self._transition(None)
+
+    def _chain(
+        self, tokens: Tensor, lengths: Tensor, kept: Tensor | None, transition: Tensor | LowRank
+    ) -> Chain:
+        unary = self._emission(tokens, kept)
+        first = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(1) == 0
+        unary = torch.where(first, unary + self._start(kept), unary)
+        return Chain(unary, transition, lengths=lengths)
+
+    def _start(self, kept: Tensor | None) -> Tensor:
+        return _some(self.start, kept).log_softmax(0)
+
+    def _transition(self, kept: Tensor | None) -> Tensor | LowRank:
+        before, after = _some(self.before, kept), _some(self.after, kept)
+        if self.features is None:
+            return (before @ after.mT * math.sqrt(before.shape[1])).log_softmax(1)
+        scale = before.shape[1] ** 0.25  # entries of about one
+        return LowRank.normalised(self.features(before * scale), self.features(after * scale))
+
+    def _emission(self, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        """(*tokens.shape, N) log-probabilities of tokens in each state."""
+        emitting = _some(self.emitting, kept) * math.sqrt(self.emitting.shape[1])
+        width = max(1, _CELLS // len(self.tokens))
+        totals = torch.cat(
+            [
+                checkpoint(_log_total, part, self.tokens, self.bias, use_reentrant=False)  # pyright: ignore
+                for part in emitting.split(width)
+            ]
+        )
+        return self.tokens[tokens] @ emitting.mT + self.bias[tokens].unsqueeze(-1) - totals
+
+    def _kept(self, generator: torch.Generator | None) -> Tensor | None:
+        states = len(self.start)
+        count = max(1, round(states * (1.0 - self.dropout)))
+        if not self.training or count == states:
+            return None
+        device = "cpu" if generator is None else generator.device
+        order = torch.randperm(states, generator=generator, device=device)
+        return order[:count].sort().values.to(self.start.device)
+
+    def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens, 0 beyond the lengths, and lengths."""
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise EvidenceError(
+                f"HMM needs integer tokens (B, T); got {tuple(tokens.shape)} of {tokens.dtype}."
+            )
+        batch, total = tokens.shape
+        if lengths is None:
+            lengths = torch.full((batch,), total, device=tokens.device)
+        steps = torch.arange(total, device=tokens.device)
+        tokens = torch.where(steps < lengths.unsqueeze(1), tokens.long(), 0)
+        wrong = tokens[(tokens < 0) | (tokens >= len(self.tokens))]
+        if len(wrong):
+            raise EvidenceError(
+                f"HMM of {len(self.tokens)} tokens got token {int(wrong[0])}; use 0 to "
+                f"{len(self.tokens) - 1}."
+            )
+        return tokens, lengths.long()
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"states={len(self.start)}, vocabulary={len(self.tokens)}, dropout={self.dropout}"
+
+
+def _some(values: Tensor, kept: Tensor | None) -> Tensor:
+    return values if kept is None else values[kept]
+
+
+def _log_total(states: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
+    return torch.logsumexp(states @ tokens.mT + bias, 1)

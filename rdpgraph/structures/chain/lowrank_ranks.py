@@ -1,0 +1,121 @@
+"""Chains of low rank as chains over their ranks: r x r matrices between neighbouring steps."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.chain import recursion
+from rdpgraph.structures.chain.factors import masked
+from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+
+_CALL = 5e-6
+"""Seconds of a call into torch."""
+_MEMORY = 2**26
+"""Elements of the matrices, and of the terms that they are sums of."""
+
+
+def worthwhile(parts: LowRankParts) -> bool:
+    """Whether r x r matrices are expected to be quicker than vectors over states.
+
+    They take r / 2 times the arithmetic, in one call for all steps, and a scan in the place of a
+    recursion: for few states, few ranks and many steps.
+    """
+    batch, total, states = parts.unary.shape
+    rank = parts.left.shape[-1]
+    if total < 8 or parts.left.ndim > 2 or parts.right.ndim > 2:
+        return False
+    if 8 * batch * total * rank * max(states, rank) > _MEMORY:
+        return False
+    rate = 1e10 if parts.unary.device.type == "cpu" else 1e12
+    vectors = total * (30 * _CALL + 8 * batch * states * rank / rate)
+    levels = math.ceil(math.log2(total))
+    matrices = batch * total * (8 * states * rank**2 + 8 * rank**3) / rate
+    return matrices + 40 * levels * _CALL < vectors
+
+
+def log_partition(parts: LowRankParts) -> Tensor:
+    """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
+    unary, left, right, lengths = parts
+    unary = masked(unary, lengths)
+    alone = soft_sum(unary[:, 0], 1)
+    if unary.shape[1] < 2:
+        return torch.where(lengths > 0, alone, 0.0)
+    out, into = LogMatrix.of(left.mT), LogMatrix.of(right.mT)
+    last = into.times(unary)  # (B, T, r): the states of a step summed out, as the last ones
+    between = rank_matrices(unary[:, 1:-1], left, right)
+    values = _between(out.times(unary[:, 0]), between, last[:, 1:], lengths)
+    return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))
+
+
+def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """(..., r, r) logs of the sum over a state of right, unary and left, [from rank, to rank].
+
+    Args:
+        unary: (..., N) nats.
+        left: (N, r) log-factors of the state towards the next rank.
+        right: (N, r) those towards the rank before.
+    """
+    weighed = unary.unsqueeze(-2) + right.mT
+    return LogMatrix.of(left.mT).times(weighed)
+
+
+def symbols_worthwhile(
+    symbols: int, observations: tuple[int, ...], states: int, rank: int, *, device: torch.device
+) -> bool:
+    """Whether a matrix for every symbol is expected to be quicker than vectors over states.
+
+    Args:
+        symbols: how many different ones occur.
+        observations: (batch, steps).
+        states: of the chain, N.
+        rank: of its transition, r.
+        device: where they live.
+    """
+    batch, total = observations
+    if total < 4 or max(symbols * states * rank, batch * total * rank**2) > _MEMORY:
+        return False
+    rate = 1e10 if device.type == "cpu" else 1e12
+    vectors = total * 30 * _CALL + 8 * batch * total * states * rank / rate
+    matrices = total * 10 * _CALL + (symbols * states + batch * total) * 8 * rank**2 / rate
+    return matrices < vectors
+
+
+def log_likelihood(
+    start: Tensor, transition: LowRank, emission: Tensor, observations: Tensor, lengths: Tensor
+) -> Tensor:
+    """(B,) log-probability of symbols in a hidden Markov model, by a matrix for each symbol.
+
+    ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol that occurs,
+    O(U N r^2), and a step of an item is then O(r^2), whatever N is. Chiu 2021, "Random Fourier
+    features for scaling MRFs", eq. 6.
+
+    Args:
+        start: (N,) log-probabilities, or scores.
+        transition: of one pair of factors for all steps.
+        emission: (U, N) log-probabilities of each symbol in each state.
+        observations: (B, T) int64 rows of ``emission``.
+        lengths: (B,) int64.
+    """
+    left, right = transition.log_left, transition.log_right
+    first = emission + start
+    alone = soft_sum(first, 1)[observations[:, 0]]
+    if observations.shape[1] < 2:
+        return torch.where(lengths > 0, alone, 0.0)
+    begin = LogMatrix.of(left.mT).times(first)[observations[:, 0]]
+    last = LogMatrix.of(right.mT).times(emission)[observations[:, 1:]]
+    between = rank_matrices(emission, left, right)[observations[:, 1:-1]]
+    values = _between(begin, between, last, lengths)
+    return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))
+
+
+def _between(begin: Tensor, between: Tensor, last: Tensor, lengths: Tensor) -> Tensor:
+    """Log Z of the chain over ranks: (B, r), (B, T - 2, r, r), (B, T - 1, r)."""
+    steps = torch.arange(1, last.shape[1] + 1, device=last.device)
+    ends = (steps == lengths.unsqueeze(1) - 1).unsqueeze(2)
+    own = torch.where(ends, last, 0.0)
+    own = torch.cat([(own[:, 0] + begin).unsqueeze(1), own[:, 1:]], 1)
+    return recursion.log_partition(own, between, (lengths - 1).clamp(min=0))

@@ -1,0 +1,259 @@
+"""Chains with a transition of low rank: every answer is that of the dense chain."""
+
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.chain import (
+    lowrank,
+    lowrank_decode,
+    lowrank_messages,
+    lowrank_ranks,
+    model,
+)
+from rdpgraph.structures.chain.thin import to_ranks, to_states
+from rdpgraph.testing import brute_force, check_structure
+
+WIDE = torch.float64
+LEADS = {"shared": ((), ()), "per step": ((5,), (5,)), "per item": ((4, 5), (4, 5)),
+         "mixed": ((), (4, 5))}  # fmt: skip
+
+
+def problem(scale=1.0, lead="shared", dtype=WIDE, seed=0, zeros=True):
+    """Unary, factors and lengths: 4 items of 6 steps, 7 states, rank 3."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = LEADS[lead]
+
+    def drawn(*shape):
+        return (scale * torch.randn(shape, generator=generator, dtype=WIDE)).to(dtype)
+
+    unary, left, right = drawn(4, 6, 7), drawn(*first, 7, 3), drawn(*second, 7, 3)
+    if zeros:
+        unary[0, 2, 3] = left[..., 1, 0] = right[..., 2, :] = -math.inf
+    tensors = tuple(part.requires_grad_() for part in (unary, left, right))
+    return tensors, torch.tensor([6, 0, 1, 4])
+
+
+def closeness(dtype):
+    return {"rtol": 1e-10, "atol": 1e-10} if dtype == WIDE else {"rtol": 1e-5, "atol": 1e-4}
+
+
+def in_stages(parts):
+    return lowrank._first_safe([parts.unary.dtype, WIDE], parts).to(parts.unary.dtype)
+
+
+ROUTES = {
+    "chosen": lowrank.log_partition,
+    "scaled": in_stages,
+    "logs": lowrank_messages.log_partition,
+    "ranks": lowrank_ranks.log_partition,
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
+@pytest.mark.parametrize("dtype", [torch.float32, WIDE])
+def test_log_z_and_its_gradient_are_those_of_the_dense_chain(route, lead, scale, dtype):
+    if route == "ranks" and lead != "shared":
+        return
+    tensors, lengths = problem(scale, lead, dtype)
+    unary, left, right = tensors
+    found = ROUTES[route](lowrank.parts_of(unary, rg.LowRank(left, right), lengths))
+    wide = [part.double() for part in tensors]
+    dense = rg.Chain(wide[0], rg.LowRank(*wide[1:]).table(2), lengths=lengths).log_partition()
+    assert torch.allclose(found.double(), dense, **closeness(dtype))
+    for own, expected in zip(
+        torch.autograd.grad(found.sum(), tensors),
+        torch.autograd.grad(dense.sum(), tensors),
+        strict=True,
+    ):
+        assert torch.allclose(own, expected, **closeness(dtype))
+
+
+@pytest.mark.parametrize("scale", [1.0, 60.0])
+@pytest.mark.parametrize(
+    "answer", ["marginals", "filtered", "entropy", "max_marginals", "edge_counts", "edge_marginals"]
+)
+def test_answers_and_their_gradients_are_those_of_the_dense_chain(scale, answer):
+    tensors, lengths = problem(scale)
+    unary, left, right = tensors
+    potential = rg.LowRank(left, right)
+    low = rg.Chain(unary, potential, lengths=lengths)
+    dense = rg.Chain(unary, potential.table(2), lengths=lengths)
+    found, expected = getattr(low, answer)(), getattr(dense, answer)()
+    assert torch.equal(found == -math.inf, expected == -math.inf)
+    finite = expected > -math.inf
+    assert torch.allclose(found[finite], expected[finite], rtol=1e-9, atol=1e-9)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=WIDE)
+    pair = [
+        torch.autograd.grad((values * weights)[finite].sum(), tensors, retain_graph=True,
+                            allow_unused=True, materialize_grads=True)
+        for values in (found, expected)
+    ]  # fmt: skip
+    for own, other in zip(*pair, strict=True):
+        assert torch.allclose(own, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("most", [2**28, 0], ids=["tables", "streamed"])
+@pytest.mark.parametrize(
+    ("shape", "lead", "lengths"),
+    [((4, 3), (), None), ((3, 4, 3), (), [4, 0, 1]), ((2, 4, 3), (3,), [2, 4]),
+     ((2, 1, 3), (), None), ((2, 0, 3), (), None)],
+)  # fmt: skip
+def test_conformance(monkeypatch, most, shape, lead, lengths):
+    monkeypatch.setattr(model, "MOST_TABULATED", most)
+    generator = torch.Generator().manual_seed(0)
+    unary = torch.randn(shape, generator=generator, dtype=WIDE)
+    factors = [torch.randn(*lead, 3, 2, generator=generator, dtype=WIDE) for _ in range(2)]
+    lengths = None if lengths is None else torch.tensor(lengths)
+    check_structure(rg.Chain(unary, rg.LowRank(*factors), lengths=lengths))
+
+
+def test_derivatives_of_every_order():
+    (unary, left, right), lengths = problem(zeros=False)
+    inputs = [part.detach()[..., :3, :2].clone().requires_grad_() for part in (left, right)]
+    inputs = [unary.detach()[:, :4, :3].clone().requires_grad_(), *inputs]
+
+    def scaled(unary, left, right):
+        return lowrank._Scaled.apply(unary, left, right, lengths.clamp(max=4))[0]
+
+    assert torch.autograd.gradcheck(scaled, inputs)
+    assert torch.autograd.gradgradcheck(scaled, inputs)
+
+    def entropy(unary, left, right):
+        chain = rg.Chain(unary, rg.LowRank(left, right), lengths=lengths.clamp(max=4))
+        return chain.entropy()
+
+    assert torch.autograd.gradcheck(entropy, inputs)
+
+
+def test_what_the_scaled_recursion_vouches_for_is_right():
+    """Random problems of any range: where it is not in doubt, it agrees with logs."""
+    trusted = 0
+    for seed in range(40):
+        scale = (3.0, 10.0, 20.0, 40.0)[seed % 4]
+        (unary, left, right), lengths = problem(scale, dtype=torch.float32, seed=seed)
+        parts = lowrank.parts_of(unary, rg.LowRank(left, right), lengths)
+        values, doubtful = lowrank._Scaled.apply(*parts)
+        exact = lowrank_messages.log_partition(parts.to(WIDE))
+        sure = ~doubtful
+        trusted += int(sure[[0, 3]].sum())
+        assert torch.allclose(values[sure].double(), exact[sure], rtol=1e-5, atol=1e-4)
+    assert 10 < trusted < 80
+
+
+def test_hard_zeros_that_split_the_ranks_are_no_cause_for_doubt():
+    """Two halves that never meet: ranks of the other half are unreachable, not underflown."""
+    half = torch.zeros(2, 1)
+    apart = torch.full((2, 1), -math.inf)
+    factors = torch.cat([torch.cat([half, apart], 1), torch.cat([apart, half], 1)])
+    unary = torch.zeros(1, 5, 4)
+    unary[0, 0, 2:] = -math.inf
+    parts = lowrank.parts_of(unary, rg.LowRank(factors, factors), torch.tensor([5]))
+    values, doubtful = lowrank._Scaled.apply(*parts)
+    assert not bool(doubtful.any())
+    assert torch.allclose(values, torch.tensor([5 * math.log(2.0)]))
+    impossible = unary.clone()
+    impossible[0, 3, :2] = -math.inf
+    chain = rg.Chain(impossible.requires_grad_(), rg.LowRank(factors, factors))
+    assert chain.log_partition().item() == -math.inf
+    assert torch.equal(chain.marginals(), torch.zeros_like(impossible))
+    with pytest.raises(rg.ImpossibleEvidenceError):
+        chain.sample(1)
+
+
+def test_long_chains_in_single_precision():
+    generator = torch.Generator().manual_seed(0)
+    unary = torch.randn(1, 10_000, 6, generator=generator)
+    factors = [torch.randn(6, 2, generator=generator) for _ in range(2)]
+    found = in_stages(lowrank.parts_of(unary, rg.LowRank(*factors), torch.tensor([10_000])))
+    dense = rg.Chain(unary.double(), rg.LowRank(*(f.double() for f in factors)).table(2))
+    assert torch.allclose(found.double(), dense.log_partition(), rtol=1e-6)
+    chosen = rg.Chain(unary, rg.LowRank(*factors)).log_partition()
+    assert torch.allclose(chosen.double(), dense.log_partition(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lead", ["shared", "mixed"])
+def test_samples_follow_the_distribution(lead):
+    (unary, left, right), _ = problem(lead=lead)
+    item = 3
+    right = right if right.ndim == 2 else right[item, :2]
+    chain = rg.Chain(unary[item, :3].detach(), rg.LowRank(left.detach(), right.detach()))
+    truth = brute_force(chain.factor_graph())
+    count = 20_000
+    generator = torch.Generator().manual_seed(0)
+    for drawn in (
+        chain.sample(count, generator),
+        chain.rsample(count, temperature=0.5, generator=generator).argmax(-1),
+    ):
+        place = (drawn * torch.tensor([49, 7, 1])).sum(-1)
+        seen = torch.bincount(place, minlength=343) / count
+        p = truth.probabilities[:, 0]
+        # Five standard errors of each frequency.
+        assert bool(((seen - p).abs() <= 5 * (p * (1 - p) / count).sqrt() + 5 / count).all())
+
+
+def test_relaxed_samples_are_differentiable():
+    (unary, left, right), lengths = problem(zeros=False)
+    chain = rg.Chain(unary, rg.LowRank(left, right), lengths=lengths)
+    drawn = chain.rsample(2, temperature=0.7, generator=torch.Generator().manual_seed(0))
+    assert drawn.shape == (2, 4, 6, 7)
+    weights = torch.randn(drawn.shape, generator=torch.Generator().manual_seed(1), dtype=WIDE)
+    for gradient in torch.autograd.grad((drawn * weights).sum(), (unary, left, right)):
+        assert bool(gradient.isfinite().all())
+        assert bool((gradient != 0).any())
+
+
+def test_the_streamed_best_sequence_is_the_best():
+    for lead in LEADS:
+        (unary, left, right), lengths = problem(2.0, lead)
+        potential = rg.LowRank(left, right)
+        dense = rg.Chain(unary, potential.table(2), lengths=lengths)
+        parts = lowrank.parts_of(unary, potential, lengths)
+        assert torch.equal(lowrank_decode.viterbi(parts), dense.mode())
+        scores = dense.k_best(1).scores[0].detach()
+        found, expected = lowrank_decode.max_marginals(parts, scores), dense.max_marginals()
+        assert torch.allclose(found.exp(), expected.exp())
+
+
+def test_what_is_kept_by_restriction_stays_of_low_rank():
+    (unary, left, right), lengths = problem()
+    chain = rg.Chain(unary, rg.LowRank(left[:, :1], right[:, :1]), lengths=lengths)
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randint(7, (2, 4, 6, 3), generator=generator)
+    weights = torch.randn(states.shape, generator=generator, dtype=WIDE)
+    few = chain.restrict(states, weights)
+    assert isinstance(few.transition, rg.LowRank)
+    dense = rg.Chain(unary, chain.transition.table(2), lengths=lengths).restrict(states, weights)
+    assert isinstance(dense.transition, torch.Tensor)
+    assert torch.allclose(few.log_partition(), dense.log_partition())
+    assert torch.allclose(few.marginals(), dense.marginals())
+
+
+@pytest.mark.parametrize("states", [8192, 9000])
+def test_panels_multiply_as_whole_matrices_do(states):
+    generator = torch.Generator().manual_seed(0)
+    rows, factor = (
+        torch.randn(count, width, generator=generator, dtype=WIDE)
+        for count, width in ((3, states), (states, 5))
+    )
+    ranks = torch.randn(3, 5, generator=generator, dtype=WIDE)
+    assert torch.allclose(to_ranks(rows, factor), rows @ factor)
+    assert torch.allclose(to_states(ranks, factor), ranks @ factor.mT)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 7])
+def test_matrices_of_symbols_give_the_likelihood(total):
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(6, generator=generator, dtype=WIDE).log_softmax(0)
+    emission = torch.randn(6, 4, generator=generator, dtype=WIDE).log_softmax(1)
+    factors = [torch.randn(6, 2, generator=generator, dtype=WIDE) for _ in range(2)]
+    transition = rg.LowRank.normalised(*factors)
+    seen = torch.randint(4, (5, total), generator=generator)
+    lengths = torch.tensor([total, 1, 0, max(total - 1, 0), total])
+    found = lowrank_ranks.log_likelihood(start, transition, emission.mT, seen, lengths)
+    hmm = rg.Chain.hmm(start, transition.table(2), emission, seen, lengths=lengths)
+    assert torch.allclose(found, hmm.log_partition(), rtol=1e-10)
