@@ -47,11 +47,13 @@ strength = 0.5
 pixels = rg.VariableArray("pixel", (side, side), 2)
 agree = rg.Table(torch.tensor([[strength, -strength], [-strength, strength]]))
 seen = torch.tensor([[1 - flip, flip], [flip, 1 - flip]]).log()
-graph = rg.FactorGraph([
-    rg.FactorBlock((pixels,), rg.Table(seen[noisy])),
-    rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), agree),
-    rg.FactorBlock((pixels[:-1], pixels[1:]), agree),
-])
+graph = rg.FactorGraph(
+    [
+        rg.FactorBlock((pixels,), rg.Table(seen[noisy])),
+        rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), agree),
+        rg.FactorBlock((pixels[:-1], pixels[1:]), agree),
+    ]
+)
 posterior = rg.infer(graph, scheduler=rg.Loopy())
 white = posterior.marginal(pixels)[..., 1]
 print(graph)

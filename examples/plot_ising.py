@@ -17,11 +17,13 @@ pixels = rg.VariableArray("pixel", (side, side), 2)
 agree = rg.Table(torch.tensor([[strength, -strength], [-strength, strength]]))
 leaning = 0.6 * torch.randn(side, side, generator=generator)
 
-ising = rg.FactorGraph([
-    rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), agree),
-    rg.FactorBlock((pixels[:-1], pixels[1:]), agree),
-    rg.FactorBlock((pixels,), rg.Table(torch.stack([-leaning, leaning], dim=-1))),
-])
+ising = rg.FactorGraph(
+    [
+        rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), agree),
+        rg.FactorBlock((pixels[:-1], pixels[1:]), agree),
+        rg.FactorBlock((pixels,), rg.Table(torch.stack([-leaning, leaning], dim=-1))),
+    ]
+)
 print(rg.explain(ising))
 
 # %%

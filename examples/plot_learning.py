@@ -19,10 +19,12 @@ following = ring[[*range(1, length), 0]]
 
 def model(unary, pairwise):
     """A ring in which every variable has the same leanings and every pair the same table."""
-    return rg.FactorGraph([
-        rg.FactorBlock((ring,), rg.Table(unary)),
-        rg.FactorBlock((ring, following), rg.Table(pairwise)),
-    ])
+    return rg.FactorGraph(
+        [
+            rg.FactorBlock((ring,), rg.Table(unary)),
+            rg.FactorBlock((ring, following), rg.Table(pairwise)),
+        ]
+    )
 
 
 # %%

@@ -21,10 +21,12 @@ sign = torch.tensor([-1.0, 1.0])
 def model(coupling, leaning):
     """Neighbours that agree gain ``coupling``; a pixel's leaning is a number, or one for each."""
     agree = rg.Table(coupling * torch.outer(sign, sign))
-    return rg.FactorGraph([
-        *(rg.FactorBlock(pair, agree) for pair in neighbours),
-        rg.FactorBlock((pixels,), rg.Table(leaning.unsqueeze(-1) * sign)),
-    ])
+    return rg.FactorGraph(
+        [
+            *(rg.FactorBlock(pair, agree) for pair in neighbours),
+            rg.FactorBlock((pixels,), rg.Table(leaning.unsqueeze(-1) * sign)),
+        ]
+    )
 
 
 # %%

@@ -16,6 +16,7 @@ from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.query.estimated import EstimatedPosterior
 from rdpgraph.query.posterior import Posterior
 
 _MOST_ROWS = 400
@@ -57,6 +58,10 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
         raise ModelError("The command line answers models of single variables.")
     log_z = posterior.log_partition.reshape(-1).tolist()
     if any(value == -math.inf for value in log_z):
+        if isinstance(posterior, EstimatedPosterior) and not posterior.status.exact:
+            raise ImpossibleEvidenceError(
+                "Nothing is possible on the states kept; give a larger --keep or more --replicates."
+            )
         which = "The evidence" if graph.observed is not None else "The model"
         rows = [str(row) for row, value in enumerate(log_z) if value == -math.inf]
         where = f" (row {', '.join(rows[:5])})" if len(log_z) > 1 else ""
@@ -111,6 +116,12 @@ def print_table(found: Answer, console: Console) -> None:
         if len(found.log_partition) > 1:
             console.print(f"evidence row {row}")
         console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
+        bar = _error_bar(found.posterior, row)
+        if bar is not None:
+            console.print(
+                f"standard error {bar.error:.2g} nats, from {bar.replicates} replicates worth "
+                f"{bar.size:.1f}"
+            )
         if found.task is not Task.PR:
             console.print(_table(found, row, console))
         if found.scores:
@@ -119,6 +130,22 @@ def print_table(found: Answer, console: Console) -> None:
     console.print(f"{_worth(status)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
+
+
+@dataclass(frozen=True)
+class _ErrorBar:
+    error: float
+    size: float
+    replicates: int
+
+
+def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
+    """How sure an estimate is of log Z; None where nothing is estimated, or nothing known of it."""
+    if not isinstance(posterior, EstimatedPosterior) or posterior.solution.kept.replicates < 2:
+        return None
+    error = posterior.standard_error.reshape(-1)[row]
+    size = posterior.effective_sample_size.reshape(-1)[row]
+    return _ErrorBar(float(error), float(size), posterior.solution.kept.replicates)
 
 
 def _worth(status: Status) -> str:
@@ -180,6 +207,11 @@ def _json(found: Answer) -> str:
             entry["assignment"] = {
                 name: states[value] if states else value for name, states, value in pairs
             }
+        bar = _error_bar(found.posterior, row)
+        if bar is not None:
+            entry["standard_error"] = bar.error
+            entry["effective_sample_size"] = bar.size
+            entry["replicates"] = bar.replicates
         if found.scores:
             entry["log_score"] = found.scores[row]
         body["rows"].append(entry)

@@ -1,4 +1,4 @@
-"""The commands: infer, explain, convert, draw."""
+"""The commands: infer, explain, convert, draw, parse."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.status import Status as RichStatus
@@ -15,12 +16,16 @@ from rich.status import Status as RichStatus
 from rdpgraph.cli.answers import answer, as_text, print_table
 from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
 from rdpgraph.cli.drawing import draw as draw_graph
+from rdpgraph.cli.estimation import EstimatorName, ProposalName, estimator_of, seeded, size
+from rdpgraph.cli.parse import parse_command
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError, RdpgraphError
+from rdpgraph.estimate.exact import Estimator
 from rdpgraph.infer import explain, infer
 from rdpgraph.io.files import read, write
 from rdpgraph.io.text import write_text_atomically
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 
@@ -67,18 +72,31 @@ def infer_command(
         float | None, typer.Option(help="Share of the old message kept (loopy, join).")
     ] = None,
     sweeps: Annotated[int | None, typer.Option(help="At most (loopy, join).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of randomized methods.")] = None,
+    estimator: Annotated[
+        EstimatorName, typer.Option(help="The whole model, or a few weighted states of each.")
+    ] = EstimatorName.EXACT,
+    keep: Annotated[
+        float | None,
+        typer.Option(parser=size, metavar="10%", help="States kept of each variable (randomized)."),
+    ] = None,
+    proposal: Annotated[
+        ProposalName | None, typer.Option(help="Which states look likely (randomized).")
+    ] = None,
+    replicates: Annotated[
+        int | None, typer.Option(help="Independent estimates, averaged (randomized).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of randomized estimators.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
 ) -> None:
     """Answer a question about a model."""
-    del seed  # no method is randomized yet
     if task is Task.MMAP and not query:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
     names = list(query or ())
     with _progress("solving") as shown:
         scheduler = _scheduler(method, memory_bytes, time_seconds, damping, sweeps, shown)
+        rewrite = estimator_of(estimator, keep, proposal, replicates)
         graph = load(model, evidence, settings or (), device)
-        posterior = _posterior(graph, scheduler)
+        posterior = _posterior(graph, scheduler, rewrite, seeded(seed))
         whole = style is Format.UAI and task is not Task.MMAP
         found = answer(posterior, task, [] if whole else names)
     if style is Format.TABLE:
@@ -135,6 +153,9 @@ def draw(
         graph = load(model, evidence, settings or ())
         posterior = _posterior(graph, Auto()) if marginals and graph.num_variables <= 40 else None
         draw_graph(graph, output, posterior)
+
+
+app.command("parse")(parse_command)
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001
@@ -213,12 +234,17 @@ def _scheduler(
     return (Auto if method is Method.AUTO else Contraction)(memory_bytes, time_seconds)
 
 
-def _posterior(graph: object, scheduler: Scheduler) -> Posterior:
+def _posterior(
+    graph: FactorGraph,
+    scheduler: Scheduler,
+    estimator: Estimator | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior:
     try:
-        posterior = infer(graph, scheduler=scheduler)  # pyright: ignore[reportArgumentType]
+        posterior = infer(graph, estimator=estimator, scheduler=scheduler, generator=generator)
     except BudgetError:
-        plan = explain(graph, scheduler=scheduler)  # pyright: ignore[reportArgumentType]
-        typer.echo(str(plan), err=True)
+        if estimator is None:
+            typer.echo(str(explain(graph, scheduler=scheduler)), err=True)
         raise
     assert isinstance(posterior, Posterior)
     return posterior

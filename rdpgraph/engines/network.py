@@ -250,9 +250,7 @@ def _strike_by_messages(possible: Possible, whole: Whole) -> bool:
     places = [possible.places(whole.scopes[:, slot], size) for slot, size in enumerate(sizes)]
     like = torch.zeros((), dtype=whole.potential.dtype, device=whole.potential.device)
     with torch.no_grad():
-        incoming = [
-            torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places
-        ]
+        incoming = [torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places]
         answers = whole.potential.messages(incoming, temperature=0.0)
     struck = False
     for place, answer in zip(places, answers, strict=True):

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
-from rdpgraph.estimate.proposals import LocalGlobal
+from rdpgraph.estimate.proposals import broad
 from rdpgraph.estimate.selection import Selection
+from rdpgraph.estimate.selections import TopSystematic
 from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.views import expanded
+from rdpgraph.estimate.views import StructureView, expanded
 from rdpgraph.model.support import Support
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
@@ -22,29 +23,35 @@ _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once
 class Pilot(Proposal):
     """What a run on few states says of all states, mixed with the proposal that chose those.
 
-    The estimator runs once on states of the base proposal's choice. Then every other state is
-    looked at beside them: it joins, with a weight too small to change anything, the states kept
-    at its site, and its marginal divided by that weight is its estimated mass given the states
-    kept elsewhere (in a chain alpha(i) beta(i)). States are looked at in lots of as many as are
-    kept, so that all of them cost about four exact passes on the restricted model for each lot:
-    O(N K) per factor in all.
+    The model is solved once on few states of the base proposal's choice. The messages between
+    them, taken one step further, give the mass of every state given those kept elsewhere: in a
+    chain alpha(i) beta(i), in O(N) evaluations of a factor for each state kept. A model that has
+    no `Structure.log_masses` is probed instead: every other state joins, in lots of as many as are
+    kept and with a weight too small to change anything, the states kept at its site, and its
+    marginal divided by that weight is its mass. That costs about four exact passes on the
+    restricted model for each lot.
 
-    The states of the estimate itself are drawn anew, so that it is unbiased given the pilot. With
-    one percent of 2,000 states kept it divides the mean squared error of log Z by about five.
+    The states of the estimate itself are drawn anew, so that it is unbiased given the pilot.
 
     Args:
         base: the proposal of the first run.
-        selection: its selection; None: the estimator's.
+        selection: its selection; None: `TopSystematic` of ``most`` states, half of them the
+            likeliest, or for a graph the estimator's where that keeps fewer.
         share: the part of the first run in the mixture; the rest is the base's.
+        most: the states that the first run keeps at most, where no selection is given.
     """
 
-    base: Proposal = field(default_factory=LocalGlobal)
+    base: Proposal = field(default_factory=broad)
     selection: Selection | None = None
     share: float = 0.9
+    most: int = 64
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share < 1.0:
-            raise ModelError(f"Pilot needs a share between 0 and 1; got {self.share}.")
+        if not 0.0 < self.share < 1.0 or self.most < 2:
+            raise ModelError(
+                "Pilot needs a share between 0 and 1 and most states >= 2; got "
+                f"{self.share} and {self.most}."
+            )
 
     def log_scores(self, sites: Sites) -> Tensor:
         """Not without the model."""
@@ -53,16 +60,25 @@ class Pilot(Proposal):
     def informed(self, setting: Setting) -> Proposal:
         """The mixture of the masses found and the base."""
         base = self.base.informed(setting)
-        selection = self.selection or setting.selection
         chosen: list[Support] = []
         for sites in setting.view.groups:
             scores = torch.where(sites.unary > -math.inf, base.log_scores(sites), -math.inf)
-            chosen.append(selection.select(scores, setting.generator))
-        found = Given(_masses(setting, chosen), setting.view)
-        return Mixture((found, base), (self.share, 1.0 - self.share))
+            chosen.append(self._chosen(scores, setting))
+        masses = setting.view.masses(chosen) or probed(setting, chosen)
+        return Mixture((Given(masses, setting.view), base), (self.share, 1.0 - self.share))
+
+    def _chosen(self, scores: Tensor, setting: Setting) -> Support:
+        if self.selection is not None:
+            return self.selection.select(scores, setting.generator)
+        few = TopSystematic(self.most // 2, self.most - self.most // 2)
+        if isinstance(setting.view, StructureView):
+            return few.select(scores, setting.generator)
+        # A graph may have wide cliques: no more states there than the estimate itself has.
+        support = setting.selection.select(scores, setting.generator)
+        return support if support.kept <= self.most else few.select(scores, setting.generator)
 
 
-def _masses(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
+def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
     """For each group (*batch, *sites, states): the log-mass of every state beside the chosen."""
     view = setting.view
     lots = max(

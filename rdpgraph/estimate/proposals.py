@@ -104,7 +104,7 @@ class Landmark(Proposal):
         count: how many random states.
     """
 
-    count: int = 32
+    count: int = 8
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -113,6 +113,11 @@ class Landmark(Proposal):
     def log_scores(self, sites: Sites) -> Tensor:
         """The summed logs."""
         return sites.unary + sites.mean_values(self.count)
+
+
+def broad() -> Proposal:
+    """Half `Landmark`, half `LocalGlobal(SoftmaxGlobal())`: one is near where the other errs."""
+    return Mixture((Landmark(), LocalGlobal(SoftmaxGlobal())), (0.5, 0.5))
 
 
 @dataclass(frozen=True)

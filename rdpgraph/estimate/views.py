@@ -40,6 +40,10 @@ class View(ABC):
     def marginals(self, answer: Any) -> tuple[Tensor, ...]:
         """What the posterior of a restricted model says of the groups, in the groups' shape."""
 
+    def masses(self, chosen: Sequence[Support]) -> tuple[Tensor, ...] | None:
+        """The log-mass of every state beside those chosen, by a way of the model's own; or None."""
+        return None
+
     @property
     @abstractmethod
     def num_tables(self) -> int:
@@ -193,7 +197,7 @@ class StructureView(View):
 
     @cached_property
     def _graph(self) -> FactorGraph:
-        return self.structure.factor_graph()
+        return self.structure.proposal_graph()
 
     @property
     def groups(self) -> tuple[Sites, ...]:
@@ -215,6 +219,12 @@ class StructureView(View):
         if support is None:
             return self.structure
         return self.structure.restrict(support.states, support.log_weights)
+
+    def masses(self, chosen: Sequence[Support]) -> tuple[Tensor, ...] | None:
+        """Those of the structure, if it has any."""
+        (support,) = chosen
+        found = self.structure.log_masses(support.states, support.log_weights)
+        return None if found is None else (found,)
 
     def marginals(self, answer: Any) -> tuple[Tensor, ...]:
         """(*lead, *batch, *sites, kept)."""

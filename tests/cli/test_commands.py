@@ -1,6 +1,7 @@
 """Every command and option, and every way to get them wrong."""
 
 import gzip
+import itertools
 import json
 import math
 from pathlib import Path
@@ -235,6 +236,99 @@ def test_message_passing_on_request(run, method):
     assert "sweeps" in run(*arguments)[1]
     assert run(*arguments, "--sweeps", "0")[0] == 1
     assert run("infer", ASIA, "--damping", "0.2")[0] == 2
+
+
+@pytest.fixture
+def wide(tmp_path):
+    """A chain of four variables with twenty states."""
+    generator = torch.Generator().manual_seed(0)
+    variables = [rg.Variable(f"x{i}", 20) for i in range(4)]
+    factors = [
+        rg.Factor((a, b), rg.Table(torch.randn(20, 20, generator=generator, dtype=torch.float64)))
+        for a, b in itertools.pairwise(variables)
+    ]
+    path = tmp_path / "wide.uai"
+    rg.write(rg.FactorGraph(factors), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "proposal", ["default", "uniform", "local", "global", "local-global", "landmark", "pilot"]
+)
+def test_a_randomized_estimate_with_its_error_bar(run, wide, proposal):
+    asked = ("infer", wide, "--estimator", "randomized", "--keep", "40%", "--proposal", proposal)
+    asked = (*asked, "--replicates", "16", "--seed", "1")
+    code, out, _ = run(*asked, "--format", "json")
+    assert code == 0
+    found = json.loads(out)
+    truth = float(rg.infer(rg.read(wide)).log_partition)
+    assert not found["exact"]
+    assert found["replicates"] == 16
+    assert 1 <= found["effective_sample_size"] <= 16
+    assert found["standard_error"] > 0
+    assert abs(found["log_partition"] - truth) < 5 * found["standard_error"]
+    assert run(*asked, "--format", "json")[1] == out
+    code, out, _ = run(*asked, "--task", "PR")
+    assert code == 0
+    assert f"standard error {found['standard_error']:.2g} nats, from 16 replicates" in out
+    assert run(*asked, "--task", "MAP")[0] == 0
+    code, _, err = run(*asked, "--task", "MMAP", "--query", "0")
+    assert code == 1
+    assert "Marginal MAP" in err
+
+
+def test_an_estimate_of_one_replicate_has_no_error_bar(run, wide):
+    asked = ("infer", wide, "--estimator", "randomized", "--replicates", "1", "--keep", "5")
+    assert "standard error" not in run(*asked)[1]
+    assert "standard_error" not in json.loads(run(*asked, "--format", "json")[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "0"], "keep"),
+        (["--keep", "150%"], "keep"),
+        (["--replicates", "0"], "replicates"),
+    ],
+)
+def test_bad_estimators_are_one_line_and_exit_1(run, arguments, message):
+    code, out, err = run("infer", ASIA, "--estimator", "randomized", *arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("Error: ")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--estimator", "magic"],
+        ["--estimator", "randomized", "--keep", "lots"],
+        ["--estimator", "randomized", "--proposal", "nobody"],
+        ["--keep", "10%"],
+        ["--replicates", "2"],
+    ],
+)
+def test_wrong_estimator_options_are_exit_2(run, arguments):
+    assert run("infer", ASIA, *arguments)[0] == 2
+
+
+def test_a_size_is_a_number_or_a_share(run, wide):
+    asked = ("infer", wide, "--estimator", "randomized", "--seed", "3", "--format", "json")
+    assert run(*asked, "--keep", "10")[1] == run(*asked, "--keep", "50%")[1]
+    assert run(*asked, "--keep", "10")[1] == run(*asked, "--keep", "0.5")[1]
+
+
+def test_an_estimate_on_which_nothing_is_possible_says_so(run, tmp_path):
+    same = torch.full((50, 50), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    a, b = rg.Variable("a", 50), rg.Variable("b", 50)
+    path = tmp_path / "same.uai"
+    rg.write(rg.FactorGraph([rg.Factor((a, b), rg.Table(same))]), path)
+    code, _, err = run(
+        "infer", path, "--estimator", "randomized", "--keep", "1", "--replicates", "1",
+        "--proposal", "uniform", "--seed", "0",
+    )  # fmt: skip
+    assert code == 1
+    assert "larger --keep" in err
 
 
 def test_version(run):

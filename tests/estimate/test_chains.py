@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.estimate import pilot
 from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.proposal import Setting
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
@@ -18,10 +20,11 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.views import view_of
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 
-PROPOSALS = [Local(), Global(), LocalGlobal(SoftmaxGlobal()), Pilot(), Pilot(Local()), Oracle()]
+PROPOSALS = [Local(), Global(), LocalGlobal(SoftmaxGlobal()), Landmark(3), Oracle()]
 
 
 def seeded(seed=0):
@@ -80,6 +83,65 @@ def test_a_dense_transition_serves_every_proposal():
     for proposal in (LocalGlobal(), Landmark(4), Pilot()):
         posterior = estimate(chain, proposal, Threshold(4), replicates=2)
         assert bool(posterior.log_partition.isfinite().all())
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 2], [1, 0]])
+@pytest.mark.parametrize("tabulated", [False, True])
+def test_masses_are_marginals_with_the_state_put_among_those_kept(lengths, tabulated):
+    chain = embedded(2)[int(tabulated)]
+    lengths = None if lengths is None else torch.tensor(lengths)
+    chain = rg.Chain(chain.unary, chain.transition, lengths=lengths)
+    support = Threshold(3).select(draw(3, 2, 4, 7, seed=5), seeded(6))
+    masses = chain.log_masses(support.states, support.log_weights)
+    assert masses.shape == (3, 2, 4, 7)
+    for site in range(4):
+        # All states at one site, those kept at the others: the site's marginals.
+        everything = torch.arange(7).expand(3, 2, 7)
+        states = torch.zeros(3, 2, 4, 7, dtype=torch.long)
+        weights = torch.full((3, 2, 4, 7), -math.inf, dtype=torch.float64)
+        states[..., :3], weights[..., :3] = support.states, support.log_weights
+        states[..., site, :], weights[..., site, :] = everything, 0.0
+        expected = chain.restrict(states, weights).marginals()[..., site, :]
+        for item in range(2):
+            if lengths is None or site < lengths[item]:
+                found = masses[:, item, site].softmax(-1)
+                assert torch.allclose(found, expected[:, item])
+            else:
+                assert bool((masses[:, item, site] == -math.inf).all())
+
+
+def test_masses_where_little_is_possible():
+    same = torch.full((5, 5), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    chain = rg.Chain(torch.zeros(3, 5, dtype=torch.float64), same)
+    kept = torch.tensor([[[0, 1], [1, 2], [2, 3]], [[0, 1], [1, 2], [1, 3]]])
+    masses = chain.log_masses(kept, torch.zeros_like(kept, dtype=torch.float64))
+    # Nothing passes from the first to the last step: only a state that mends its own site has mass.
+    assert bool((masses[0, 1] == -math.inf).all())
+    assert torch.equal(masses[1, 1] > -math.inf, torch.tensor([False, True, False, False, False]))
+
+
+def test_a_pilot_by_messages_is_one_by_probes():
+    chain, dense = embedded(states=9)
+    graph = dense.factor_graph()
+    support = Threshold(3).select(draw(4, 9, seed=5), seeded(6))
+    view = view_of(graph, seeded())
+    setting = Setting(graph, view, Threshold(3), rg.infer, seeded())
+    (probed,) = pilot.probed(setting, [support])
+    masses = chain.log_masses(support.states, support.log_weights)
+    assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 1]])
+def test_the_expectation_of_z_with_a_pilot_by_messages(lengths):
+    lengths = None if lengths is None else torch.tensor(lengths)
+    chain = rg.Chain(*_parts(embedded(2)[0]), lengths=lengths)
+    truth = chain.log_partition()
+    found = estimate(chain, Pilot(), TopSystematic(1, 2), replicates=4000).replicates
+    assert bool(((found.log_partition - truth).abs() < 5 * found.standard_error).all())
+
+
+def _parts(chain):
+    return chain.unary, chain.transition
 
 
 def test_all_states_kept_is_exact():

@@ -441,6 +441,7 @@ def test_the_default_keeps_what_it_is_told(keep):
         (lambda: Mixture((Local(),), (1.0, 2.0)), "1 proposals"),
         (lambda: Landmark(0), "Landmark"),
         (lambda: Pilot(share=1.0), "Pilot"),
+        (lambda: Pilot(most=1), "most"),
     ],
 )
 def test_arguments_are_checked(make, message):

@@ -1,0 +1,114 @@
+"""The randomized estimator at scale: seconds and peak memory.
+
+    python tests/benchmarks/randomized.py [--threads 2] [--no-million]
+
+Each case runs in a process of its own. Seconds are of one run from the embeddings to the gradient,
+the second of two where it takes less than ten seconds; memory is the largest resident set of the
+process, torch itself included, and beside it what the process held before the run. Potentials are
+by embeddings; no table of all pairs of states is made, forwards or backwards.
+
+- million: 1,000,000 states, 50 steps, embeddings of 64 numbers, 1,000 states kept: log Z and its
+  gradient in the embeddings, by the default, and with a pilot.
+- batch: 10,000 states, 100 steps, 8 items, 100 states kept: log Z and its gradient.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One case.
+
+    Attributes:
+        name: what it is called.
+        states: N.
+        steps: T.
+        batch: items; 0 for no batch dim.
+        dim: of the embeddings.
+        keep: states kept.
+        pilot: whether the default, or the same with a pilot.
+    """
+
+    name: str
+    states: int
+    steps: int
+    batch: int
+    dim: int
+    keep: int
+    pilot: bool
+
+
+SETTINGS = (
+    Setting("batch, default", 10_000, 100, 8, 64, 100, pilot=False),
+    Setting("batch, with pilot", 10_000, 100, 8, 64, 100, pilot=True),
+    Setting("million, default", 1_000_000, 50, 0, 64, 1000, pilot=False),
+    Setting("million, with pilot", 1_000_000, 50, 0, 64, 1000, pilot=True),
+)
+
+
+def resident() -> float:
+    """The largest resident set so far, GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def run(number: int, threads: int) -> None:
+    import torch
+
+    import rdpgraph as rg
+
+    torch.set_num_threads(threads)
+    setting = SETTINGS[number]
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(setting.states, setting.dim, generator=generator)
+    embeddings = (embeddings * 0.8 / setting.dim**0.25).requires_grad_()
+    batch = (setting.batch,) if setting.batch else ()
+    observed = torch.randn(*batch, setting.steps, setting.dim, generator=generator)
+    observed = observed * 2.0 / setting.dim**0.25
+    make = rg.Randomized.piloted if setting.pilot else rg.Randomized.default
+    estimator = make(keep=setting.keep)
+    before = resident()
+    for _ in range(2):
+        start = time.perf_counter()
+        chain = rg.Chain(observed @ embeddings.mT, rg.Bilinear(embeddings, embeddings))
+        posterior = rg.infer(chain, estimator=estimator, generator=generator)
+        value = posterior.log_partition
+        (gradient,) = torch.autograd.grad(value.sum(), embeddings)
+        spent = time.perf_counter() - start
+        assert bool(value.isfinite().all())
+        assert bool(gradient.isfinite().all())
+        if spent > 10:
+            break
+    print(json.dumps({"seconds": spent, "before": before, "peak": resident()}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-million", action="store_true")
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.run is not None:
+        run(chosen.run, chosen.threads)
+        return
+    print(f"{'case':20s}{'seconds':>10s}{'peak GB':>10s}{'before GB':>11s}")
+    for number, setting in enumerate(SETTINGS):
+        if chosen.no_million and setting.states >= 1_000_000:
+            continue
+        command = [sys.executable, __file__, "--run", str(number), "--threads", str(chosen.threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        print(
+            f"{setting.name:20s}{found['seconds']:10.2f}{found['peak']:10.2f}"
+            f"{found['before']:11.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
