@@ -10,5 +10,5 @@ Result = TypeVar("Result")
 
 
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function itself inside compiled functions: `torch.compiler.disable` that keeps its type."""
+    """`torch.compiler.disable`, typed: compiled functions call the function as it stands."""
     return cast(Callable[Arguments, Result], torch.compiler.disable(function))
