@@ -42,6 +42,7 @@ from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 from rdpgraph.estimate.sites import Sites
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
+from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
 from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
@@ -62,6 +63,20 @@ from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 from rdpgraph.structures.chain.model import Chain, KBest
+from rdpgraph.structures.hypertree.dependencies import (
+    NonProjectiveDependencies,
+    ProjectiveDependencies,
+)
+from rdpgraph.structures.hypertree.derivations import Derivations
+from rdpgraph.structures.hypertree.model import Hypertree
+from rdpgraph.structures.hypertree.rules import (
+    DenseRules,
+    FactorisedRules,
+    LowRankRules,
+    NoRules,
+    Rules,
+)
+from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import straight_through
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
@@ -84,6 +99,8 @@ __all__ = [
     "Counting",
     "Damping",
     "Decomposition",
+    "DenseRules",
+    "Derivations",
     "EstimatedPosterior",
     "EstimatedStructuredPosterior",
     "Estimator",
@@ -93,6 +110,7 @@ __all__ = [
     "Factor",
     "FactorBlock",
     "FactorGraph",
+    "FactorisedRules",
     "FeatureError",
     "FileFormatError",
     "Flooding",
@@ -100,10 +118,13 @@ __all__ = [
     "FromBeliefs",
     "Global",
     "Gradient",
+    "Grammar",
+    "Hypertree",
     "Implicit",
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "KBestTrees",
     "Kept",
     "Landmark",
     "Local",
@@ -113,9 +134,12 @@ __all__ = [
     "LowRank",
     "LowRankFactors",
     "LowRankPilot",
+    "LowRankRules",
     "Match",
     "Mixture",
     "ModelError",
+    "NoRules",
+    "NonProjectiveDependencies",
     "Or",
     "Oracle",
     "Part",
@@ -125,12 +149,14 @@ __all__ = [
     "Potential",
     "ProbabilityDamping",
     "Problem",
+    "ProjectiveDependencies",
     "Proposal",
     "RandomFeatures",
     "RandomSubsets",
     "Randomized",
     "RdpgraphError",
     "Residual",
+    "Rules",
     "Schedule",
     "Scheduler",
     "Segmentation",
@@ -151,6 +177,7 @@ __all__ = [
     "TopSystematic",
     "TopTail",
     "TreeReweighted",
+    "Trees",
     "Uniform",
     "Unrolled",
     "UnsupportedError",
@@ -161,7 +188,9 @@ __all__ = [
     "explain",
     "from_networkx",
     "infer",
+    "parse_grammar",
     "read",
+    "read_grammar",
     "register",
     "straight_through",
     "to_networkx",
