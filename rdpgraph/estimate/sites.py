@@ -10,6 +10,7 @@ from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +37,17 @@ class Sites:
     Attributes:
         unary: (*batch, *sites, states) the summed log-potentials of each site alone (nats),
             evidence included, without gradient; -inf: impossible.
-        graph: gives the model as a graph.
+        graph: gives the model as a graph, or None if it is none: then it has a structure.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
         generator: all the randomness there is.
+        structure: whose sites these are, if the model is one.
     """
 
     unary: Tensor
-    graph: Callable[[], FactorGraph]
+    graph: Callable[[], FactorGraph | None]
     numbers: Tensor | None
     generator: torch.Generator | None
+    structure: Structure | None = None
 
     @property
     def states(self) -> int:
@@ -52,8 +55,13 @@ class Sites:
         return self.unary.shape[-1]
 
     def neighbours(self) -> Iterator[Neighbours]:
-        """The factors over a site and others not observed, once for each slot of a site."""
+        """The factors over a site and others not observed, once for each slot of a site.
+
+        None where the model is no graph.
+        """
         graph = self.graph()
+        if graph is None:
+            return
         free = torch.ones(graph.num_variables, dtype=torch.bool)
         if graph.observed is not None:
             free = (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)
@@ -93,6 +101,8 @@ class Sites:
         Args:
             landmarks: how many random states of the other slots are looked at.
         """
+        if self.structure is not None and self.graph() is None:
+            return self.structure.mean_values(landmarks, self.generator)
         return self._gathered(
             (near.rows, self._mean_value(near, landmarks)) for near in self.neighbours()
         )
@@ -121,6 +131,7 @@ class Sites:
     def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """The sum over factors (*batch, F or 1, n) at each site, broadcastable with ``unary``."""
         graph = self.graph()
+        assert graph is not None
         shape = graph.variables[0].shape if self.numbers is None else tuple(self.unary.shape[-2:-1])
         count = graph.num_variables if self.numbers is None else len(self.numbers)
         total = torch.zeros(count, 1, dtype=self.unary.dtype, device=self.unary.device)

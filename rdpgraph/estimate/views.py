@@ -196,7 +196,7 @@ class StructureView(View):
     generator: torch.Generator | None
 
     @cached_property
-    def _graph(self) -> FactorGraph:
+    def _graph(self) -> FactorGraph | None:
         return self.structure.proposal_graph()
 
     @property
@@ -206,8 +206,8 @@ class StructureView(View):
 
     @cached_property
     def _groups(self) -> tuple[Sites, ...]:
-        unary = self.structure.unary.detach()
-        return (Sites(unary, lambda: self._graph, None, self.generator),)
+        unary = self.structure.proposal_unary().detach()
+        return (Sites(unary, lambda: self._graph, None, self.generator, self.structure),)
 
     def supports(self, chosen: Supports) -> tuple[Support | None, ...]:
         """The one support."""

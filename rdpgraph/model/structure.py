@@ -123,12 +123,36 @@ class Structure(ABC):
             "other than Exact need."
         )
 
-    def proposal_graph(self) -> FactorGraph:
-        """A graph whose factors proposals read; default `factor_graph`.
+    def proposal_unary(self) -> Tensor:
+        """(*batch, *sites, states) what proposals take for the potential of each site alone.
+
+        Default `unary`. A state of -inf is never kept, nor is any of a site that an item lacks.
+        """
+        return self.unary
+
+    def proposal_graph(self) -> FactorGraph | None:
+        """A graph whose factors proposals read; default `factor_graph`; None: `mean_values`.
 
         Sites that a batch item lacks may be free in it, where holding them costs large tables.
         """
         return self.factor_graph()
+
+    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """(*batch, *sites, states) the log of each state's mean factor value, without gradient.
+
+        What proposals ask where there is no `proposal_graph`; or what broadcasts to that shape.
+
+        Args:
+            landmarks: over how many random states of the other sites the mean is taken.
+            generator: the randomness.
+
+        Raises:
+            ModelError: this structure does not implement it.
+        """
+        raise ModelError(
+            f"{type(self).__name__} says nothing of its factors to proposals, which the default "
+            "asks for; use Local() or Uniform()."
+        )
 
     def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
         """The log-mass of every state of a site, given those kept at the other sites; or None.
