@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._compiler import opaque
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
 
@@ -96,6 +96,26 @@ def checked_rows(what: str, log_probabilities: Tensor) -> None:
             f"{what} needs rows of log-probabilities that sum to one; one sums to {total:.4g} "
             "(use log_softmax(-1), or Chain.crf for scores)."
         )
+
+
+def require_possible(states: Tensor, lengths: Tensor, what: str) -> None:
+    """States (..., B, T) are all -1 where there is no possible sequence."""
+    if bool(((states[..., :1] < 0) & (lengths > 0).unsqueeze(-1)).any()):
+        raise ImpossibleEvidenceError(
+            f"A chain has no {what}: at least one item has no possible sequence."
+        )
+
+
+def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
+    """Lengths as a tensor."""
+    return None if lengths is None else torch.as_tensor(lengths)
+
+
+def checked_count(count: int) -> int:
+    """How many draws, if that can be."""
+    if count < 0:
+        raise ModelError(f"A chain needs a count of draws >= 0; got {count}.")
+    return count
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

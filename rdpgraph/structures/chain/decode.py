@@ -6,6 +6,7 @@ found (Viterbi 1967; the k best by lists, Seshadri and Sundberg 1994).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from rdpgraph.structures.chain.logs import step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
 _CELLS = 1 << 20  # elements of a block of sums
+
+
+@dataclass(frozen=True)
+class KBest:
+    """The most probable sequences, best first.
+
+    Attributes:
+        states: (k, *batch, T) state indices; -1 beyond the length, and throughout where there are
+            fewer than k sequences.
+        scores: (k, *batch) nats, unnormalised, differentiable; -inf where there are fewer.
+    """
+
+    states: Tensor
+    scores: Tensor
 
 
 def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,13 +42,8 @@ def viterbi(parts: LowRankParts) -> Tensor:
 
 
 @torch.no_grad()
-def max_marginals(parts: LowRankParts, best: Tensor) -> Tensor:
-    """(B, T, N) the score of the best sequence through each state; no gradient.
-
-    Args:
-        parts: the chains.
-        best: (B,) the score of the best sequence of each.
-    """
+def max_marginals(parts: LowRankParts) -> Tensor:
+    """(B, T, N) the score of the best sequence through each state; no gradient."""
     unary = _levelled(parts)
     steps = torch.arange(unary.shape[1], device=unary.device)
     within = inside(parts.lengths, unary.shape[1])
@@ -59,9 +54,29 @@ def max_marginals(parts: LowRankParts, best: Tensor) -> Tensor:
         goes_on = (steps[step] + 1 < parts.lengths).unsqueeze(1)
         after[:, step] = torch.where(goes_on, found - peak(found, (1,)), 0.0)
     through = unary + after + _before(unary, parts.left, parts.right, parts.lengths)
+    best = _score(parts, viterbi(parts))
     shift = best.reshape(-1, 1, 1) - peak(through, (2,))
     possible = within.unsqueeze(2) & (best > -math.inf).reshape(-1, 1, 1)
     return torch.where(possible & (through > -math.inf), through + shift, -math.inf)
+
+
+def _score(parts: LowRankParts, states: Tensor) -> Tensor:
+    """(B,) the score of sequences (B, T), -inf for one with -1 within the length; O(T r)."""
+    unary, left, right, lengths = parts
+    within, known = inside(lengths, states.shape[1]), states.clamp(min=0)
+    total = torch.where(within, unary.gather(2, known.unsqueeze(2)).squeeze(2), 0.0).sum(1)
+    if states.shape[1] > 1:
+        ranks = _rows(left, known[:, :-1]) + _rows(right, known[:, 1:])
+        total = total + torch.where(within[:, 1:], ranks.logsumexp(2), 0.0).sum(1)
+    return torch.where(((states >= 0) | ~within).all(1), total, -math.inf)
+
+
+def _rows(side: Tensor, states: Tensor) -> Tensor:
+    """(B, S, r) the factors of a state at each step."""
+    if side.ndim == 2:
+        return side[states]
+    items = torch.arange(len(states), device=states.device).unsqueeze(1) % len(side)
+    return side[items, torch.arange(states.shape[1], device=states.device), states]
 
 
 def _levelled(parts: LowRankParts) -> Tensor:

@@ -9,51 +9,29 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Match, Structure
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain import (
-    decode,
-    filtering,
-    lowrank,
-    lowrank_decode,
-    lowrank_messages,
-    lowrank_moments,
-    lowrank_sampling,
-    masses,
-    moments,
-    pairs,
-    paths,
-    recursion,
-    sampling,
-)
+from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths, recursion
 from rdpgraph.structures.chain.checks import (
+    as_lengths,
+    checked_count,
     checked_lengths,
     checked_sequences,
     checked_transition,
     checked_unary,
+    require_possible,
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+from rdpgraph.structures.chain.decode import KBest
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.parts import MOST_TABULATED, Parts, table_of
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-
-
-@dataclass(frozen=True)
-class KBest:
-    """The most probable sequences, best first.
-
-    Attributes:
-        states: (k, *batch, T) state indices; -1 beyond the length, and throughout where there are
-            fewer than k sequences.
-        scores: (k, *batch) nats, unnormalised, differentiable; -inf where there are fewer.
-    """
-
-    states: Tensor
-    scores: Tensor
+from rdpgraph.structures.chain.restriction import restricted
+from rdpgraph.structures.chain.routes import ByRanks, ByTables, Route
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +119,7 @@ class Chain(Structure):
             tensor([1, 0, 0])
         """
         unary = hmm_unary(start, transition, emission, observations)
-        return cls(unary, transition, lengths=_as_lengths(lengths))
+        return cls(unary, transition, lengths=as_lengths(lengths))
 
     @classmethod
     def crf(
@@ -170,7 +148,7 @@ class Chain(Structure):
         Source: Lafferty, McCallum and Pereira 2001, "Conditional random fields".
         """
         unary = crf_unary(emissions, start, end, lengths)
-        return cls(unary, transition, lengths=_as_lengths(lengths))
+        return cls(unary, transition, lengths=as_lengths(lengths))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -179,11 +157,7 @@ class Chain(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
-        low = self._low_rank()
-        found = (
-            recursion.log_partition(*self._parts()) if low is None else lowrank.log_partition(low)
-        )
-        log_z = self._shaped(found)
+        log_z = self._shaped(self._route.log_partition())
         return torch.where(log_z.detach() > -math.inf, log_z, -math.inf)
 
     def score(self, states: Tensor) -> Tensor:
@@ -199,18 +173,14 @@ class Chain(Structure):
             EvidenceError: a state out of range, or a shape that does not fit.
         """
         flat = checked_sequences(states, self.unary, self._flat_lengths())
-        potential = self.transition
-        if isinstance(potential, Tensor):
+        if isinstance(self.transition, Tensor):
             return paths.score(*self._parts(), flat).reshape(states.shape[:-1])
+        flat_unary = self.unary.reshape([len(self._flat_lengths()), *self.unary.shape[-2:]])
         nothing = self.unary.new_zeros(()).expand(self.unary.shape[-1], self.unary.shape[-1])
-        parts = Parts.of(self.unary, nothing, self._flat_lengths())
-        total = paths.score(*parts, flat).reshape(states.shape[:-1])
-        if self.unary.shape[-2] < 2:
-            return total
-        known = flat.clamp(min=0).reshape([*states.shape, 1])
-        values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
-        inside = self._shaped(pairs.inside_of(parts)[:, 1:])
-        return total + torch.where(inside, values, 0.0).sum(-1)
+        total = paths.score(flat_unary, nothing, self._flat_lengths(), flat)
+        steps = self._shaped(inside(self._flat_lengths(), states.shape[-1]))
+        pairs_too = paths.between(self.transition, flat.reshape(states.shape), steps)
+        return total.reshape(states.shape[:-1]) + pairs_too
 
     def log_prob(self, states: Tensor) -> Tensor:
         """The log-probabilities of sequences, (*lead, *batch, T) as (*lead, *batch)."""
@@ -227,14 +197,11 @@ class Chain(Structure):
 
         O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
         """
-        return self._shaped(pairs.edge_counts(self._parts(), self._messages))
+        return self._shaped(pairs.edge_counts(self._parts(), self._tables.messages))
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
-        low = self._low_rank()
-        if low is not None and low.left.ndim == low.right.ndim == 2:
-            return self._shaped(lowrank_moments.entropy(low))
-        return self._shaped(moments.entropy(self._parts(), self._messages))
+        return self._shaped(self._route.entropy())
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
@@ -253,7 +220,8 @@ class Chain(Structure):
                 f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}."
             )
         parts = Parts(parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths)
-        found = moments.cross_entropy(own, parts, self._messages, other._messages)
+        messages = self._tables.messages, other._tables.messages
+        found = moments.cross_entropy(own, parts, *messages)
         return self._shaped(found)
 
     def kl_divergence(self, other: "Chain") -> Tensor:
@@ -262,26 +230,20 @@ class Chain(Structure):
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
-        low = self._streamed()
-        if low is not None:
-            mode = self._shaped(lowrank_decode.viterbi(low))
-            best = self._score_of_mode(mode).detach().reshape(-1)
-            return self._shaped(lowrank_decode.max_marginals(low, best))
-        return self._shaped(decode.max_marginals(*self._parts()))
+        return self._shaped(self._route.max_marginals())
 
     def mode(self) -> Tensor:
-        """(*batch, T) one most probable sequence, by Viterbi's algorithm.
+        """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
+
+        A maximum over states is no sum over ranks: a transition of low rank is no shortcut here.
+        Its N^2 values are written out, or, beyond 2^28 of them, formed in blocks at every step,
+        in O(T N^2 r).
 
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        low = self._streamed()
-        if low is not None:
-            states = lowrank_decode.viterbi(low)
-            _require_possible((states[:, :1] >= 0) | (low.lengths == 0).unsqueeze(1), "mode")
-            return self._shaped(states)
-        states, scores = decode.viterbi(*self._parts())
-        _require_possible(scores > -math.inf, "mode")
+        states = self._route.viterbi()
+        require_possible(states, self._flat_lengths(), "mode")
         return self._shaped(states)
 
     def k_best(self, k: int) -> KBest:
@@ -302,13 +264,8 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        count, low = _checked_count(count), self._low_rank()
-        if low is None:
-            drawn = sampling.draw(*self._parts(), count, generator)
-        else:
-            drawn = lowrank_sampling.draw(low, count, generator)
-        lost = (drawn[:1, :, :1] < 0) & (self._flat_lengths() > 0).reshape(1, -1, 1)
-        _require_possible(~lost, "samples")
+        drawn = self._route.draw(checked_count(count), generator)
+        require_possible(drawn[:1], self._flat_lengths(), "samples")
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
     def rsample(
@@ -326,11 +283,7 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        count, low = _checked_count(count), self._low_rank()
-        if low is None:
-            drawn = sampling.relaxed(*self._parts(), count, temperature, generator)
-        else:
-            drawn = lowrank_sampling.relaxed(low, count, temperature, generator)
+        drawn = self._route.relaxed(checked_count(count), temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -339,8 +292,7 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and from
         where on no sequence is possible.
         """
-        low = self._low_rank()
-        logs = filtering.forward(*self._parts()) if low is None else lowrank_messages.forward(low)
+        logs = self._route.forward()
         alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
         safe = torch.where(alive, logs, 0.0)
         return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
@@ -361,30 +313,14 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        shape = tuple(self.unary.shape)
-        if states.shape != log_weights.shape or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
-            raise ModelError(
-                f"Chain.restrict needs states and log_weights (*replicates, *{shape[:-1]}, kept); "
-                f"got {tuple(states.shape)} and {tuple(log_weights.shape)}."
-            )
-        if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
-            raise ModelError(f"Chain.restrict of {shape[-1]} states got one out of range.")
-        lead = tuple(states.shape[:-2])
-        unary = self.unary.expand(*lead, *shape[-2:]).gather(-1, states) + log_weights
-        potential = self.transition
-        potential = potential if isinstance(potential, Potential) else Table(potential)
-        ends = states[..., :-1, :], states[..., 1:, :]
-        if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
-            kept = potential.rows(*ends)
-        else:
-            kept = potential.evaluate(ends)
-        lengths = None if self.lengths is None else self.lengths.expand(lead)
-        return Chain(unary, kept, lengths=lengths)
+        kept = restricted(self.unary, self.transition, states, log_weights)
+        lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
+        return Chain(kept.unary, kept.transition, lengths=lengths)
 
     def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        found = recursion.messages(*few._parts())
+        found = few._tables.messages
         own = recursion.Messages(few._shaped(found.log_forward), few._shaped(found.log_backward))
         potential = self.transition
         potential = potential if isinstance(potential, Potential) else Table(potential)
@@ -423,23 +359,17 @@ class Chain(Structure):
     def _parts(self) -> Parts:
         return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
 
-    def _low_rank(self) -> LowRankParts | None:
-        if not isinstance(self.transition, LowRank):
-            return None
-        return lowrank.parts_of(self.unary, self.transition, self._flat_lengths())
-
-    def _streamed(self) -> LowRankParts | None:
-        """Where a maximum is over more values than are written out."""
-        large = math.prod(self.transition.shape) > MOST_TABULATED
-        return self._low_rank() if large else None
-
-    def _score_of_mode(self, mode: Tensor) -> Tensor:
-        told = (mode >= 0).any(-1) | self._shaped(self._flat_lengths() == 0)
-        return torch.where(told, self.score(mode.clamp(min=0)), -math.inf)
+    @cached_property
+    def _tables(self) -> ByTables:
+        return ByTables(self._parts())
 
     @cached_property
-    def _messages(self) -> recursion.Messages:
-        return recursion.messages(*self._parts())
+    def _route(self) -> Route:
+        low = self.transition
+        if not isinstance(low, LowRank):
+            return self._tables
+        parts = lowrank.parts_of(self.unary, low, self._flat_lengths())
+        return ByRanks(parts, lambda: self._tables, math.prod(low.shape) > MOST_TABULATED)
 
     def _flat_lengths(self) -> Tensor:
         if self.lengths is not None:
@@ -449,20 +379,3 @@ class Chain(Structure):
 
     def _shaped(self, values: Tensor) -> Tensor:
         return values.reshape([*self.batch_shape, *values.shape[1:]])
-
-
-def _require_possible(possible: Tensor, what: str) -> None:
-    if not bool(possible.all()):
-        raise ImpossibleEvidenceError(
-            f"A chain has no {what}: at least one item has no possible sequence."
-        )
-
-
-def _as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
-    return None if lengths is None else torch.as_tensor(lengths)
-
-
-def _checked_count(count: int) -> int:
-    if count < 0:
-        raise ModelError(f"A chain needs a count of draws >= 0; got {count}.")
-    return count

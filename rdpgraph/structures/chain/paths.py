@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rdpgraph.model.potential import Potential
+
 Noise = Callable[[int], Tensor]
 
 
@@ -90,6 +92,21 @@ def score(unary: Tensor, transition: Tensor, lengths: Tensor, states: Tensor) ->
         values = values + torch.where(inside[:, 1:], edges, 0.0).sum(-1)
     told = ((states >= 0) | ~inside).all(-1)
     return torch.where(told & (values > -math.inf), values, -math.inf)
+
+
+def between(potential: Potential, states: Tensor, inside: Tensor) -> Tensor:
+    """(*lead, *batch) the log-values (nats) of a potential along sequences, summed.
+
+    Args:
+        potential: of the transition.
+        states: (*lead, *batch, T), or -1.
+        inside: (*batch, T) whether a step is within the length.
+    """
+    if states.shape[-1] < 2:
+        return inside.new_zeros((), dtype=potential.dtype)
+    known = states.clamp(min=0).unsqueeze(-1)
+    values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
+    return torch.where(inside[..., 1:], values, 0.0).sum(-1)
 
 
 def _columns(transition: Tensor, steps: Tensor, following: Tensor) -> Tensor:

@@ -1,0 +1,144 @@
+"""How a chain is solved: by tables of pairs of states, or by way of the ranks of its transition."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.chain import (
+    decode,
+    filtering,
+    lowrank,
+    lowrank_decode,
+    lowrank_messages,
+    lowrank_moments,
+    lowrank_sampling,
+    moments,
+    recursion,
+    sampling,
+)
+from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+from rdpgraph.structures.chain.parts import Parts
+
+
+@dataclass(frozen=True, eq=False)
+class Route(ABC):
+    """The answers whose recursion depends on the form of the transition; batch dims flattened."""
+
+    @abstractmethod
+    def log_partition(self) -> Tensor:
+        """(B,) nats, differentiable."""
+
+    @abstractmethod
+    def forward(self) -> Tensor:
+        """(B, T, N) log-probability of the state given the prefix, up to a constant for a step."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """(B,) nats, differentiable once."""
+
+    @abstractmethod
+    def viterbi(self) -> Tensor:
+        """(B, T) the best states; -1 beyond the length, and where no sequence is possible."""
+
+    @abstractmethod
+    def max_marginals(self) -> Tensor:
+        """(B, T, N) the largest score of a sequence with each state."""
+
+    @abstractmethod
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, T) exact draws, as `viterbi`."""
+
+    @abstractmethod
+    def relaxed(self, count: int, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """(count, B, T, N) relaxed draws, differentiable."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByTables(Route):
+    """With the transition as a table."""
+
+    parts: Parts
+
+    @cached_property
+    def messages(self) -> recursion.Messages:
+        """Forward and backward messages, without gradient."""
+        return recursion.messages(*self.parts)
+
+    def log_partition(self) -> Tensor:
+        """See `recursion`."""
+        return recursion.log_partition(*self.parts)
+
+    def forward(self) -> Tensor:
+        """See `filtering`."""
+        return filtering.forward(*self.parts)
+
+    def entropy(self) -> Tensor:
+        """See `moments`."""
+        return moments.entropy(self.parts, self.messages)
+
+    def viterbi(self) -> Tensor:
+        """See `decode`."""
+        return decode.viterbi(*self.parts)[0]
+
+    def max_marginals(self) -> Tensor:
+        """See `decode`."""
+        return decode.max_marginals(*self.parts)
+
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """See `sampling`."""
+        return sampling.draw(*self.parts, count, generator)
+
+    def relaxed(self, count: int, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """See `sampling`."""
+        return sampling.relaxed(*self.parts, count, temperature, generator)
+
+
+@dataclass(frozen=True, eq=False)
+class ByRanks(Route):
+    """With the transition as factors; what has no shortcut is read off a table that fits.
+
+    Attributes:
+        parts: the chains.
+        tables: the same chains with a table.
+        streamed: whether that table is larger than what is written out.
+    """
+
+    parts: LowRankParts
+    tables: Callable[[], ByTables]
+    streamed: bool
+
+    def log_partition(self) -> Tensor:
+        """See `lowrank`."""
+        return lowrank.log_partition(self.parts)
+
+    def forward(self) -> Tensor:
+        """See `lowrank_messages`."""
+        return lowrank_messages.forward(self.parts)
+
+    def entropy(self) -> Tensor:
+        """See `lowrank_moments`; by tables where each step has factors of its own."""
+        if self.parts.left.ndim == self.parts.right.ndim == 2:
+            return lowrank_moments.entropy(self.parts)
+        return self.tables().entropy()
+
+    def viterbi(self) -> Tensor:
+        """See `lowrank_decode`."""
+        return lowrank_decode.viterbi(self.parts) if self.streamed else self.tables().viterbi()
+
+    def max_marginals(self) -> Tensor:
+        """See `lowrank_decode`."""
+        if self.streamed:
+            return lowrank_decode.max_marginals(self.parts)
+        return self.tables().max_marginals()
+
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """See `lowrank_sampling`."""
+        return lowrank_sampling.draw(self.parts, count, generator)
+
+    def relaxed(self, count: int, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """See `lowrank_sampling`."""
+        return lowrank_sampling.relaxed(self.parts, count, temperature, generator)
