@@ -37,6 +37,7 @@ from rdpgraph.estimate.proposals import (
     Uniform,
 )
 from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 from rdpgraph.estimate.sites import Sites
@@ -78,7 +79,7 @@ from rdpgraph.structures.hypertree.rules import (
 )
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import straight_through
-from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
+from rdpgraph.structures.semimarkov import KBestSegmentations, Segmentation, SemiMarkov
 
 register = REGISTRY.add
 register(Chain)
@@ -124,6 +125,7 @@ __all__ = [
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "KBestSegmentations",
     "KBestTrees",
     "Kept",
     "Landmark",
@@ -155,6 +157,7 @@ __all__ = [
     "RandomSubsets",
     "Randomized",
     "RdpgraphError",
+    "Redrawn",
     "Residual",
     "Rules",
     "Schedule",

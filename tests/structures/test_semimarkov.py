@@ -303,6 +303,98 @@ def test_the_gradient_of_the_entropy_is_that_of_log_z_less_the_mean_score():
         torch.testing.assert_close(left, right)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_the_k_best_are_the_first_of_all(shape, zeros):
+    model = random_model(*shape, seed=sum(shape))
+    model = with_zeros(model) if zeros and shape[2] > 1 else model
+    truth = Truth(model.unary, model.transition)
+    expected = truth.scores.sort(descending=True).values
+    for k in (1, 3, len(truth.all) + 2):
+        found = model.k_best(k)
+        most = min(k, len(truth.all))
+        torch.testing.assert_close(found.scores[:most], expected[:k])
+        assert (found.scores[most:] == -math.inf).all()
+        there = found.scores > -math.inf
+        assert torch.equal((found.segmentations.labels >= 0).all(-1), there)
+        assert torch.equal(found.segmentations.starts.any(-1), there)
+        lines = torch.cat([found.segmentations.labels, found.segmentations.starts], -1)[there]
+        assert len(lines.unique(dim=0)) == len(lines)
+
+
+def test_the_k_best_of_a_batch_with_lengths():
+    model = random_model(4, 3, 2, batch=(3,), lengths=LENGTHS)
+    found = model.k_best(3)
+    for item, length in enumerate(LENGTHS.tolist()):
+        alone = SemiMarkov(model.unary[item, :length], model.transition).k_best(3)
+        torch.testing.assert_close(found.scores[:, item], alone.scores)
+        assert torch.equal(found.segmentations.labels[:, item, :length], alone.segmentations.labels)
+        assert (found.segmentations.labels[:, item, length:] == -1).all()
+    assert found.scores[:, 2].tolist() == [0.0, -math.inf, -math.inf]
+    with pytest.raises(rg.ModelError, match="k >= 1"):
+        model.k_best(0)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_cross_entropies_are_those_of_enumeration(zeros):
+    one = random_model(4, 3, 3, batch=(2,), seed=1)
+    two = random_model(4, 3, 3, batch=(2,), seed=2)
+    one, two = (with_zeros(one), with_zeros(two)) if zeros else (one, two)
+    for item in range(2):
+        p = Truth(one.unary[item], one.transition)
+        q = Truth(two.unary[item], two.transition)
+        logs = torch.where(p.chances > 0, q.scores - q.log_z, 0.0)
+        cross = -(p.chances * logs).sum()
+        torch.testing.assert_close(one.cross_entropy(two)[item], cross)
+        torch.testing.assert_close(one.kl_divergence(two)[item], cross - p.entropy)
+    assert (one.kl_divergence(one) == 0).all()
+    torch.testing.assert_close(one.cross_entropy(one), one.entropy())
+
+
+def test_what_the_other_forbids_is_infinitely_far():
+    one = random_model(4, 3, 2, batch=(3,))
+    segments = one.unary.clone()
+    segments[0, 2, 1, 0] = -math.inf
+    segments[2] = -math.inf
+    segments.requires_grad_()
+    two = SemiMarkov(segments, one.transition)
+    assert torch.equal(one.cross_entropy(two).isinf(), torch.tensor([True, False, True]))
+    found = two.cross_entropy(one)
+    assert found[2] == 0
+    assert found.isfinite().all()
+    gradients = torch.autograd.grad(one.cross_entropy(two)[1] + found.sum(), segments)[0]
+    assert gradients.isfinite().all()
+    assert (gradients[segments == -math.inf] == 0).all()
+    joints = one.transition.clone().fill_diagonal_(-math.inf)
+    assert one.cross_entropy(SemiMarkov(one.unary, joints)).isinf().all()
+    with pytest.raises(rg.ModelError, match="same shape"):
+        one.kl_divergence(random_model(4, 3, 2))
+
+
+def test_the_divergence_is_differentiable_in_both():
+    shapes = ((2, 3, 2, 2), (2, 2), (2, 3, 2, 2), (2, 2))
+    inputs = [
+        torch.randn(shape, generator=seeded(number), dtype=DOUBLE, requires_grad=True)
+        for number, shape in enumerate(shapes)
+    ]
+    lengths = torch.tensor([3, 2])
+
+    def divergence(segments, transition, others, joints):
+        other = SemiMarkov(others, joints, lengths=lengths)
+        return SemiMarkov(segments, transition, lengths=lengths).kl_divergence(other)
+
+    assert torch.autograd.gradcheck(divergence, inputs)
+
+
+def test_log_probabilities_sum_to_one():
+    model = random_model(4, 3, 2)
+    listed = [as_segmentation(one, 4) for one in all_segmentations(4, 3, 2)]
+    every = Segmentation(
+        torch.stack([one.labels for one in listed]), torch.stack([one.starts for one in listed])
+    )
+    torch.testing.assert_close(model.log_prob(every).exp().sum(), torch.ones((), dtype=DOUBLE))
+
+
 def test_scores_of_what_the_model_does_not_have():
     model = random_model(4, 2, 2)
     starts = torch.tensor([True, False, True, False])

@@ -93,6 +93,24 @@ class Coupling:
             found = found.index_put((rows, columns), exact)
         return found
 
+    def mean(self, logs: Tensor, inner: Tensor, scores: Tensor) -> Tensor:
+        """(B, N) mean of `inner` and a score over the label before the one entered; 0 of none.
+
+        Args:
+            logs: (B, N) log-mass of the labels before.
+            inner: (B, N) what is averaged over them.
+            scores: (N, N) finite scores of pairs, [from, to], likewise.
+        """
+        values, totals, _ = self.scaled(logs)
+        sums = (values * inner) @ self.weights + values @ (self.weights * scores)
+        found = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1.0), 0.0)
+        rows, columns = self.lost(logs, totals)
+        if len(rows):
+            chances, _ = conditional(logs[rows] + self.transition.T[columns], 1)
+            exact = (chances * (inner[rows] + scores.T[columns])).sum(1)
+            found = found.index_put((rows, columns), exact)
+        return found
+
 
 def conditional(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The softmax of logs over a dim, zero where all are -inf, and its entropy, without NaN."""

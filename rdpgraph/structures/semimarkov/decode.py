@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.semimarkov.coupling import Coupling
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.structures.semimarkov.lowrank import columns, coupling_of
 from rdpgraph.structures.semimarkov.recursion import Window, at_last, prefixes
 from rdpgraph.structures.semimarkov.segmentation import Segmentation, spread
 
@@ -55,14 +56,14 @@ def viterbi(segments: Tensor, transition: Tensor, lengths: Tensor) -> Segmentati
 @torch.no_grad()
 def draw(
     segments: Tensor,
-    transition: Tensor,
+    transition: Tensor | LowRank,
     lengths: Tensor,
     count: int,
     generator: torch.Generator | None,
 ) -> Segmentation:
     """(count * B, T) independent draws, backwards from the last segment.
 
-    One forward recursion, then O(count B (D + N)) for each segment.
+    One forward recursion, then O(count B (D + N)) for each segment, N r with a transition of rank r.
 
     Args:
         segments: (B, T, D, N).
@@ -75,7 +76,7 @@ def draw(
         ImpossibleEvidenceError: an item has none.
     """
     batch, steps, durations, _ = segments.shape
-    found = prefixes(segments, Coupling.of(transition), lengths)
+    found = prefixes(segments, coupling_of(transition), lengths)
     _refuse("sample", found.log_partition == -math.inf)
     item = torch.arange(batch, device=segments.device).repeat(count)
     place = lengths[item] - 1
@@ -101,7 +102,7 @@ def draw(
         place[rows] = start - 1
         before = found.leaving[source.squeeze(1), (start - 1).clamp(min=0)]
         # Whoever is at the start of the sequence draws a label that nobody reads.
-        current[rows] = _choose(before + transition.T[chosen], generator)
+        current[rows] = _choose(before + columns(transition, chosen), generator)
 
 
 def _refuse(name: str, impossible: Tensor) -> None:

@@ -9,11 +9,21 @@ from torch.nn.functional import pad
 
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.semimarkov import best, decode, posterior, recursion
+from rdpgraph.structures.chain.parts import table_of
+from rdpgraph.structures.semimarkov import (
+    best,
+    comparison,
+    decode,
+    kbest,
+    posterior,
+    recursion,
+)
 from rdpgraph.structures.semimarkov.graph import graph_of
-from rdpgraph.structures.semimarkov.segmentation import Segmentation
+from rdpgraph.structures.semimarkov.lowrank import checked_transition, coupling_of, joints
+from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +40,10 @@ class SemiMarkov(Structure):
     Args:
         unary: (*batch, T, D, N) log-potential (nats) of the segment that ends at position t, lasts
             d + 1 steps and has label n. Those with d > t, and beyond the length, are ignored.
-        transition: (N, N) log-potentials, [from, to], of consecutive segments.
+        transition: (N, N) log-potentials, [from, to], of consecutive segments. With a `LowRank` of
+            rank r, log Z, its gradient, marginals and samples cost N r in the place of N^2; scores
+            are read off the factors, and every other answer writes the N^2 values out, for neither
+            a maximum nor the log of a sum has such a shortcut.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -43,27 +56,19 @@ class SemiMarkov(Structure):
     """
 
     unary: Tensor
-    transition: Tensor
+    transition: Tensor | LowRank
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
         checked_log_values("SemiMarkov's segments", self.unary)
-        checked_log_values("SemiMarkov's transition", self.transition)
-        shape, square = tuple(self.unary.shape), tuple(self.transition.shape)
+        if isinstance(self.transition, Tensor):
+            checked_log_values("SemiMarkov's transition", self.transition)
+        shape = tuple(self.unary.shape)
         if len(shape) < 3 or min(shape[-2:]) < 1:
             raise ModelError(
                 f"SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got {shape}."
             )
-        if square != (shape[-1], shape[-1]):
-            raise ModelError(
-                f"SemiMarkov of {shape[-1]} labels needs a transition of shape "
-                f"{(shape[-1], shape[-1])}; got {square}."
-            )
-        if self.unary.dtype != self.transition.dtype:
-            raise ModelError(
-                "SemiMarkov needs segments and transition of one type; got "
-                f"{self.unary.dtype} and {self.transition.dtype}."
-            )
+        checked_transition(self.transition, self.unary)
         lengths = self.lengths
         if lengths is None:
             return
@@ -83,7 +88,7 @@ class SemiMarkov(Structure):
     def from_unary(
         cls,
         unary: Tensor,
-        transition: Tensor,
+        transition: Tensor | LowRank,
         duration: Tensor,
         *,
         lengths: Tensor | None = None,
@@ -129,9 +134,16 @@ class SemiMarkov(Structure):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
 
-        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept.
+        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept;
+        with a `LowRank` transition O(T (D N + N r)) time, O(T D N) kept.
         """
-        return posterior.log_partition(*self._parts()).reshape(self.batch_shape)
+        if isinstance(self.transition, LowRank):
+            segments, lengths = self._positions()
+            coupling = coupling_of(self.transition)
+            found = recursion.prefixes(segments, coupling, lengths).log_partition
+        else:
+            found = posterior.log_partition(*self._parts())
+        return found.reshape(self.batch_shape)
 
     def score(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch) the score of segmentations (*lead, *batch, T), in nats; differentiable.
@@ -142,7 +154,7 @@ class SemiMarkov(Structure):
         Raises:
             EvidenceError: a shape that does not fit, or a label outside 0..N-1.
         """
-        segments, transition, lengths = self._parts()
+        segments, lengths = self._positions()
         steps, durations = segments.shape[1:3]
         state, starts = self._flat(segmentation)
         if not steps:
@@ -156,12 +168,20 @@ class SemiMarkov(Structure):
         spans = segments[item, place, ages.clamp(max=durations - 1), state]
         total = torch.where(ends, spans, 0.0).sum(-1)
         before = state[..., :-1]
-        joints = transition[before, state[..., 1:]]
-        total = total + torch.where((starts & inside)[..., 1:], joints, 0.0).sum(-1)
+        between = joints(self.transition, before, state[..., 1:])
+        total = total + torch.where((starts & inside)[..., 1:], between, 0.0).sum(-1)
         changes = pad(before != state[..., 1:], (1, 0))
         wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
         total = total.masked_fill((wrong & inside).any(-1), -math.inf)
         return total.reshape(segmentation.labels.shape[:-1])
+
+    def log_prob(self, segmentation: Segmentation) -> Tensor:
+        """(*lead, *batch) log-probabilities of segmentations, in nats: the score less log Z.
+
+        Raises:
+            EvidenceError: as for `score`.
+        """
+        return self.score(segmentation) - self.log_partition()
 
     def position_marginals(self) -> Tensor:
         """(*batch, T, N) the probability that a position lies in a segment of a label.
@@ -185,6 +205,33 @@ class SemiMarkov(Structure):
         """
         return recursion.entropy(*self._parts()).reshape(self.batch_shape)
 
+    def cross_entropy(self, other: "SemiMarkov") -> Tensor:
+        """(*batch,) nats: the mean under this chain of minus the log-probability in another.
+
+        +inf where the other forbids what this one allows; 0 for an impossible item. Differentiable
+        in both. O(T (D N + N^2)) in float64; a gradient keeps O(T D N).
+
+        Raises:
+            ModelError: the other has another shape or other lengths.
+        """
+        segments, transition, lengths = self._parts()
+        theirs = other._parts()
+        if other.unary.shape != self.unary.shape or not torch.equal(theirs[2], lengths):
+            raise ModelError(
+                "SemiMarkov.cross_entropy needs a chain of the same shape and lengths; got "
+                f"{tuple(other.unary.shape)} for {tuple(self.unary.shape)}."
+            )
+        found = comparison.cross_entropy((segments, transition), theirs[:2], lengths)
+        return found.reshape(self.batch_shape)
+
+    def kl_divergence(self, other: "SemiMarkov") -> Tensor:
+        """(*batch,) nats: `cross_entropy` less `entropy`; zero where the chains are the same.
+
+        Raises:
+            ModelError: the other has another shape or other lengths.
+        """
+        return self.cross_entropy(other) - self.cross_entropy(self)
+
     def mode(self) -> Segmentation:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A most probable segmentation, (*batch, T); O(T (D N + N^2)). Not differentiable.
 
@@ -193,6 +240,24 @@ class SemiMarkov(Structure):
         """
         found = decode.viterbi(*self._parts())
         return self._shaped(found, ())
+
+    def k_best(self, k: int) -> KBestSegmentations:
+        """The k best segmentations, distinct, best first; O(T k (D N + N^2)).
+
+        Raises:
+            ModelError: k below 1.
+        """
+        if k < 1:
+            raise ModelError(f"SemiMarkov.k_best needs k >= 1; got {k}.")
+        found = self._shaped(kbest.k_best(*self._parts(), k), (k,))
+        _, lengths = self._positions()
+        empty = lengths.reshape(self.batch_shape) == 0
+        first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
+        there = torch.where(empty, first, found.starts.any(-1))
+        labels = torch.where(there.unsqueeze(-1), found.labels, -1)
+        blank = Segmentation(torch.where(there.unsqueeze(-1), labels, 0), found.starts)
+        scores = torch.where(there, self.score(blank), -math.inf)
+        return KBestSegmentations(Segmentation(labels, found.starts), scores)
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, D, N) the best score of the segmentations with each segment, or -inf.
@@ -211,7 +276,8 @@ class SemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        found = decode.draw(*self._parts(), count, generator)
+        segments, lengths = self._positions()
+        found = decode.draw(segments, self.transition, lengths, count, generator)
         return self._shaped(found, (count,))
 
     def factor_graph(self) -> FactorGraph:
@@ -222,13 +288,13 @@ class SemiMarkov(Structure):
         probability of a segment (t, d, n) is that of site t in state (d, n) and a start at t + 1.
         Tables of O(T (D N)^2): for small models.
         """
-        _, _, lengths = self._parts()
-        return graph_of(self.unary, self.transition, lengths.reshape(self.batch_shape))
+        _, transition, lengths = self._parts()
+        return graph_of(self.unary, transition, lengths.reshape(self.batch_shape))
 
     def states(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""
         labels, starts = self._flat(segmentation)
-        _, _, lengths = self._parts()
+        _, lengths = self._positions()
         place = torch.arange(labels.shape[-1], device=labels.device)
         states = Segmentation(labels, starts).ages * self.unary.shape[-1] + labels
         states = states.masked_fill(place >= lengths.unsqueeze(1), 0)
@@ -237,18 +303,23 @@ class SemiMarkov(Structure):
     def work(self) -> float:
         """The multiply-adds of log Z."""
         steps, durations, labels = self.unary.shape[-3:]
-        return float(math.prod(self.batch_shape) * steps * labels * (durations + labels))
+        low = self.transition
+        width = 2 * low.rank if isinstance(low, LowRank) else labels
+        return float(math.prod(self.batch_shape) * steps * labels * (durations + width))
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Segments (B, T, D, N), the transition, and lengths (B,)."""
+        """Segments (B, T, D, N), the transition as a table, and lengths (B,)."""
+        segments, lengths = self._positions()
+        return segments, table_of(self.transition), lengths
+
+    def _positions(self) -> tuple[Tensor, Tensor]:
+        """Segments (B, T, D, N) and lengths (B,)."""
         shape = self.unary.shape
         count = math.prod(self.batch_shape)
         segments = self.unary.reshape(count, *shape[-3:])
         if self.lengths is None:
-            lengths = torch.full((count,), shape[-3], device=segments.device)
-        else:
-            lengths = self.lengths.reshape(count).to(segments.device, torch.long)
-        return segments, self.transition, lengths
+            return segments, torch.full((count,), shape[-3], device=segments.device)
+        return segments, self.lengths.reshape(count).to(segments.device, torch.long)
 
     def _flat(self, segmentation: Segmentation) -> tuple[Tensor, Tensor]:
         """Labels and starts as (*lead, B, T), what stands beyond the length replaced by 0."""
@@ -260,7 +331,7 @@ class SemiMarkov(Structure):
                 f"SemiMarkov needs a segmentation of shape (*lead, {', '.join(map(str, shape))}); "
                 f"got {tuple(labels.shape)}."
             )
-        _, _, lengths = self._parts()
+        _, lengths = self._positions()
         inside = torch.arange(shape[-1], device=labels.device) < lengths.unsqueeze(1)
         labels = labels.reshape(*labels.shape[:lead], len(lengths), shape[-1])
         labels = labels.masked_fill(~inside, 0)

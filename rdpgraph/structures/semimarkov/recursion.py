@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.semimarkov.coupling import Coupling, conditional
+from rdpgraph.structures.semimarkov.lowrank import LowRankCoupling
 
 
 class Window:
@@ -69,8 +70,8 @@ class Step:
     base: Tensor
 
 
-def walk(segments: Tensor, coupling: Coupling) -> Iterator[Step]:
-    """The recursion, a position at a time; differentiable, O(D N + N^2) each.
+def walk(segments: Tensor, coupling: Coupling | LowRankCoupling) -> Iterator[Step]:
+    """The recursion, a position at a time; differentiable, O(D N + N^2) each, or O(D N + N r).
 
     Args:
         segments: (B, T, D, N).
@@ -102,7 +103,7 @@ class Prefixes:
     bases: Tensor
 
 
-def prefixes(segments: Tensor, coupling: Coupling, lengths: Tensor) -> Prefixes:
+def prefixes(segments: Tensor, coupling: Coupling | LowRankCoupling, lengths: Tensor) -> Prefixes:
     """Run the recursion and keep O(T N) of it; differentiable, with O(T D N) kept for that.
 
     Args:

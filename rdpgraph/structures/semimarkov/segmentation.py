@@ -49,6 +49,19 @@ class Segmentation:
         return positions - torch.where(self.starts, positions, -1).cummax(-1).values
 
 
+@dataclass(frozen=True, eq=False)
+class KBestSegmentations:
+    """The most probable segmentations, best first.
+
+    Attributes:
+        segmentations: (k, *batch, T); labels -1 and no start where there are fewer than k.
+        scores: (k, *batch) nats, unnormalised, differentiable; -inf where there are fewer.
+    """
+
+    segmentations: Segmentation
+    scores: Tensor
+
+
 def spread(labels: Tensor, starts: Tensor, lengths: Tensor) -> Segmentation:
     """The segmentation whose labels are given where segments start.
 
