@@ -96,12 +96,12 @@ def expectation(model, proposal, selection, *, defensive=0.1):
     estimator = Randomized(proposal, recorder, defensive=defensive)
     rg.infer(model, estimator=estimator, generator=generator())
     (log_q,) = recorder.seen
-    rows = [outcomes(selection, row) for row in log_q]
+    rows = [outcomes(selection, row) for row in log_q.flatten(0, -2)]
     joint = list(itertools.product(*rows))
     supports = [
         Support(
-            torch.stack([support.states for _, support in row]),
-            torch.stack([support.log_weights for _, support in row]),
+            torch.stack([support.states for _, support in row]).reshape(*log_q.shape[:-1], -1),
+            torch.stack([support.log_weights for _, support in row]).reshape(*log_q.shape[:-1], -1),
         )
         for row in joint
     ]

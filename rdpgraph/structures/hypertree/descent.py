@@ -5,7 +5,7 @@ low rank first the rank. All spans of one width go at once, over all trees.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -177,7 +177,12 @@ def drawn(generator: torch.Generator | None) -> Pick:
     """A draw in proportion to the exponentials."""
 
     def pick(logs: Tensor) -> Tensor:
-        noise = torch.rand(logs.shape, generator=generator, dtype=torch.float64, device=logs.device)
-        return (logs - (-noise.clamp_(min=2.0**-54).log_()).log_()).argmax(1)
+        return (logs + gumbel(logs.shape, logs.double(), generator)).argmax(1)
 
     return pick
+
+
+def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Independent Gumbel noise, in the type and on the device of a tensor."""
+    noise = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device)
+    return -(-noise.clamp_(min=2.0**-54).log_()).log_().to(like)

@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import NoReturn, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rdpgraph.errors import (
     EvidenceError,
@@ -15,19 +14,21 @@ from rdpgraph.errors import (
     ModelError,
     UnsupportedError,
 )
-from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
-from rdpgraph.structures.hypertree import best, inside, kbest, moments, plain
+from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
     checked_lengths,
     checked_root,
     checked_rules,
+    checked_temperature,
     checked_unary,
 )
-from rdpgraph.structures.hypertree.descent import Pick, descend, drawn, largest
-from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
-from rdpgraph.structures.hypertree.restricted import RestrictedHypertree
+from rdpgraph.structures.hypertree.constructors import pcfg_unary
+from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
+from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.ranks import Ranks
+from rdpgraph.structures.hypertree.restricted import RestrictedHypertree, restricted
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
@@ -97,22 +98,8 @@ class Hypertree(Structure):
             ModelError: shapes that do not fit.
         """
         rules = DenseRules(rules) if isinstance(rules, Tensor) else rules
-        if rules.shape is None or terms.ndim < 2 or root.ndim < 1:
-            raise ModelError(
-                "Hypertree.pcfg needs rules of a size, root (*batch, NT) and terms (*batch, T, PT)."
-            )
-        parents, children = rules.shape
-        if children - parents != terms.shape[-1] or root.shape[-1] != parents:
-            raise ModelError(
-                f"Hypertree.pcfg with rules of {parents} parents and {children} children needs "
-                f"root (*batch, {parents}) and terms (*batch, T, {children - parents}); got "
-                f"{tuple(root.shape)} and {tuple(terms.shape)}."
-            )
-        words = pad(terms, (parents, 0))
-        total = terms.shape[-2]
-        diagonal = torch.eye(total, dtype=torch.bool, device=terms.device).unsqueeze(-1)
-        unary = torch.where(diagonal, words.unsqueeze(-3), torch.zeros((), dtype=words.dtype))
-        return cls(unary, rules, root=root, preterminals=children - parents, lengths=lengths)
+        unary = pcfg_unary(root, rules, terms)
+        return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
 
     @classmethod
     def span_scores(cls, scores: Tensor, *, lengths: Tensor | None = None) -> Self:
@@ -129,13 +116,22 @@ class Hypertree(Structure):
         """The dims in front."""
         return tuple(self.unary.shape[:-3])
 
+    @property
+    def form(self) -> Form:
+        """The hypertree as its kernels take it."""
+        return Form(self)
+
+    @cached_property
+    def _best(self) -> tuple[Parts, list[Tensor]]:
+        return self.form.best()
+
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats, by the inside recursion; twice differentiable.
 
         Source: Baker 1979; Lari and Young 1990; low rank: Yang, Zhao and Tu 2021
         (arXiv:2104.13727).
         """
-        return self._shaped(inside.log_partition(self._parts(), self._root()))
+        return inside.log_partition(self.form.parts, self.form.root).reshape(self.batch_shape)
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of trees, differentiable.
@@ -158,8 +154,9 @@ class Hypertree(Structure):
             raise EvidenceError(
                 f"Hypertree of {shape[-1]} states got a tree with state {int(states.max())}."
             )
-        flat = states.reshape(math.prod(lead), self._batch, *shape[-3:-1])
-        found = score(flat, self._parts(plain_rules=True), self._root(), self._flat_rules)
+        form = self.form
+        flat = states.reshape(math.prod(lead), form.batch, *shape[-3:-1])
+        found = score(flat, form.unruled, form.root, form.rules)
         return found.reshape([*lead, *self.batch_shape])
 
     def log_prob(self, states: Tensor) -> Tensor:
@@ -179,7 +176,7 @@ class Hypertree(Structure):
         rules of low rank, one for each factor, (*batch, N or C, r): the expected number of uses of
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
-        wide = self._expanded_rules(self.rules)
+        wide = self.form.flat(self.rules)
         _, found = moments.gradients(wide, wide.rules.parts)
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in found)
 
@@ -194,8 +191,8 @@ class Hypertree(Structure):
         """
         rules = self.rules
         if not isinstance(rules, NoRules):
-            rules = DenseRules(rules.table(self._states, self.unary.shape[-1]))
-        return self._shaped(moments.entropy(self._expanded_rules(rules)))
+            rules = DenseRules(rules.table(self.form.states, self.unary.shape[-1]))
+        return moments.entropy(self.form.flat(rules)).reshape(self.batch_shape)
 
     def viterbi(self) -> Trees:
         """(*batch) one most probable tree of each item. Not differentiable; see `score`.
@@ -213,9 +210,7 @@ class Hypertree(Structure):
             ImpossibleEvidenceError: an item has no possible tree.
             BudgetError: rules of low rank that are too large when written out.
         """
-        parts, root = self._best_parts
-        rows = self._best_rows
-        return self._descended(parts, rows, root, 1, largest, 0.0).squeeze(0)
+        return self.form.descended(*self._best, count=1, pick=largest, temperature=0.0)[0]
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, T, N) the score of the best tree with each constituent; -inf where none is.
@@ -225,10 +220,9 @@ class Hypertree(Structure):
         Raises:
             BudgetError: rules of low rank that are too large when written out.
         """
-        if not self._batch or not self.unary.shape[-2]:
+        if not self.form.batch or not self.unary.shape[-2]:
             return self.unary.detach()
-        parts, root = self._best_parts
-        found = best.max_marginals(parts, self._best_rows, root)
+        found = best.max_marginals(*self._best, self.form.root.double())
         return found.to(self.unary.dtype).reshape(self.unary.shape)
 
     def k_best(self, k: int) -> KBestTrees:
@@ -242,8 +236,7 @@ class Hypertree(Structure):
         """
         if k < 1:
             raise ModelError(f"k_best needs k >= 1; got {k}.")
-        parts, root = self._best_parts
-        states = kbest.k_best(parts, self._best_rows, root, k)
+        states = kbest.k_best(*self._best, self.form.root.double(), k)
         states = states.reshape([k, *self.unary.shape[:-1]])
         scores = self.score(states)
         absent = (states < 0).flatten(-2).all(-1)
@@ -277,9 +270,9 @@ class Hypertree(Structure):
         """
         if count < 0:
             raise ModelError(f"A hypertree needs a count of draws >= 0; got {count}.")
-        parts = self._parts().to(torch.float64)
-        root = self._root().double()
-        return self._descended(parts, inside.charts(parts), root, count, drawn(generator), 1.0)
+        parts, pick = self.form.parts.to(torch.float64), drawn(generator)
+        rows = inside.charts(parts)
+        return self.form.descended(parts, rows, count=count, pick=pick, temperature=1.0)
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -299,14 +292,8 @@ class Hypertree(Structure):
             ModelError: another temperature.
             BudgetError: rules of low rank that are too large when written out.
         """
-        if not 0 < temperature < math.inf:
-            raise ModelError(
-                f"Relaxed samples need a temperature above 0, and finite; got {temperature}."
-            )
-        shape = (count, *self.unary.shape)
-        device = self.unary.device
-        noise = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
-        noise = -(-noise.clamp_(min=2.0**-54).log_()).log_().to(self.unary)
+        checked_temperature(temperature)
+        noise = gumbel((count, *self.unary.shape), self.unary, generator)
         root = None if self.root is None else self.root / temperature
         lengths = None if self.lengths is None else self.lengths.expand(count, *self.batch_shape)
         unary = (self.unary + noise) / temperature
@@ -328,27 +315,32 @@ class Hypertree(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        shape = tuple(self.unary.shape)
-        fits = states.shape == log_weights.shape and states.ndim >= len(shape)
-        if not fits or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
-            raise ModelError(
-                f"Hypertree.restrict needs states and log_weights (*replicates, *{shape[:-1]}, "
-                f"kept); got {tuple(states.shape)} and {tuple(log_weights.shape)}."
-            )
-        if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
-            raise ModelError(f"Hypertree.restrict of {shape[-1]} states got one out of range.")
-        lead = tuple(states.shape[:-3])
-        unary = self.unary.expand(*lead, *shape[-3:])
-        if self.preterminals:
-            total = shape[-2]
-            word = torch.eye(total, dtype=torch.bool, device=unary.device).unsqueeze(-1)
-            single = torch.arange(shape[-1], device=unary.device) >= self._states
-            unary = torch.where(word == single, unary, -math.inf)
-        kept = unary.gather(-1, states) + log_weights
-        lengths = None if self.lengths is None else self.lengths.expand(lead)
-        return RestrictedHypertree(kept, states, self, lengths=lengths)
+        return restricted(self, states, log_weights)
 
-    def factor_graph(self) -> FactorGraph:
+    def proposal_unary(self) -> Tensor:
+        """The potentials of spans that trees can have, with the root's at the whole; else -inf."""
+        return proposals.unary(self)
+
+    def proposal_graph(self) -> None:
+        """None: `mean_values` tells proposals of the rules."""
+        return
+
+    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """What a state may be expected to meet, (*batch, T, T, N), as `Landmark` asks.
+
+        The mean rule as a parent, where a span has parts, times that as a part, where it is not
+        the whole; over random states of the other two, or over all of them by `LowRankRules`.
+        """
+        return proposals.mean_values(self, landmarks, generator)
+
+    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
+        """(*replicates, *batch, T, T, N) inside times outside, among the states kept elsewhere.
+
+        O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
+        """
+        return proposals.log_masses(self, states, log_weights)
+
+    def factor_graph(self) -> NoReturn:
         """There is none.
 
         Raises:
@@ -361,107 +353,14 @@ class Hypertree(Structure):
 
     def work(self) -> float:
         """The multiply-adds of log Z."""
-        total, states = self.unary.shape[-2], self._states
-        spans, splits = total**2 / 2, total**3 / 6
-        form, _ = kernel_form(self._flat_rules, self._parts_spans[:0], self.unary.shape[-1])
-        if isinstance(form, Ranks):
-            rank = form.left.shape[2]
-            run = 1 if form.parent is None else states
-            return self._batch * (splits * rank + spans * rank * (2 * states + run))
-        return self._batch * (spans * states**3 + splits * states**2)
-
-    @property
-    def _states(self) -> int:
-        """Of spans of two words and more."""
-        return self.unary.shape[-1] - self.preterminals
-
-    @cached_property
-    def _batch(self) -> int:
-        return math.prod(self.batch_shape)
-
-    @cached_property
-    def _flat_rules(self) -> Rules:
-        return self.rules.flat(self.batch_shape)
-
-    @cached_property
-    def _parts_spans(self) -> Tensor:
-        return self.unary.reshape(self._batch, *self.unary.shape[-3:])[..., : self._states]
-
-    def _parts(self, *, plain_rules: bool = False) -> Parts:
-        """The hypertree as the kernels take it; without rules, where those are not to be read."""
-        unary = self.unary.reshape(self._batch, *self.unary.shape[-3:])
-        spans = unary[..., : self._states]
-        first = self._states if self.preterminals else 0
-        leaves = unary.diagonal(dim1=1, dim2=2).mT[..., first:]
-        rules = NoRules() if plain_rules else self._flat_rules
-        form, spans = kernel_form(rules, spans, unary.shape[-1])
-        return _alike(Parts(leaves, spans, form, self._flat_lengths(), self.preterminals > 0))
-
-    def _root(self) -> Tensor:
-        """(1 or B, C)."""
-        if self.root is None:
-            root = self.unary.new_zeros(1, self._states)
-        elif self.root.ndim == 1:
-            root = self.root.unsqueeze(0)
-        else:
-            root = self.root.expand(*self.batch_shape, -1).reshape(self._batch, -1)
-        return pad(root, (0, self.preterminals), value=-math.inf)
-
-    @cached_property
-    def _best_parts(self) -> tuple[Parts, Tensor]:
-        """The same for maxima, in doubles: of low rank is only what has a single one."""
-        parts = self._parts()
-        if isinstance(parts.rules, Ranks) and not isinstance(self.rules, NoRules):
-            table = self.rules.table(self._states, self.unary.shape[-1])
-            parts = replace(self, rules=DenseRules(table))._parts()
-        return parts.to(torch.float64), self._root().double()
-
-    @cached_property
-    def _best_rows(self) -> list[Tensor]:
-        parts, _ = self._best_parts
-        with torch.no_grad():
-            return plain.with_leaves(parts, plain.exact(parts, 0.0))
-
-    def _descended(
-        self, parts: Parts, rows: list[Tensor], root: Tensor, count: int, pick: Pick,
-        temperature: float,
-    ) -> Tensor:  # fmt: skip
-        found = descend(parts, rows, root, count, pick, temperature)
-        lost = (found < 0).flatten(1).all(1) & (parts.lengths.repeat(count) > 0)
-        if bool(lost.any()):
-            raise ImpossibleEvidenceError(
-                "A hypertree has no samples and no mode: at least one item has no possible tree."
-            )
-        return found.reshape([count, *self.unary.shape[:-1]])
-
-    def _expanded_rules(self, rules: Rules) -> "Hypertree":
-        """One flat batch dim, the rules' own for each item."""
-        batch = (self._batch,)
-        flat = rules.flat(self.batch_shape)
-        each = [part.expand(*batch, *part.shape[1:]) for part in flat.parts]
-        unary = self.unary.reshape(*batch, *self.unary.shape[-3:])
-        root = self.root
-        if root is not None:
-            root = root.expand(*self.batch_shape, -1).reshape(*batch, -1)
-        lengths = self._flat_lengths()
-        return replace(self, unary=unary, rules=flat.with_parts(each), root=root, lengths=lengths)
-
-    def _flat_lengths(self) -> Tensor:
-        if self.lengths is not None:
-            return self.lengths.reshape(-1)
-        return torch.full((self._batch,), self.unary.shape[-2], device=self.unary.device)
-
-    def _shaped(self, values: Tensor) -> Tensor:
-        return values.reshape([*self.batch_shape, *values.shape[1:]])
-
-
-def _alike(parts: Parts) -> Parts:
-    """Spans and rules of one floating type."""
-    dtype = parts.spans.dtype
-    for part in parts.rules.parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    same = all(part.dtype == dtype for part in parts.tensors)
-    return parts if same else parts.to(dtype)
+        total, form = self.unary.shape[-2], self.form
+        spans, splits, states = total**2 / 2, total**3 / 6, form.states
+        rules = form.parts.rules
+        if isinstance(rules, Ranks):
+            rank = rules.left.shape[2]
+            run = 1 if rules.parent is None else states
+            return form.batch * (splits * rank + spans * rank * (2 * states + run))
+        return form.batch * (spans * states**3 + splits * states**2)
 
 
 def _require_possible(log_z: Tensor) -> None:

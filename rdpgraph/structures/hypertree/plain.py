@@ -105,11 +105,11 @@ class _Scaled(_Algebra):
     def sides(self, value: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(self.rules, DenseRules):
             return value, value
-        return _log_times(value, self.rules.left), _log_times(value, self.rules.right)
+        return log_times(value, self.rules.left), log_times(value, self.rules.right)
 
     def joined(self, left: Tensor, right: Tensor) -> Tensor:
         if isinstance(self.rules, Ranks):
-            return _from_ranks(self.rules, self.states, soft_sum(left + right, 2), _log_times)
+            return _from_ranks(self.rules, self.states, soft_sum(left + right, 2), log_times)
         tops = peak(left.detach()), peak(right.detach())
         scales = (tops[0] + tops[1]).squeeze(3)
         dead = (left.detach() == -math.inf).all(3) | (right.detach() == -math.inf).all(3)
@@ -167,7 +167,7 @@ def _from_ranks(
     return soft_sum(ranks.unflatten(2, (states, -1)), 3)
 
 
-def _log_times(logs: Tensor, table: Tensor) -> Tensor:
+def log_times(logs: Tensor, table: Tensor) -> Tensor:
     """Log of exp(logs) (B, S, M) times exp(table) (R, M, N), scaled by row and by column."""
     top = peak(logs.detach())
     high = table.detach().amax(1, keepdim=True)

@@ -1,6 +1,5 @@
 """Hypertrees on a few states of each span: every draw enumerated."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -8,72 +7,223 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.proposals import Local
+from rdpgraph.estimate import pilot
+from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.proposal import Setting
+from rdpgraph.estimate.proposals import (
+    Global,
+    Landmark,
+    Local,
+    LocalGlobal,
+    Oracle,
+    SoftmaxGlobal,
+    Uniform,
+)
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.views import view_of
 from rdpgraph.structures.hypertree.model import Hypertree
-from tests.estimate.enumeration import outcomes
+from rdpgraph.structures.hypertree.restricted import RestrictedHypertree
+from rdpgraph.structures.hypertree.rules import DenseRules
+from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of
 from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
 
-
-def all_draws(model, selection):
-    """[(probability, states, log-weights)] over all joint draws, spans chosen independently."""
-    total, states = model.unary.shape[-2:]
-    cells = [(i, j) for i in range(total) for j in range(i, total)]
-    scores = model.unary
-    if model.preterminals:
-        single = torch.arange(states) >= states - model.preterminals
-        word = torch.eye(total, dtype=torch.bool).unsqueeze(-1)
-        scores = torch.where(word == single, scores, -math.inf)
-    rows = [outcomes(selection, scores[cell]) for cell in cells]
-    joint = list(itertools.product(*rows))
-    kept = joint[0][0][1].states.shape[-1]
-    chosen = torch.zeros(len(joint), total, total, kept, dtype=torch.int64)
-    weights = torch.zeros(len(joint), total, total, kept, dtype=torch.float64)
-    chances = torch.tensor([math.prod(c for c, _ in draw) for draw in joint], dtype=torch.float64)
-    for place, draw in enumerate(joint):
-        for cell, (_, support) in zip(cells, draw, strict=True):
-            chosen[(place, *cell)], weights[(place, *cell)] = support.states, support.log_weights
-    return chances, chosen, weights
+SELECTIONS = [TopTail(1, 1), TopTail(0, 2), TopSystematic(0, 1), TopSystematic(1, 1), Threshold(2)]
 
 
-SELECTIONS = [TopTail(1, 1), TopTail(0, 2), TopSystematic(0, 1), Threshold(2)]
+class Likely(rg.Proposal):
+    """One of a user's own."""
+
+    def log_scores(self, sites):
+        return sites.unary / 2
+
+
+def name(value):
+    return type(value).__name__
+
+
+PROPOSALS = [
+    Uniform(),
+    Local(),
+    Global(2),
+    SoftmaxGlobal(2),
+    LocalGlobal(),
+    Landmark(2),
+    Pilot(selection=TopTail(1, 1)),
+    Pilot(most=2),
+    Oracle(),
+    Likely(),
+]
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
+@pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
+def test_the_expectation_of_z_is_z(selection, proposal):
+    """Over every joint draw of all spans."""
+    model = hypertree("low rank", 3 if selection != TopTail(0, 2) else 2, 3)
+    mean, number = expectation(model, proposal, selection)
+    assert number >= 8
+    torch.testing.assert_close(mean, model.log_partition(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("proposal", [LocalGlobal(), Landmark(2), Pilot(most=2)], ids=name)
 @pytest.mark.parametrize(("kind", "preterminals"), [*((k, 0) for k in KINDS), ("dense", 2)])
-def test_z_is_unbiased_over_every_draw(selection, kind, preterminals):
+def test_the_expectation_of_z_is_z_with_all_rules(proposal, kind, preterminals):
     model = hypertree(kind, 3, 3 + (preterminals > 0), preterminals=preterminals)
-    if preterminals:
-        selection = TopTail(1, 1)
-    if isinstance(selection, TopTail) and selection.top == 0:
-        model = hypertree(kind, 2, 3)
-    chances, states, weights = all_draws(model, selection)
-    restricted = model.restrict(states, weights)
-    mean = (chances.log() + restricted.log_partition()).logsumexp(0)
-    torch.testing.assert_close(chances.sum(), torch.ones((), dtype=torch.float64))
-    torch.testing.assert_close(mean, model.log_partition(), **CLOSE)
+    mean, _ = expectation(model, proposal, TopSystematic(1, 1))
+    torch.testing.assert_close(mean, model.log_partition(), rtol=0, atol=1e-12)
 
 
-def test_products_without_cross_terms_are_biased():
-    """Top with top and sampled with sampled alone, as eq. 18 is printed, is another number."""
-    model = hypertree("none", 3, 3)
-    chances, states, weights = all_draws(model, TopTail(1, 1))
-    value = model.unary.expand(len(chances), 3, 3, 3).gather(-1, states) + weights
+def printed(cells, states, tree):
+    """Log Z by eq. 18 as it is printed: top with top and sampled with sampled, without rules."""
 
     def joined(left, right):
         return (left + right).logsumexp(-1, keepdim=True)
 
-    def printed(value):
-        leaf = [value[:, i, i] for i in range(3)]
-        pair = [value[:, i, i + 1] + joined(leaf[i], leaf[i + 1]) for i in range(2)]
-        splits = [joined(leaf[0], pair[1]), joined(pair[0], leaf[2])]
-        return value[:, 0, 2] + torch.logaddexp(*splits)
+    leaf = [cells[:, i, i] for i in range(3)]
+    pair = [cells[:, i, i + 1] + joined(leaf[i], leaf[i + 1]) for i in range(2)]
+    splits = [joined(leaf[0], pair[1]), joined(pair[0], leaf[2])]
+    whole = cells[:, 0, 2] + torch.logaddexp(*splits)
+    return (whole + tree.root[states[:, 0, 2]]).logsumexp(-1)
 
-    root = model.root[states[:, 0, 2]]
-    found = (chances.log() + (printed(value) + root).logsumexp(-1)).logsumexp(0)
-    assert abs(float(found - model.log_partition())) > 0.1
+
+def test_products_without_cross_terms_are_caught(monkeypatch):
+    """The same expectation, with the other sum in the place of ours."""
+    model = hypertree("none", 3, 3)
+    right, _ = expectation(model, Local(), TopTail(1, 1))
+    monkeypatch.setattr(
+        RestrictedHypertree, "log_partition", lambda self: printed(self.unary, self.states, model)
+    )
+    wrong, _ = expectation(model, Local(), TopTail(1, 1))
+    truth = float(model.log_partition())
+    assert abs(float(right) - truth) < 1e-12
+    assert abs(float(wrong) - truth) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["low rank", "none"])
+@pytest.mark.parametrize("preterminals", [0, 2])
+@pytest.mark.parametrize("hard", [False, True])
+def test_masses_are_marginals_with_the_state_put_among_those_kept(kind, preterminals, hard):
+    lengths = [4, 3, 1, 0]
+    model = hypertree(kind, 4, 6, preterminals=preterminals, batch=(4,), lengths=lengths, hard=hard)
+    scores = torch.where(model.proposal_unary() > -math.inf, 0.0, -math.inf).expand(2, 4, 4, 4, 6)
+    support = TopTail(1, 2).select(scores, torch.Generator().manual_seed(0))
+    masses = model.log_masses(support.states, support.log_weights)
+    assert masses.shape == (2, 4, 4, 4, 6)
+    assert not masses.isnan().any()
+    for first in range(4):
+        for last in range(4):
+            # All states at one span, those kept at the others.
+            states = torch.zeros(2, 4, 4, 4, 6, dtype=torch.int64)
+            weights = torch.full((2, 4, 4, 4, 6), -math.inf, dtype=torch.float64)
+            states[..., :3], weights[..., :3] = support.states, support.log_weights
+            states[..., first, last, :], weights[..., first, last, :] = torch.arange(6), 0.0
+            few = model.restrict(states, weights)
+            expected = few.marginals()[..., first, last, :]
+            log_z = few.log_partition().unsqueeze(-1)
+            found = (masses[..., first, last, :] - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
+            torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_pilot_on_rules_without_masses_is_one_by_probes():
+    low = hypertree("low rank", 4, 8)
+    dense = replace(low, rules=DenseRules(low.rules.table(8, 8)))
+    scores = low.proposal_unary()
+    support = TopTail(1, 2).select(scores, torch.Generator().manual_seed(0))
+    setting = Setting(dense, view_of(dense, None), TopTail(1, 2), rg.infer, None)
+    (probed,) = pilot.probed(setting, [support])
+    masses = low.log_masses(support.states, support.log_weights)
+    among = masses.amax(-1) > -math.inf
+    assert dense.log_masses(support.states, support.log_weights) is None
+    torch.testing.assert_close(
+        probed[among].softmax(-1), masses[among].softmax(-1), rtol=1e-2, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mean_values_are_means_of_rules(kind):
+    model = hypertree(kind, 3, 4, preterminals=2, batch=(2,), lengths=[3, 2])
+    table = model.rules.table(2, 4).double().exp()
+    parent = table.mean((1, 2))
+    part = (table.mean((0, 2)) + table.mean((0, 1))) / 2
+    # Landmarks by the thousand are all states.
+    found = model.mean_values(300, torch.Generator().manual_seed(0)).exp().expand(2, 3, 3, 4)
+    allowed = {"rtol": 0.2 if kind in ("dense", "factorised") else 1e-9, "atol": 0.0}
+    torch.testing.assert_close(found[0, 0, 2, :2], parent, **allowed)
+    torch.testing.assert_close(found[0, 0, 1, :2], parent * part[:2], **allowed)
+    torch.testing.assert_close(found[1, 0, 1, :2], parent, **allowed)
+    torch.testing.assert_close(found[0, 1, 1, 2:], part[2:], **allowed)
+
+
+def test_what_trees_cannot_have_is_never_kept():
+    model = hypertree("dense", 3, 5, preterminals=2, batch=(3,), lengths=[3, 2, 0])
+    recorder = Recorder()
+    estimator = Randomized(Landmark(2), recorder)
+    rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+    possible = recorder.seen[0] > -math.inf
+    place = torch.arange(3)
+    within = (place.unsqueeze(1) <= place) & (place < model.lengths.reshape(-1, 1, 1))
+    wide = place.unsqueeze(1) < place
+    assert torch.equal(possible[..., 3:].all(-1), within & ~wide)
+    assert torch.equal(possible[..., :3].all(-1), within & wide)
+    assert torch.equal(possible[..., 3:].any(-1), within & ~wide)
+    assert torch.equal(possible[..., :3].any(-1), within & wide)
+
+
+@pytest.mark.parametrize("selection", [*SELECTIONS, Top(2), TopTail(2, 2)], ids=repr)
+@pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
+def test_replicates_of_a_batch(selection, proposal):
+    """Of several lengths and with rules of each item's own."""
+    model = hypertree("low rank", 4, 5, preterminals=2, batch=(4,), lengths=[4, 3, 2, 0])
+    rules = rules_of("low rank", 3, 5, batch=(4,))
+    model = replace(model, rules=rules, root=normal(4, 3, seed=4))
+    estimator = Randomized(proposal, selection, replicates=3)
+    posterior = rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+    assert posterior.log_partitions.shape == (3, 4)
+    assert float(posterior.log_partition[3]) == 0.0
+    assert posterior.marginals().shape == model.unary.shape
+    assert bool(posterior.entropy().isfinite().all())
+    possible = posterior.log_partition > -math.inf
+    if bool(possible.all()):
+        drawn = posterior.sample(2, generator=torch.Generator().manual_seed(1))
+        assert bool((model.score(drawn) > -math.inf).all())
+
+
+@pytest.mark.parametrize(("kind", "preterminals"), [*((k, 0) for k in KINDS), ("dense", 2)])
+@pytest.mark.parametrize("keep", [1.0, 5])
+def test_the_default_with_all_states_is_exact(kind, preterminals, keep):
+    model = hypertree(kind, 4, 5, preterminals=preterminals, batch=(3,), lengths=[4, 2, 0])
+    for estimator in (Randomized.default(keep=keep), Randomized.piloted(keep=keep, replicates=2)):
+        posterior = rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+        assert posterior.status.exact
+        torch.testing.assert_close(posterior.log_partition, model.log_partition(), **CLOSE)
+        torch.testing.assert_close(posterior.marginals(), model.marginals(), **CLOSE)
+        torch.testing.assert_close(posterior.entropy(), model.entropy(), **CLOSE)
+        assert torch.equal(posterior.mode(), model.mode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_relaxed_samples_are_on_the_kept_states(kind):
+    model = hypertree(kind, 4, 6, batch=(2,), lengths=[4, 3])
+    unary = model.unary.clone().requires_grad_()
+    model = replace(model, unary=unary)
+    estimator = Randomized(Local(), TopTail(2, 2), replicates=2)
+    posterior = rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+    cold = posterior.rsample(temperature=1e-4, generator=torch.Generator().manual_seed(1))
+    cold = cold.detach()
+    torch.testing.assert_close(cold.round(), cold, rtol=0, atol=1e-3)
+    states = torch.where(cold.sum(-1) > 0.5, cold.argmax(-1), -1)
+    assert bool((model.score(states) > -math.inf).all())
+    warm = posterior.rsample(temperature=0.7, generator=torch.Generator().manual_seed(1))
+    kept = posterior.supports.states
+    among = torch.zeros(2, 2, 4, 4, 6).scatter_(-1, kept, 1.0).amax(0).bool()
+    assert not warm[~among].any()
+    (gradient,) = torch.autograd.grad((warm**2).sum(), unary)
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+    with pytest.raises(rg.ModelError, match="temperature"):
+        posterior.rsample(temperature=-1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

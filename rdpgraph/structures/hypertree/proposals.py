@@ -1,0 +1,110 @@
+"""What proposals ask of a hypertree: which states of which spans look likely."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph.structures.hypertree import masses
+from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules, Rules
+
+if TYPE_CHECKING:
+    from rdpgraph.structures.hypertree.model import Hypertree
+
+
+@torch.no_grad()
+def unary(tree: "Hypertree") -> Tensor:
+    """(*batch, T, T, C) potentials of spans within the length, the root's added to the whole.
+
+    -inf where no tree has the state: below the diagonal and beyond the length too.
+    """
+    form, total = tree.form, tree.unary.shape[-2]
+    values = tree.unary.reshape(form.batch, *tree.unary.shape[-3:])
+    place = torch.arange(total, device=values.device)
+    allowed = (place.unsqueeze(1) <= place) & (place < form.lengths.reshape(-1, 1, 1))
+    allowed = allowed.unsqueeze(3)
+    if tree.preterminals:
+        single = torch.arange(values.shape[-1], device=values.device) >= form.states
+        word = (place.unsqueeze(1) == place).unsqueeze(-1)
+        allowed = allowed & (word == single)
+    values = torch.where(allowed, values, -math.inf)
+    if total:
+        item = torch.arange(form.batch, device=values.device)
+        values[item, 0, (form.lengths - 1).clamp(min=0)] += form.root
+    return values.reshape(tree.unary.shape)
+
+
+@torch.no_grad()
+def mean_values(tree: "Hypertree", landmarks: int, generator: torch.Generator | None) -> Tensor:
+    """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
+    form, total = tree.form, tree.unary.shape[-2]
+    children = tree.unary.shape[-1]
+    if isinstance(tree.rules, NoRules):
+        return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
+    if isinstance(form.rules, LowRankRules):
+        parent, part = _means_by_rank(form.rules)
+    else:
+        asked = _landmarks(form.states, children, landmarks, generator, tree.unary.device)
+        parent, part = _means(form.rules, asked, form.states, children)
+    parent = pad(parent, (0, children - form.states))
+    place = torch.arange(total, device=parent.device)
+    wide = place.unsqueeze(1) < place
+    whole = (place.unsqueeze(1) == 0) & (place == form.lengths.reshape(-1, 1, 1) - 1)
+    above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
+    below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
+    found = above + below
+    return found.reshape(*(tree.batch_shape if len(found) > 1 else ()), *found.shape[1:])
+
+
+def log_masses(tree: "Hypertree", states: Tensor, log_weights: Tensor) -> Tensor | None:
+    """As `Structure.log_masses`; None but for rules of low rank."""
+    few = tree.restrict(states, log_weights)
+    if few.cells.ranks is None:
+        return None
+    every = unary(tree).expand(*few.batch_shape, *tree.unary.shape[-3:])
+    found = masses.log_masses(
+        few.cells, few.cells.ranks, every.reshape(few.cells.batch, *every.shape[-3:])
+    )
+    return found.reshape(every.shape)
+
+
+def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states."""
+    parent, left, right = (_log_mean(part, 1) for part in rules.parts)
+    above = torch.logsumexp(rules.parent + left + right, 2)
+    by_left = torch.logsumexp(rules.left + parent + right, 2)
+    by_right = torch.logsumexp(rules.right + parent + left, 2)
+    return above, torch.logaddexp(by_left, by_right) - math.log(2)
+
+
+def _landmarks(
+    states: int, children: int, count: int, generator: torch.Generator | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random parents, left and right parts, each (1, count)."""
+    where = device if generator is None else generator.device
+    found = [
+        torch.randint(size, (1, count), generator=generator, device=where).to(device)
+        for size in (states, children, children)
+    ]
+    return found[0], found[1], found[2]
+
+
+def _means(
+    rules: Rules, asked: tuple[Tensor, Tensor, Tensor], states: int, children: int
+) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over the grids of the states asked for."""
+    batch = max([len(part) for part in rules.parts], default=1)
+    parents, left, right = (part.expand(batch, -1) for part in asked)
+    every = torch.arange(children, device=left.device).expand(batch, -1)
+    above = _log_mean(rules.evaluate(every[:, :states], left, right).flatten(2), 2)
+    by_left = _log_mean(rules.evaluate(parents, every, right).transpose(1, 2).flatten(2), 2)
+    by_right = _log_mean(rules.evaluate(parents, left, every).movedim(3, 1).flatten(2), 2)
+    found = above.squeeze(2), torch.logaddexp(by_left, by_right).squeeze(2) - math.log(2)
+    return found
+
+
+def _log_mean(logs: Tensor, dim: int) -> Tensor:
+    """Of the exponentials, the dim kept."""
+    return logs.logsumexp(dim, keepdim=True) - math.log(max(1, logs.shape[dim]))
