@@ -14,6 +14,7 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.estimated import EstimatedPosterior, EstimatedSolution
 from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
+from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Scheduler, require_fit
@@ -63,15 +64,18 @@ def infer(
         return EstimatedStructuredPosterior(problem.kept, inner, restricted)
     plan, run = scheduler.plan(_checked(problem.model))
     require_fit(plan)
-    if problem.kept is None:
-        return Posterior(problem.model, plan, status, run())
-    original = _checked(problem.kept.original)
 
     def solution(other: FactorGraph) -> Solution:
         plan, run = scheduler.plan(other)
         require_fit(plan)
         return run()
 
+    if problem.plain is not None:
+        answers = FactorisedSolution(problem.plain, run(), solution)
+        return Posterior(problem.plain, plan, status, answers)
+    if problem.kept is None:
+        return Posterior(problem.model, plan, status, run())
+    original = _checked(problem.kept.original)
     estimate = EstimatedSolution(
         original, problem.model, run(), problem.kept, problem.exact, solution
     )
@@ -83,11 +87,29 @@ def _structured(model: Structure, scheduler: Scheduler, status: Status) -> Struc
     return StructuredPosterior(model, plan_of(model), status, general)
 
 
-def explain(model: Model, *, scheduler: Scheduler | None = None) -> Plan:
+def explain(
+    model: Model,
+    *,
+    estimator: Estimator | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> Plan:
     """The plan for a model, without running it; print it.
 
     Reads the model's tables for hard zeros and searches for an order, which `infer` then reuses.
+
+    Args:
+        model: as for `infer`.
+        estimator: the plan is that of the model it makes; one with a pilot runs it for that.
+        scheduler: as for `infer`.
+        generator: the randomness of the estimator.
     """
+    if estimator is not None:
+
+        def solve(other: Model) -> Answer:
+            return infer(other, scheduler=scheduler, generator=generator)
+
+        model = estimator.prepare(model, solve=solve, generator=generator).model
     if isinstance(model, Structure):
         return plan_of(model)
     return (scheduler or Auto()).plan(_checked(model))[0]

@@ -44,11 +44,13 @@ class Problem:
         exact: whether its answers are those of the original.
         kept: how its states stand for those of the original, where there are fewer of them and
             the answers are to be those of the original; its replicates are the first batch dim.
+        plain: the model that answers are about, where ``model`` has variables beside its own.
     """
 
     model: Model
     exact: bool
     kept: Kept | None = None
+    plain: FactorGraph | None = None
 
 
 class Estimator(ABC):

@@ -37,10 +37,10 @@ class LowRankFactors(Estimator):
     unless there is one factor; memory is then O(N r) and not O(F N r). log Z is too low on
     average in the first case.
 
-    Sums over the rank are not maxima over it: the mode and max-marginals of the rewritten graph
-    are those of states and ranks together, and not of the model. Ask a model without this
-    estimator for them; log Z, marginals, samples of the model's own variables, and expectations
-    are as they should be. The entropy is that of states and ranks together.
+    Answers are about the model's own variables. log Z, marginals and samples cost what is said
+    above. A maximum over states is none over ranks, and the log of a sum over ranks no sum: modes,
+    max-marginals, the entropy and the joints of rewritten factors have no such shortcut, and are
+    those of the graph with its `LowRank` factors left whole.
 
     Args:
         features: how many random features for each `Bilinear` factor; needed where there is one.
@@ -68,9 +68,10 @@ class LowRankFactors(Estimator):
         if isinstance(model, Structure):
             changed, exact = self._structure(model, generator)
             return Problem(changed, exact=exact)
-        pairs = [block for block in model.blocks if isinstance(block.potential, LowRank | Bilinear)]
-        exact = not any(isinstance(block.potential, Bilinear) for block in pairs)
-        return Problem(self._graph(model, generator), exact=exact)
+        exact = not any(isinstance(block.potential, Bilinear) for block in model.blocks)
+        plain = model if exact else self._featured(model, generator)
+        rewritten = _with_ranks(plain)
+        return Problem(rewritten, exact=exact, plain=None if rewritten is model else plain)
 
     def _structure(
         self, model: Structure, generator: torch.Generator | None
@@ -100,34 +101,45 @@ class LowRankFactors(Estimator):
         )  # fmt: skip
         return drawn.low_rank(potential.left, potential.right)
 
-    def _graph(self, graph: FactorGraph, generator: torch.Generator | None) -> FactorGraph:
-        blocks, ranks, count = list[Block](), list[VariableArray](), graph.num_variables
-        for number, block in enumerate(graph.blocks):
+    def _featured(self, graph: FactorGraph, generator: torch.Generator | None) -> FactorGraph:
+        """The graph with random features in the place of `Bilinear` potentials."""
+        blocks = list[Block]()
+        for block in graph.blocks:
             potential = block.select()
             if isinstance(potential, Bilinear):
-                potential = self._low_rank(potential, (block.count,), generator)
-            if not isinstance(potential, LowRank):
-                blocks.append(block)
-                continue
-            ranks.append(VariableArray(f"rank {number}", (block.count,), potential.rank))
-            own = torch.arange(count, count + block.count)
-            count += block.count
-            for slot, values in enumerate((potential.log_left, potential.log_right)):
-                values = values if values.ndim > 2 else values.unsqueeze(0)
-                scopes = torch.stack([block.scopes[:, slot], own], 1)
-                shape = (values.shape[-3],)
-                blocks.append(Block(scopes, Table(values), shape, None, block.declared))
-        if not ranks:
-            return graph
-        start, numbered = 0, list[Block]()
-        for block in blocks:
-            declared = torch.arange(start, start + block.count)
-            numbered.append(replace(block, declared=declared))
-            start += block.count
-        observed = graph.observed
-        if observed is not None:
-            observed = torch.nn.functional.pad(
-                observed, (0, count - graph.num_variables), value=MISSING
-            )
-        domain = Domain.of([*graph.variables, *ranks])
-        return FactorGraph.from_blocks(domain, numbered, observed)
+                low = self._low_rank(potential, (block.count,), generator)
+                block = Block(block.scopes, low, low.lead(2)[-1:], None, block.declared)
+            blocks.append(block)
+        return FactorGraph.from_blocks(graph.domain, blocks, graph.observed)
+
+
+def _with_ranks(graph: FactorGraph) -> FactorGraph:
+    """Every block of `LowRank` potentials as two over new variables, which come last."""
+    blocks, ranks, count = list[Block](), list[VariableArray](), graph.num_variables
+    for number, block in enumerate(graph.blocks):
+        potential = block.select()
+        if not isinstance(potential, LowRank):
+            blocks.append(block)
+            continue
+        ranks.append(VariableArray(f"rank {number}", (block.count,), potential.rank))
+        own = torch.arange(count, count + block.count)
+        count += block.count
+        for slot, values in enumerate((potential.log_left, potential.log_right)):
+            values = values if values.ndim > 2 else values.unsqueeze(0)
+            scopes = torch.stack([block.scopes[:, slot], own], 1)
+            shape = (values.shape[-3],)
+            blocks.append(Block(scopes, Table(values), shape, None, block.declared))
+    if not ranks:
+        return graph
+    start, numbered = 0, list[Block]()
+    for block in blocks:
+        declared = torch.arange(start, start + block.count)
+        numbered.append(replace(block, declared=declared))
+        start += block.count
+    observed = graph.observed
+    if observed is not None:
+        observed = torch.nn.functional.pad(
+            observed, (0, count - graph.num_variables), value=MISSING
+        )
+    domain = Domain.of([*graph.variables, *ranks])
+    return FactorGraph.from_blocks(domain, numbered, observed)
