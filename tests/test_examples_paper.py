@@ -9,7 +9,9 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "examples" / "paper"
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "table4", "curves", "calibration"])
+@pytest.mark.parametrize(
+    "name", ["table2", "table3", "table4", "curves", "calibration", "hypertree"]
+)
 def test_a_script_runs_in_small(name, monkeypatch, capsys, tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.syspath_prepend(str(FOLDER))
