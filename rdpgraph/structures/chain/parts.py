@@ -44,7 +44,7 @@ class Parts(NamedTuple):
         return Parts(self.unary.detach(), self.transition.detach(), self.lengths)
 
 
-def table_of(transition: Tensor | Potential) -> Tensor:
+def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
     """A transition as a tensor.
 
     Raises:
@@ -55,8 +55,8 @@ def table_of(transition: Tensor | Potential) -> Tensor:
     entries = math.prod(transition.shape)
     if entries > MOST_TABULATED:
         raise BudgetError(
-            f"Chain's transition, a {type(transition).__name__}, has {entries:,} entries and at "
-            f"most {MOST_TABULATED:,} are written out; give infer an estimator that keeps a few "
-            "states, or restrict the chain."
+            f"{of}'s transition, a {type(transition).__name__}, has {entries:,} entries and at "
+            f"most {MOST_TABULATED:,} are written out; ask for what needs no table, or give infer "
+            "an estimator that keeps a few states."
         )
     return transition.table(2)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
@@ -24,12 +25,13 @@ class Recognised:
 
     Attributes:
         unary: (*batch, T, N), or (*batch, C, T, N) for C chains.
-        transition: (N, N), or per step with dims before that broadcast.
+        transition: (N, N), or per step with dims before that broadcast; of low rank where one
+            `LowRank` of few ranks stands between all neighbours.
         numbers: (T,) or (C, T): the graph's number of the variable at each site.
     """
 
     unary: Tensor
-    transition: Tensor
+    transition: Tensor | LowRank
     numbers: Tensor
 
 
@@ -77,7 +79,8 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     unary = _unary(graph, place).reshape([*graph.batch_shape, chains, total, -1])
     if chains == 1:
         unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
-        transition = transition.squeeze(-4) if transition.ndim > 2 else transition
+        if isinstance(transition, Tensor) and transition.ndim > 2:
+            transition = transition.squeeze(-4)
     return Recognised(unary, transition, numbers)
 
 
@@ -96,10 +99,14 @@ def _unary(graph: FactorGraph, place: Tensor) -> Tensor:
 
 def _transition(
     graph: FactorGraph, pairs: list[Block], place: Tensor, numbers: Tensor
-) -> Tensor | None:
+) -> Tensor | LowRank | None:
     """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables are."""
     chains, total = numbers.shape
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
+    placed = [_Placed.of(block, place, total, edges) for block in pairs]
+    low = placed[0].low_rank(graph.dtype) if len(placed) == 1 else None
+    if low is not None:
+        return low
     held = [math.prod(block.potential.shape) for block in pairs]
     if any(block.select().decompose() is not None for block in pairs):
         return None
@@ -108,7 +115,6 @@ def _transition(
         for entries, block in zip(held, pairs, strict=True)
     ):
         return None
-    placed = [_Placed.of(block, place, total, edges) for block in pairs]
     if not all(part.alike for part in placed):
         spread = math.prod(graph.batch_shape) * edges * states**2
         if spread > max(_MOST_SPREAD, 4 * sum(held)):
@@ -160,6 +166,16 @@ class _Placed:
     def alike(self) -> bool:
         """Whether one table stands on every edge."""
         return self.block.shared and self.once and self.one_way
+
+    def low_rank(self, dtype: torch.dtype) -> LowRank | None:
+        """The one potential of all edges, [earlier, later], if its ranks are few."""
+        low = self.block.select()
+        if not isinstance(low, LowRank) or not self.alike or math.prod(low.lead(2)) != 1:
+            return None
+        if 2 * low.rank > low.shape[-1]:
+            return None
+        sides = [part.reshape(part.shape[-2:]).to(dtype) for part in (low.log_left, low.log_right)]
+        return LowRank(*(sides if bool(self.forwards[0]) else sides[::-1]))
 
     def tables(self, edges: int, like: Tensor) -> Tensor:
         """(*batch, 1 or edges, N, N) log-values, [earlier, later], 0 where there is no factor."""

@@ -63,7 +63,7 @@ def draw(
 ) -> Segmentation:
     """(count * B, T) independent draws, backwards from the last segment.
 
-    One forward recursion, then O(count B (D + N)) for each segment, N r with a transition of rank r.
+    One forward recursion, then O(count B (D + N)) for each segment (N r at rank r).
 
     Args:
         segments: (B, T, D, N).

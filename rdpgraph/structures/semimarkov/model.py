@@ -310,7 +310,7 @@ class SemiMarkov(Structure):
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Segments (B, T, D, N), the transition as a table, and lengths (B,)."""
         segments, lengths = self._positions()
-        return segments, table_of(self.transition), lengths
+        return segments, table_of(self.transition, of="SemiMarkov"), lengths
 
     def _positions(self) -> tuple[Tensor, Tensor]:
         """Segments (B, T, D, N) and lengths (B,)."""
