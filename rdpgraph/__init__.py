@@ -64,6 +64,7 @@ from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 from rdpgraph.structures.chain.model import Chain, KBest
+from rdpgraph.structures.chain.rank_hmm import LowRankHMM
 from rdpgraph.structures.hypertree.dependencies import (
     NonProjectiveDependencies,
     ProjectiveDependencies,
@@ -135,6 +136,7 @@ __all__ = [
     "Loopy",
     "LowRank",
     "LowRankFactors",
+    "LowRankHMM",
     "LowRankPilot",
     "LowRankRules",
     "Match",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
 
@@ -83,15 +84,20 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(inside, flat, -1)
 
 
-def checked_rows(what: str, log_probabilities: Tensor) -> None:
+@torch.no_grad()
+def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
     """Refuse log-probabilities whose last dim does not sum to one."""
-    checked_log_values(what, log_probabilities)
-    detached = log_probabilities.detach()
-    off = detached.logsumexp(-1).abs()
+    if isinstance(log_probabilities, LowRank):
+        columns = log_probabilities.log_right.logsumexp(-2).unsqueeze(-2)
+        totals = (log_probabilities.log_left + columns).logsumexp(-1)
+    else:
+        checked_log_values(what, log_probabilities)
+        totals = log_probabilities.logsumexp(-1)
+    off = totals.abs()
     # Tables that were rounded to a narrower type before are welcome.
     allowed = max(1e-4, math.sqrt(torch.finfo(off.dtype).eps))
     if off.numel() and not bool((off <= allowed).all()):
-        total = float(detached.logsumexp(-1).flatten()[off.argmax()].exp())
+        total = float(totals.flatten()[off.argmax()].exp())
         raise ModelError(
             f"{what} needs rows of log-probabilities that sum to one; one sums to {total:.4g} "
             "(use log_softmax(-1), or Chain.crf for scores)."

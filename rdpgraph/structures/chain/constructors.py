@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain.checks import checked_lengths, checked_rows, checked_unary
 
 MISSING = -1
 
 
 def hmm_unary(
-    start: Tensor, transition: Tensor, emission: Tensor, observations: Tensor | None
-) -> Tensor:
+    start: Tensor, transition: Tensor | LowRank, emission: Tensor | LowRank,
+    observations: Tensor | None,
+) -> Tensor:  # fmt: skip
     """(*batch, T, N) from log-probabilities, checked."""
     states = start.shape[-1] if start.ndim else 0
     if start.ndim != 1 or tuple(transition.shape) != (states, states):
@@ -23,14 +26,14 @@ def hmm_unary(
         )
     checked_rows("Chain.hmm's start", start)
     checked_rows("Chain.hmm's transition", transition)
-    if emission.ndim < 2 or states != emission.shape[-1 if observations is None else 0]:
+    if len(emission.shape) < 2 or states != emission.shape[-1 if observations is None else 0]:
         wanted = f"(*batch, T, {states})" if observations is None else f"({states}, symbols)"
         raise ModelError(
             f"Chain.hmm {'without' if observations is None else 'with'} observations needs "
             f"emission of shape {wanted}; got {tuple(emission.shape)}."
         )
     if observations is None:
-        unary = emission
+        unary = emission if isinstance(emission, Tensor) else emission.table(2)
     else:
         checked_rows("Chain.hmm's emission", emission)
         unary = _emitted(emission, observations)
@@ -65,7 +68,7 @@ def _at(unary: Tensor, values: Tensor, where: Tensor) -> Tensor:
     return torch.where(where.unsqueeze(-1), unary + values, unary)
 
 
-def _emitted(emission: Tensor, observations: Tensor) -> Tensor:
+def _emitted(emission: Tensor | LowRank, observations: Tensor) -> Tensor:
     """(*batch, T, N) log-probabilities of the symbols seen, 0 where none was."""
     symbols = emission.shape[1]
     if not isinstance(observations, Tensor) or observations.is_floating_point():
@@ -79,5 +82,9 @@ def _emitted(emission: Tensor, observations: Tensor) -> Tensor:
             f"Chain.hmm with {symbols} symbols needs observations 0 to {symbols - 1} (-1 where "
             f"missing); got {int(wrong[0])}."
         )
-    rows = emission.mT[seen.clamp(min=0)]
+    known = seen.clamp(min=0)
+    if isinstance(emission, LowRank):
+        rows = LogMatrix.of(emission.log_left).times(emission.log_right[known])
+    else:
+        rows = emission.mT[known]
     return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)

@@ -83,8 +83,8 @@ class Chain(Structure):
     def hmm(
         cls,
         start: Tensor,
-        transition: Tensor,
-        emission: Tensor,
+        transition: Tensor | LowRank,
+        emission: Tensor | LowRank,
         observations: Tensor | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
@@ -96,9 +96,10 @@ class Chain(Structure):
 
         Args:
             start: (N,) log-probabilities of the first state.
-            transition: (N, N) log-probabilities, [from, to].
-            emission: (N, symbols) log-probabilities of the symbols in each state; or, without
-                observations, (*batch, T, N) log-likelihoods of what was seen, of any density.
+            transition: (N, N) log-probabilities, [from, to]; or `LowRank.normalised` ones.
+            emission: (N, symbols) log-probabilities of the symbols in each state, likewise; or,
+                without observations, (*batch, T, N) log-likelihoods of what was seen, of any
+                density. `LowRankHMM` is of the symbols, for many sequences.
             observations: (*batch, T) symbols; -1 where one is missing.
             lengths: (*batch,) of the sequences; default: all T.
 

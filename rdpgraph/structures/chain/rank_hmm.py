@@ -1,0 +1,210 @@
+"""Hidden Markov models whose transitions, and emissions if one likes, are of low rank."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.logmatrix import LogMatrix, log_products
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.chain.checks import checked_lengths
+from rdpgraph.structures.chain.lowrank_ranks import (
+    _between as between_ranks,  # pyright: ignore[reportPrivateUsage]
+)
+from rdpgraph.structures.chain.lowrank_ranks import rank_matrices, symbols_worthwhile
+from rdpgraph.structures.chain.model import Chain
+
+_CELLS = 2**24  # terms of the matrices of some symbols that are summed at a time
+
+
+@dataclass(frozen=True, eq=False)
+class _Symbols:
+    """What a symbol is to the ranks before and after it.
+
+    Attributes:
+        alone: (U,) the states summed out, where the symbol is all there is.
+        first: (U, r) towards the next rank, the start included.
+        between: (U, r, r) from the rank before to the next.
+        last: (U, r) from the rank before.
+    """
+
+    alone: Tensor
+    first: Tensor
+    between: Tensor
+    last: Tensor
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.alone, self.first, self.between, self.last
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankHMM:
+    """Symbols shown by hidden states: value(x, z) = s(z_1) prod_t f(z_t, z_t+1) prod_t e(z_t, x_t).
+
+    With log-probabilities, as `LowRank.normalised` makes them, a hidden Markov model whose
+    normaliser is 1. With any other scores it is normalised over all sequences of a length at once.
+
+    The states are summed out of each symbol: ``M_x = sum_z right(z) e(z, x) left(z)^T``, r x r,
+    made once for every symbol, O(V N r^2), or O(N k r^2 + V k r^2) for emissions of rank k. A
+    sequence then costs O(T r^2), whatever N is, in O(log T) calls where that is quicker. Where the
+    symbols are too many for it to pay, sequences are solved over states, O(T N r): see `chain`.
+
+    Args:
+        start: (N,) logs.
+        transition: a `LowRank` of shape (N, N).
+        emission: (N, V) logs, or a `LowRank` of that shape.
+
+    Raises:
+        ModelError: shapes that do not fit.
+
+    Source: Chiu 2021, "Random Fourier features for scaling MRFs": eq. 6 with one rank, 5 with two,
+    10 and 11 where normalised globally; derived anew, the printed indices having slips.
+
+    Example:
+        >>> factors = torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(0))
+        >>> shown = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
+        >>> model = LowRankHMM(torch.zeros(9), LowRank(*factors), shown)
+        >>> every = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        >>> model.log_prob(every).exp().sum()
+        tensor(1.0000)
+    """
+
+    start: Tensor
+    transition: LowRank
+    emission: Tensor | LowRank
+
+    def __post_init__(self) -> None:
+        checked_log_values("LowRankHMM's start", self.start)
+        if isinstance(self.emission, Tensor):
+            checked_log_values("LowRankHMM's emission", self.emission)
+        shapes = (tuple(self.start.shape), self.transition.shape, tuple(self.emission.shape))
+        states = shapes[0][0] if len(shapes[0]) == 1 else 0
+        fits = shapes[1] == (states, states) and len(shapes[2]) == 2 and shapes[2][0] == states
+        if not states or not fits or not shapes[2][1]:
+            raise ModelError(
+                "LowRankHMM needs start (N,), transition (N, N) and emission (N, symbols); got "
+                f"{shapes[0]}, {shapes[1]} and {shapes[2]}."
+            )
+
+    @property
+    def symbols(self) -> int:
+        """How many there are, V."""
+        return self.emission.shape[1]
+
+    def log_prob(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(*batch,) log-probabilities of sequences among those of their length, in nats.
+
+        Args:
+            observations: (*batch, T) symbols; -1 is summed over.
+            lengths: (*batch,), default all T.
+
+        Raises:
+            EvidenceError: a symbol out of range.
+            ModelError: lengths that do not fit.
+        """
+        missing = torch.full_like(observations, -1)
+        return self.log_score(observations, lengths) - self.log_score(missing, lengths)
+
+    def log_score(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(*batch,) log of the summed values: log-probabilities if rows are; see `log_prob`."""
+        flat, own = self._checked(observations, lengths)
+        batch, total = flat.shape
+        shape = observations.shape[:-1]
+        if not batch or not total:
+            return self.start.new_zeros(shape)
+        device = self.start.device
+        quick = symbols_worthwhile(
+            self.symbols, (batch, total), len(self.start), self.transition.rank, device=device
+        )
+        if not quick:
+            return self.chain(observations, lengths).log_partition()
+        found, seen = self._matrices, torch.where(flat < 0, self.symbols, flat)
+        alone = found.alone[seen[:, 0]]
+        if total > 1:
+            ends = found.first[seen[:, 0]], found.last[seen[:, 1:]]
+            longer = between_ranks(ends[0], found.between[seen[:, 1:-1]], ends[1], own)
+            alone = torch.where(own > 1, longer, alone)
+        return torch.where(own > 0, alone, 0.0).reshape(shape)
+
+    def chain(self, observations: Tensor, lengths: Tensor | None = None) -> Chain:
+        """The hidden states given the symbols; its log Z is `log_score`. (*batch, T, N) memory."""
+        flat, own = self._checked(observations, lengths)
+        seen = flat.clamp(min=0)
+        if isinstance(self.emission, LowRank):
+            left, right = self.emission.log_left, self.emission.log_right
+            shown = log_products(right, left)[seen] if self.symbols <= seen.numel() else (
+                LogMatrix.of(left).times(right[seen])
+            )  # fmt: skip
+        else:
+            shown = self.emission.mT[seen]
+        unary = torch.where((flat >= 0).unsqueeze(-1), shown, self._any)
+        first = torch.arange(flat.shape[1], device=flat.device).unsqueeze(1) == 0
+        unary = torch.where(first, unary + self.start, unary)
+        batch = observations.shape[:-1]
+        unary = unary.reshape(*batch, *unary.shape[1:])
+        return Chain(unary, self.transition, lengths=own.reshape(batch))
+
+    @cached_property
+    def _any(self) -> Tensor:
+        """(N,) the symbols of each state summed: zeros in an ordinary hidden Markov model."""
+        if isinstance(self.emission, Tensor):
+            return soft_sum(self.emission, 1)
+        return soft_sum(self.emission.log_left + soft_sum(self.emission.log_right, 0), 1)
+
+    @cached_property
+    def _matrices(self) -> _Symbols:
+        """Those of every symbol, and of any symbol as the last."""
+        if isinstance(self.emission, Tensor):
+            rows = torch.cat([self.emission.mT, self._any.unsqueeze(0)])
+            return self._summed_out(rows)
+        # The ranks of the emission as if they were symbols, which are mixtures of them.
+        found = self._summed_out(self.emission.log_left.mT)
+        every = soft_sum(self.emission.log_right, 0).unsqueeze(0)
+        shares = torch.cat([self.emission.log_right, every])
+        mixed = (
+            log_products(shares, part.flatten(1).mT if part.ndim > 1 else part.unsqueeze(0))
+            for part in found.parts
+        )
+        pairs = zip(mixed, found.parts, strict=True)
+        return _Symbols(*(new.reshape(-1, *old.shape[1:]) for new, old in pairs))
+
+    def _summed_out(self, rows: Tensor) -> _Symbols:
+        """The states summed out of rows (U, N) of emissions."""
+        left, right = self.transition.log_left, self.transition.log_right
+        width = max(1, _CELLS // (left.shape[1] * left.shape[0]))
+        between = [
+            checkpoint(rank_matrices, part, left, right, use_reentrant=False)  # pyright: ignore
+            for part in rows.split(width)
+        ]
+        first = rows + self.start
+        return _Symbols(
+            soft_sum(first, 1),
+            log_products(first, left.mT),
+            torch.cat(between),  # pyright: ignore
+            log_products(rows, right.mT),
+        )
+
+    def _checked(self, observations: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(B, T) symbols, -1 where missing or beyond the length, and lengths (B,)."""
+        if observations.is_floating_point() or observations.ndim < 1:
+            raise EvidenceError("LowRankHMM needs observations (*batch, T) of integer symbols.")
+        like = observations.unsqueeze(-1)
+        if lengths is None:
+            lengths = torch.full(observations.shape[:-1], observations.shape[-1])
+        own = checked_lengths(lengths, like).reshape(-1).to(self.start.device)
+        flat = observations.long().to(self.start.device).reshape(len(own), observations.shape[-1])
+        within = torch.arange(flat.shape[1], device=flat.device) < own.unsqueeze(1)
+        flat = torch.where(within, flat, -1)
+        wrong = flat[(flat < -1) | (flat >= self.symbols)]
+        if len(wrong):
+            raise EvidenceError(
+                f"LowRankHMM needs symbols 0 to {self.symbols - 1} (-1 where missing); got "
+                f"{int(wrong[0])}."
+            )
+        return flat, own
