@@ -24,6 +24,7 @@ from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.sliced import SlicedSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -34,6 +35,7 @@ from rdpgraph.plan.scheduler import is_easy, make_plan
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.query.posterior import Posterior
+from rdpgraph.query.redrawn import redrawn_solution
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
@@ -94,6 +96,8 @@ class Loopy(Scheduler):
             it, whose messages to begin with.
         seconds: at most, or None; looked at after every sweep.
         progress: called with a `Sweep` after every sweep.
+        supports: which few states of each variable the messages are over, and when these are
+            drawn anew; None: all states.
 
     Raises:
         ModelError: a number out of range.
@@ -109,6 +113,7 @@ class Loopy(Scheduler):
     start: Posterior | None = None
     seconds: float | None = None
     progress: Callable[[Sweep], None] | None = None
+    supports: Redrawn | None = None
 
     def __post_init__(self) -> None:
         if self.sweeps < 1 or not self.tolerance >= 0 or not self.temperature >= 0:
@@ -117,6 +122,12 @@ class Loopy(Scheduler):
                 f"{self.sweeps}, {self.tolerance} and {self.temperature}."
             )
         self._limits()
+        plain = isinstance(self.counting, Bethe) and self.temperature == 1 and self.start is None
+        if self.supports is not None and not plain:
+            raise ModelError(
+                "Loopy(supports=...) is plain belief propagation: leave out counting, temperature "
+                "and start."
+            )
         if self.start is not None and not isinstance(self.start.solution, LoopySolution):
             raise ModelError(
                 f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
@@ -137,6 +148,8 @@ class Loopy(Scheduler):
 
     def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
         """The same with a reason."""
+        if self.supports is not None:
+            return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
         network = reduce_graph(graph, whole=True)
         start = None if self.start is None else self.start.solution
         assert start is None or isinstance(start, LoopySolution)
@@ -146,6 +159,13 @@ class Loopy(Scheduler):
             return solution if start is None else solution.started_from(start)
 
         return _loopy_plan(network, self.sweeps, why), run
+
+    def _on_supports(self, graph: FactorGraph, supports: Redrawn) -> Callable[[], Solution]:
+        def solve(other: FactorGraph, sweeps: int) -> LoopySolution:
+            part = replace(self, supports=None, sweeps=sweeps)
+            return part.solution(reduce_graph(other, whole=True))
+
+        return lambda: redrawn_solution(graph, supports, self.sweeps, solve)
 
     def solution(self, network: Network) -> LoopySolution:
         """Messages in a network reduced with ``whole=True``; a start is left out."""
@@ -376,6 +396,17 @@ def _loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
         peak_bytes=stored * element,
         stored_bytes=stored * element,
         seconds=sweeps * (flops / 1e9 + 1e-4 * len(tables)),
+    )
+
+
+def _redrawn_plan(graph: FactorGraph, supports: Redrawn, why: str) -> Plan:
+    joint = sum(block.count for block in graph.blocks if block.arity > 1)
+    times = len(supports.at) + 1
+    return Plan(
+        route="loopy",
+        why=f"{why}; on a few states of each variable, drawn {times} times",
+        num_variables=graph.num_variables,
+        num_factors=joint,
     )
 
 

@@ -86,11 +86,25 @@ class Randomized(Estimator):
     ) -> Problem:
         """The model on the states chosen, its replicates the first of its batch dims."""
         with torch.no_grad():
-            view = view_of(model, generator)
-            if not view.groups:
+            setting = self.setting(model, solve=solve, generator=generator)
+            if not setting.view.groups:
                 return Problem(model, exact=True)
-            setting = Setting(model, view, self.selection, solve, generator)
-            proposal = self._defended().informed(setting)
+            proposal = self.proposal.informed(setting)
+        return self.drawn(setting, proposal)
+
+    def setting(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Setting:
+        """What the proposal is informed with; arguments as for `prepare`."""
+        return Setting(model, view_of(model, generator), self.selection, solve, generator)
+
+    def drawn(self, setting: Setting, proposal: Proposal) -> Problem:
+        """The model on states chosen by a proposal that is informed already."""
+        view, generator = setting.view, setting.generator
+        with torch.no_grad():
+            if self.defensive:
+                shares = (1.0 - self.defensive, self.defensive)
+                proposal = Mixture((proposal, Uniform()), shares)
             chosen = [self._chosen(proposal, sites, generator) for sites in view.groups]
             whole = [
                 _is_whole(support, sites)
@@ -101,13 +115,8 @@ class Randomized(Estimator):
             supports = view.supports(
                 [None if drop else s for drop, s in zip(dropped, chosen, strict=True)]
             )
-        kept = Kept(model, supports, self.replicates, view.restrict, self.selection.bound)
+        kept = Kept(setting.model, supports, self.replicates, view.restrict, self.selection.bound)
         return Problem(view.restrict(supports), exact=all(whole), kept=kept)
-
-    def _defended(self) -> Proposal:
-        if not self.defensive:
-            return self.proposal
-        return Mixture((self.proposal, Uniform()), (1.0 - self.defensive, self.defensive))
 
     def _chosen(
         self, proposal: Proposal, sites: Sites, generator: torch.Generator | None

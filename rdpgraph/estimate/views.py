@@ -68,14 +68,17 @@ class GraphView(View):
     def _free(self) -> dict[int, list[int]]:
         """By their number of states, the places of the entries that are not observed."""
         found: dict[int, list[int]] = {}
-        free = self._is_free.tolist()
+        free = self.is_free.tolist()
         for place, entry in enumerate(self.graph.variables):
             if math.prod(entry.shape) and free[self.graph.domain.starts[place]]:
                 found.setdefault(entry.size, []).append(place)
         return found
 
-    def _unary(self, numbers: Tensor, size: int) -> Tensor:
-        """(*batch, sites, size): factors over one of the sites and observed variables only."""
+    def unary(self, numbers: Tensor, size: int) -> Tensor:
+        """(*batch, sites, size): factors over one of the sites and observed variables only.
+
+        With gradients, which the sites that proposals see are without.
+        """
         graph = self.graph
         place = torch.full((graph.num_variables,), -1)
         place[numbers] = torch.arange(len(numbers))
@@ -83,7 +86,7 @@ class GraphView(View):
         total = torch.zeros(shape, dtype=graph.dtype, device=graph.device)
         for block in graph.blocks:
             sites = place[block.scopes]
-            alone = self._is_free[block.scopes].sum(1) == 1
+            alone = self.is_free[block.scopes].sum(1) == 1
             for slot in range(block.arity):
                 rows = (alone & (sites[:, slot] >= 0)).nonzero().flatten()
                 if not len(rows):
@@ -100,7 +103,7 @@ class GraphView(View):
             every if other == slot else self._observed_at(block.scopes[rows, other])
             for other in range(block.arity)
         ]
-        values = block.select(rows).evaluate(states).detach()
+        values = block.select(rows).evaluate(states)
         values = values.reshape(*values.shape[: values.ndim - block.arity], len(every))
         return values if values.ndim > 1 else values.unsqueeze(0)
 
@@ -109,7 +112,7 @@ class GraphView(View):
         return self.graph.observed[..., numbers].unsqueeze(-1)
 
     @cached_property
-    def _is_free(self) -> Tensor:
+    def is_free(self) -> Tensor:
         """(V,) whether each variable is not observed."""
         if self.graph.observed is None:
             return torch.ones(self.graph.num_variables, dtype=torch.bool)
@@ -128,7 +131,7 @@ class GraphView(View):
         graph, found = self.graph, list[Sites]()
         for size, places in self._free.items():
             numbers = torch.cat([self._numbers(place) for place in places])
-            unary = self._unary(numbers, size)
+            unary = self.unary(numbers, size).detach()
             found.append(Sites(unary, lambda: graph, numbers, self.generator))
         return tuple(found)
 

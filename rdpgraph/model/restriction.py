@@ -69,7 +69,19 @@ def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorG
         counts[kept] = counts.get(kept, 0) + len(numbers)
         groups.setdefault(kept, []).append(flat)
     kept_states = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
-    blocks = [b for block in graph.blocks for b in _restricted(block, sizes, rows, kept_states)]
+    whole = sizes == graph.domain.sizes
+    for numbers, _ in weighted:
+        whole[numbers] = False
+    blocks = [
+        part
+        for block in graph.blocks
+        for part in (
+            # Where nothing is left out the potential stays, which may have no small table.
+            [block]
+            if bool(whole[block.scopes].all())
+            else _restricted(block, sizes, rows, kept_states)
+        )
+    ]
     declared = graph.num_factors
     for numbers, flat in weighted:
         weights = flat.log_weights.to(dtype=graph.dtype, device=graph.device)

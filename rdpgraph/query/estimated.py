@@ -12,8 +12,8 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.estimate.exact import Kept, Supports
+from rdpgraph.estimate.layout import Layout
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.support import Support
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.replicates import Replicates, repaired, unweighted
 
@@ -48,52 +48,22 @@ class EstimatedSolution(Solution):
         flat = self.inner.log_partition().reshape(self.kept.replicates, self._batch)
         return Replicates(flat)
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the kept states stand."""
+        return Layout(self.graph, self.kept)
+
     @property
     def _batch(self) -> int:
-        return math.prod(self.graph.batch_shape)
+        return self.layout.batch
 
-    @cached_property
-    def _states(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The kept states of all variables side by side.
-
-        (replicates, B, S') original states, their log-weights, and (S',) the flat place of state
-        0 of the variable that each belongs to.
-        """
-        graph, lead = self.graph, (self.kept.replicates, *self.graph.batch_shape)
-        starts = torch.nn.functional.pad(graph.domain.sizes.cumsum(0), (1, 0))
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for entry, support in zip(graph.variables, self.kept.supports, strict=True):
-            if support is None:
-                everything = torch.arange(entry.size, device=graph.device)
-                zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
-                support = Support(everything, zero.expand(entry.size))
-                shape = (*(1,) * len(entry.shape), entry.size)
-            else:
-                shape = support.states.shape
-            whole = (*lead, *entry.shape, support.kept)
-            flat = (self.kept.replicates, self._batch, -1)
-            places = starts[graph.domain.numbers(entry).reshape(-1)]
-            parts.append(
-                (
-                    support.states.reshape(shape).expand(whole).reshape(flat),
-                    support.log_weights.reshape(shape).expand(whole).reshape(flat),
-                    places.repeat_interleave(support.kept),
-                )
-            )
-        states, weights, places = zip(*parts, strict=True)
-        device = graph.device
-        joined = torch.cat([part.to(device) for part in states], -1)
-        return joined, torch.cat([part.to(device) for part in weights], -1), torch.cat(places)
-
-    @cached_property
-    def _places(self) -> Tensor:
-        """(B, replicates * S') the flat place of every kept state among all states."""
-        states, _, first = self._states
-        return (states + first.to(states.device)).transpose(0, 1).flatten(1)
+    def _merged(self, values: Tensor) -> Tensor:
+        """(B, replicates * S') in the order of `_places`."""
+        return values.transpose(0, 1).flatten(1)
 
     @property
-    def _num_states(self) -> int:
-        return int(self.graph.domain.sizes.sum())
+    def _places(self) -> Tensor:
+        return self._merged(self.layout.places)
 
     @cached_property
     def _marginals(self) -> Tensor:
@@ -123,8 +93,8 @@ class EstimatedSolution(Solution):
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""
         values = self._marginals * self.replicates.weights.unsqueeze(-1)
-        empty = values.new_zeros(self._batch, self._num_states)
-        return empty.scatter_add(1, self._places, values.transpose(0, 1).flatten(1))
+        empty = values.new_zeros(self._batch, self.layout.num_states)
+        return empty.scatter_add(1, self._places, self._merged(values))
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes), zero where a state was not kept; as large as the whole block's tables."""
@@ -143,24 +113,16 @@ class EstimatedSolution(Solution):
                 total = values.new_zeros(self._batch, wanted.count * cells)
             place = torch.tensor(rows, device=values.device).reshape(1, 1, -1, 1)
             for slot, size in enumerate(wanted.sizes):
-                states = self._slot_states(part.scopes[:, slot])
+                states = self.layout.of(part.scopes[:, slot])
                 place = (place.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(3)
             index = place.expand(values.shape).transpose(0, 1).flatten(1)
             total = total.scatter_add(1, index, values.transpose(0, 1).flatten(1))
         assert total is not None
         return total.reshape(self._batch, wanted.count, *wanted.sizes)
 
-    def _slot_states(self, numbers: Tensor) -> Tensor:
-        """(replicates, B, F, kept) the states kept of variables that keep equally many."""
-        sizes = self.restricted.domain.sizes
-        starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-        kept = int(sizes[numbers[0]])
-        places = starts[numbers].unsqueeze(1) + torch.arange(kept)
-        return self._states[0][..., places.to(self._states[0].device)]
-
     def expected_score(self) -> Tensor:
         """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""
-        weights = self._states[1]
+        weights = self.layout.log_weights
         weighed = torch.where(self._marginals > 0, weights, 0.0) * self._marginals
         flat = self.inner.expected_score().reshape(self.kept.replicates, self._batch)
         return self.replicates.mean(flat - weighed.sum(-1))
@@ -190,8 +152,8 @@ class EstimatedSolution(Solution):
         """(B, S) over configurations of kept states: -inf where a state was not kept."""
         flat = self._unweighted.max_marginals()
         values = flat.reshape(self.kept.replicates, self._batch, -1)
-        empty = values.new_full((self._batch, self._num_states), -math.inf)
-        return empty.scatter_reduce(1, self._places, values.transpose(0, 1).flatten(1), "amax")
+        empty = values.new_full((self._batch, self.layout.num_states), -math.inf)
+        return empty.scatter_reduce(1, self._places, self._merged(values), "amax")
 
     def mode(self) -> Tensor:
         """(B, V) the best configuration of states kept together in one replicate."""
@@ -227,8 +189,8 @@ class EstimatedSolution(Solution):
 
     def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
         """(n, B, V): kept-state numbers (n, replicates, B, V), those of the replicates chosen."""
-        kept = self._states[0]
-        starts = torch.nn.functional.pad(self.restricted.domain.sizes.cumsum(0), (1, 0))[:-1]
+        kept = self.layout.states
+        starts = self.layout.starts(torch.arange(self.graph.num_variables))
         places = (states.to(kept.device) + starts.to(kept.device)).clamp(min=0)
         index = chosen.to(kept.device).reshape(len(chosen), 1, -1, 1)
         mine = places.take_along_dim(index, 1).squeeze(1)

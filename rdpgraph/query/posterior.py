@@ -46,8 +46,6 @@ class Posterior:
             own,
             exact=own.exact and rewritten.exact,
             biased=own.biased or rewritten.biased,
-            effective_sample_size=rewritten.effective_sample_size,
-            standard_error=rewritten.standard_error,
             remedy=own.remedy or rewritten.remedy,
         )
 

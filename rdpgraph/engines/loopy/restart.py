@@ -1,6 +1,7 @@
 """Messages carried from one solved model to another that shares factors with it."""
 
 import math
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import torch
@@ -48,28 +49,30 @@ def carried(old: tuple[Network, Edges, Messages], new: tuple[Network, Edges]) ->
     return tuple(result)
 
 
+def ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Segment]]:
+    """For every segment of edges: the block, the slot, and which of the block's factors."""
+    tables = [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
+    for block, origins in enumerate(network.origins):
+        for members, group, slots in origins:
+            if group in tables:
+                for port, slot in enumerate(slots):
+                    segment = edges.by_kernel[tables.index(group)][port]
+                    yield block, slot, members, edges.segments[segment]
+    for number, whole in enumerate(network.wholes):
+        kernel = len(tables) + number
+        for port, segment in zip(edges.ports[kernel], edges.by_kernel[kernel], strict=True):
+            assert port.rows is not None
+            yield whole.block, port.slot, port.rows, edges.segments[segment]
+
+
 def _ends(network: Network, edges: Edges) -> _Ends:
     """Per block, slot and size: the class, and each factor's variable and edge (or -1)."""
-    tables = [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
     found: _Ends = {}
-
-    def note(block: int, slot: int, members: Tensor, segment: Segment) -> None:
+    for block, slot, members, segment in ends(network, edges):
         scopes = network.graph.blocks[block].scopes
         # The factors of a slot may differ in the states that their variables have left.
         key = (block, slot, edges.classes[segment.size_class].size)
         if key not in found:
             found[key] = (segment.size_class, scopes[:, slot], torch.full((len(scopes),), -1))
         found[key][2][members] = torch.arange(segment.start, segment.stop)
-
-    for block, origins in enumerate(network.origins):
-        for members, group, slots in origins:
-            if group in tables:
-                for port, slot in enumerate(slots):
-                    segment = edges.by_kernel[tables.index(group)][port]
-                    note(block, slot, members, edges.segments[segment])
-    for number, whole in enumerate(network.wholes):
-        kernel = len(tables) + number
-        for port, segment in zip(edges.ports[kernel], edges.by_kernel[kernel], strict=True):
-            assert port.rows is not None
-            note(whole.block, port.slot, port.rows, edges.segments[segment])
     return found

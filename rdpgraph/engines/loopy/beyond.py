@@ -1,0 +1,138 @@
+"""Messages from the few states kept of some variables to all states of others."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.slots import BySlot, arriving_messages, cavities
+from rdpgraph.engines.loopy.solution import LoopySolution
+from rdpgraph.estimate.layout import Layout
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.semiring import soft_sum
+
+_MOST_AT_ONCE = 1 << 22  # log-values
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond:
+    """What the messages of a restricted model say of all states of the whole one.
+
+    A message is a sum over the states kept of the other variables, weights included, of a factor's
+    values: it is defined at every state of the variable that it goes to, and not at those kept
+    alone. That is how messages are carried from one choice of states to the next: Nystrom's
+    interpolation of an integral equation.
+
+    Attributes:
+        graph: the model; its restriction has the same factors, in parts of its blocks.
+        layout: which states were kept.
+        free: (V,) which variables are not observed.
+        solution: of the restricted model.
+    """
+
+    graph: FactorGraph
+    layout: Layout
+    free: Tensor
+    solution: LoopySolution
+
+    @property
+    def restricted(self) -> FactorGraph:
+        """The model on the states kept."""
+        return self.solution.network.graph
+
+    @cached_property
+    def _few(self) -> Tensor:
+        """(V,) which variables have states that were not kept."""
+        kept = [support is not None for support in self.layout.kept.supports]
+        counts = [math.prod(entry.shape) for entry in self.graph.variables]
+        few = torch.tensor(kept).repeat_interleave(torch.tensor(counts))
+        return few & self.free
+
+    @cached_property
+    def messages(self) -> BySlot:
+        """By block of the restricted model and slot, (B', F, all states of the slot's variables).
+
+        Those to observed variables say nothing.
+        """
+        incoming = cavities(self.solution)
+        known = arriving_messages(self.solution)
+        found: dict[tuple[int, int], Tensor] = {}
+        for number, block in enumerate(self.restricted.blocks):
+            if block.arity < 2:
+                continue
+            for slot in range(block.arity):
+                few = self._few[block.scopes[:, slot]]
+                if not bool(few.any()):
+                    found[number, slot] = known[number, slot]
+                    continue
+                rows = few.nonzero().flatten()
+                new = self._beyond(number, slot, rows, incoming)
+                empty = new.new_zeros(new.shape[0], block.count, new.shape[2])
+                found[number, slot] = empty.index_copy(1, rows.to(new.device), new)
+        return found
+
+    def _beyond(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
+        """(B', n, states) from some factors of a block to their slot's variables."""
+        block = self.restricted.blocks[number]
+        whole, origin = self._origins
+        source = self.graph.blocks[int(whole[block.declared[0]])]
+        others = [other for other in range(block.arity) if other != slot]
+        size = source.sizes[slot]
+        cells = math.prod(block.sizes[other] for other in others) * size
+        at_once = max(1, _MOST_AT_ONCE // max(1, cells * self.solution.network.batch))
+        everything = torch.arange(size, device=self.graph.device)
+        lead = self.restricted.batch_shape
+        parts: list[Tensor] = []
+        for chosen in rows.split(at_once):
+            states = [
+                everything
+                if other == slot
+                else self.layout.of(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
+                for other in range(block.arity)
+            ]
+            logs = source.select(origin[block.declared[chosen]]).evaluate(states)
+            shape = [*lead, len(chosen), *logs.shape[logs.ndim - block.arity :]]
+            logs = logs.expand(shape).reshape(-1, *shape[len(lead) :])
+            for other in others:
+                part = incoming[number, other][:, chosen.to(logs.device)]
+                logs = logs + part.unflatten(
+                    -1, [-1 if place == other else 1 for place in range(block.arity)]
+                )
+            parts.append(soft_sum(logs, [other + 2 for other in others]))
+        return torch.cat(parts, 1)
+
+    @cached_property
+    def _origins(self) -> tuple[Tensor, Tensor]:
+        """For every factor by its place of declaration: its block, and its row there."""
+        places = torch.zeros(2, self.graph.num_factors, dtype=torch.long)
+        for number, block in enumerate(self.graph.blocks):
+            places[0, block.declared] = number
+            places[1, block.declared] = torch.arange(block.count)
+        return places[0], places[1]
+
+    def log_beliefs(self, numbers: Tensor, unary: Tensor) -> Tensor:
+        """(B', n, states) of variables with equally many states, unnormalised.
+
+        Args:
+            numbers: (n,) of the variables.
+            unary: (*batch, n, states) their own log-potentials.
+        """
+        place = torch.full((self.graph.num_variables,), -1)
+        place[numbers] = torch.arange(len(numbers))
+        replicates = self.layout.kept.replicates
+        lead = (replicates, *self.graph.batch_shape)
+        total = unary.expand(*lead, *unary.shape[-2:]).reshape(-1, *unary.shape[-2:])
+        for number, block in enumerate(self.restricted.blocks):
+            if block.arity < 2:
+                continue
+            # Factors whose other variables are observed are a part of the unary potentials.
+            joint = self.free[block.scopes].sum(1) > 1
+            for slot in range(block.arity):
+                sites = place[block.scopes[:, slot]]
+                rows = (joint & (sites >= 0)).nonzero().flatten()
+                if len(rows):
+                    values = self.messages[number, slot][:, rows.to(total.device)]
+                    total = total.index_add(1, sites[rows].to(total.device), values)
+        return total
