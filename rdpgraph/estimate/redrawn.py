@@ -26,7 +26,7 @@ class Redrawn:
 
     estimator: Randomized
     at: tuple[int, ...] = (5, 10)
-    share: float = 0.9
+    share: float = 0.5
     generator: torch.Generator | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

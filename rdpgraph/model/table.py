@@ -85,7 +85,11 @@ class Table(Potential):
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
         """The tables of some factors of a block."""
-        return Table(select_lead(self.log_values, trailing=arity, block=block, rows=rows))
+        # Values of a table that has been checked are not looked at again: there may be many.
+        chosen = object.__new__(Table)
+        values = select_lead(self.log_values, trailing=arity, block=block, rows=rows)
+        object.__setattr__(chosen, "log_values", values)
+        return chosen
 
 
 def checked_log_values(name: str, log_values: Tensor) -> None:
@@ -99,6 +103,6 @@ def checked_log_values(name: str, log_values: Tensor) -> None:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
     if torch.compiler.is_compiling():
         return
-    if not bool((log_values.detach() < math.inf).all()):
+    if log_values.numel() and not bool(log_values.detach().amax() < math.inf):
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")

@@ -92,7 +92,9 @@ class Beyond:
                 else self.layout.of(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
                 for other in range(block.arity)
             ]
-            logs = source.select(origin[block.declared[chosen]]).evaluate(states)
+            places = origin[block.declared[chosen]]
+            every = torch.equal(places, torch.arange(source.count))
+            logs = source.select(None if every else places).evaluate(states)
             shape = [*lead, len(chosen), *logs.shape[logs.ndim - block.arity :]]
             logs = logs.expand(shape).reshape(-1, *shape[len(lead) :])
             for other in others:
