@@ -88,7 +88,9 @@ class Randomized(Estimator):
         with torch.no_grad():
             setting = self.setting(model, solve=solve, generator=generator)
             if not setting.view.groups:
-                return Problem(model, exact=True)
+                supports, restrict = setting.view.supports(()), setting.view.restrict
+                kept = Kept(model, supports, 1, restrict)
+                return Problem(restrict(supports), exact=True, kept=kept)
             proposal = self.proposal.informed(setting)
         return self.drawn(setting, proposal)
 

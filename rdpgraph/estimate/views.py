@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
 from rdpgraph.estimate.evidence import opened
 from rdpgraph.estimate.exact import Model, Supports
 from rdpgraph.estimate.sites import Sites
@@ -51,8 +52,17 @@ class View(ABC):
 
 
 def view_of(model: Model, generator: torch.Generator | None) -> View:
-    """The view of a model."""
+    """The view of a model.
+
+    Raises:
+        ModelError: a structure that no states can be chosen for.
+    """
     if isinstance(model, Structure):
+        if type(model).restrict is Structure.restrict:
+            raise ModelError(
+                f"{type(model).__name__} implements no restrict(states, log_weights), which "
+                "randomized estimators need; give infer its factor_graph() instead."
+            )
         return StructureView(model, generator)
     return GraphView(opened(model), generator)
 
