@@ -17,7 +17,6 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
 from rdpgraph.io.grammar import Grammar, read_grammar
 from rdpgraph.io.text import shown, write_text_atomically
 from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.rules import DenseRules
 from rdpgraph.structures.hypertree.trees import Trees
 
 
@@ -62,14 +61,7 @@ def parsed(grammar: Grammar, sentences: Sequence[str]) -> Parsed:
     words = tuple(tuple(sentence.split()) for sentence in sentences)
     if not words or not all(words):
         raise EvidenceError("parse needs sentences of one word at least.")
-    total, size = max(map(len, words)), len(grammar.symbols)
-    unary = torch.zeros(len(words), total, total, size, dtype=grammar.log_rules.dtype)
-    for item, sentence in enumerate(words):
-        place = torch.arange(len(sentence))
-        unary[item, place, place] = grammar.lexical(sentence)
-    lengths = torch.tensor([len(sentence) for sentence in words])
-    rules = DenseRules(grammar.log_rules)
-    return Parsed(grammar, words, Hypertree(unary, rules, root=grammar.start, lengths=lengths))
+    return Parsed(grammar, words, Hypertree.parses(grammar, words))
 
 
 def answers(

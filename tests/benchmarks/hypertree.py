@@ -1,23 +1,27 @@
-"""Hypertrees beside torch-struct.
+"""Hypertrees beside torch-struct and synjax.
 
-    python tests/benchmarks/hypertree.py [--peers PYTHON] [--threads COUNT] [--rounds 1]
+    python tests/benchmarks/hypertree.py [--torch-struct PYTHON] [--synjax PYTHON] [--threads COUNT]
 
-PYTHON is the interpreter of an environment with the repository's torch-struct (or
-HYPERTREE_PEERS_PYTHON):
+Each PYTHON is the interpreter of an environment with that library (or the variables
+HYPERTREE_TORCH_STRUCT and HYPERTREE_SYNJAX); one that is not there is left out, and a line says so.
 
-    python3.11 -m venv peers
-    peers/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
-    peers/bin/pip install git+https://github.com/harvardnlp/pytorch-struct
+    python3.11 -m venv one
+    one/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    one/bin/pip install git+https://github.com/harvardnlp/pytorch-struct
+    python3.11 -m venv two
+    two/bin/pip install jax==0.4.30 jaxlib==0.4.30 'numpy<2' 'scipy<1.14' equinox==0.11.4 \\
+        jaxtyping typeguard==2.13.3 numba absl-py
+    two/bin/pip install --no-deps git+https://github.com/google-deepmind/synjax
 
-If it is not installed its column is empty. One run is log Z and its gradients in all
-log-potentials of a probabilistic grammar (terms, rules, root), float32: B = 4 sentences of n = 20
-words, with one set of rules for each sentence, as torch-struct takes them, and with one set for
-all, which it copies. Each library runs in a process of its own; seconds are the best of the runs
-(and rounds), memory is the growth of the largest resident set from before the first run. torch-
-struct runs with one thread and with all, whichever is quicker; ours with ``--threads``.
+One run is log Z and its gradients in all log-potentials of a probabilistic grammar (terms, rules,
+root), float32: B = 4 sentences of n = 20 words, with one set of rules for each sentence, as the
+others take them, and with one set for all, which they copy. Each library runs in a process of its
+own; milliseconds are the best of the runs (and rounds), compilation not counted, memory is the
+growth of the largest resident set from before the first run. torch-struct runs with one thread and
+with all, whichever is quicker; ours with ``--threads``, synjax with all.
 
-The last table is of scale: rules of rank 64 (TN-PCFG's form) over 1,000 states, n = 40, B = 4.
-Fails where the two disagree.
+The last table is of scale: rules of rank 64 (TN-PCFG's form) over 1,000 nonterminals, n = 40.
+Fails where the libraries disagree.
 """
 
 import argparse
@@ -34,8 +38,8 @@ from collections.abc import Callable
 import numpy as np
 
 BATCH, WORDS = 4, 20
-SIZES = ((10, 20), (30, 60))  # nonterminals, preterminals
-LARGE = (4, 40, 1000, 64)  # batch, words, states, rank
+SIZES = ((10, 20), (30, 60), (60, 120))  # nonterminals, preterminals
+LARGE = (4, 40, 1000, 2000, 64)  # batch, words, nonterminals, preterminals, rank
 TOLERANCES = {"log_z": 1e-4, "terms": 1e-3, "rules": 1e-3, "root": 1e-3}
 Run = Callable[[], tuple]
 
@@ -59,17 +63,16 @@ def grammar(nonterminals: int, preterminals: int, *, shared: bool) -> dict[str, 
 
 
 def low_rank() -> dict[str, np.ndarray]:
-    """Log-potentials of spans and log-factors of rules."""
-    batch, words, states, rank = LARGE
+    """The same with rules as log-factors."""
+    batch, words, nonterminals, preterminals, rank = LARGE
     random = np.random.default_rng(0)
-    shapes = {
-        "unary": (batch, words, words, states),
-        "parent": (states, rank),
-        "left": (states, rank),
-        "right": (states, rank),
-    }
+    children = nonterminals + preterminals
     return {
-        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+        "terms": log_softmax(random.standard_normal((batch, words, preterminals)), (2,)),
+        "root": log_softmax(random.standard_normal((batch, nonterminals)), (1,)),
+        "parent": log_softmax(random.standard_normal((nonterminals, rank)), (1,)),
+        "left": log_softmax(random.standard_normal((children, rank)), (0,)),
+        "right": log_softmax(random.standard_normal((children, rank)), (0,)),
     }
 
 
@@ -96,9 +99,11 @@ def our_run(parts: dict[str, np.ndarray]) -> Run:
     from rdpgraph.structures.hypertree.model import Hypertree
     from rdpgraph.structures.hypertree.rules import LowRankRules
 
-    if "unary" in parts:
+    if "parent" in parts:
         return by_torch(
-            lambda unary, *factors: Hypertree(unary, LowRankRules(*factors)).log_partition(),
+            lambda terms, root, *factors: Hypertree.pcfg(
+                root, LowRankRules(*factors), terms
+            ).log_partition(),
             *leaves_of(parts),
         )
     return by_torch(
@@ -119,7 +124,30 @@ def struct_run(parts: dict[str, np.ndarray]) -> Run:
     return by_torch(log_partition, *leaves_of(parts))
 
 
-RUNS = {"rdpgraph": our_run, "torch-struct": struct_run}
+def synjax_run(parts: dict[str, np.ndarray]) -> Run:
+    import jax
+    import synjax
+
+    def log_partition(terms, rules, root):
+        wide = jax.numpy.broadcast_to(rules, (BATCH, *rules.shape[1:]))
+        grammar = synjax.GeneralizedPCFG(preterminal_scores=terms, root=root, rule=wide)
+        return grammar.log_partition()
+
+    leaves = [jax.numpy.asarray(part) for part in parts.values()]
+    gradients = jax.jit(
+        jax.grad(lambda *values: (lambda z: (z.sum(), z))(log_partition(*values)),
+                 argnums=(0, 1, 2), has_aux=True)
+    )  # fmt: skip
+
+    def run() -> tuple:
+        found, log_z = jax.block_until_ready(gradients(*leaves))
+        return log_z, *found
+
+    return run
+
+
+RUNS = {"rdpgraph": our_run, "torch-struct": struct_run, "synjax": synjax_run}
+MODULES = {"torch-struct": "torch_struct", "synjax": "synjax"}
 
 
 def seconds_of(run: Run) -> tuple[float, tuple]:
@@ -135,19 +163,19 @@ def seconds_of(run: Run) -> tuple[float, tuple]:
 
 def child(name: str, source: str, target: str, threads: int) -> None:
     """Time one library on the potentials in a file, write its answer; in a process of its own."""
-    import torch
-
     parts = dict(np.load(source))
     run = RUNS[name](parts)
-    if threads:
-        torch.set_num_threads(threads)
+    if name != "synjax":
+        import torch
+
+        torch.set_num_threads(threads or torch.get_num_threads())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, answer = seconds_of(run)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     if name == "torch-struct":
         torch.set_num_threads(1)
         seconds = min(seconds, seconds_of(run)[0])
-    arrays = {part: a.numpy() for part, a in zip(("log_z", *parts), answer, strict=True)}
+    arrays = {part: np.asarray(a) for part, a in zip(("log_z", *parts), answer, strict=True)}
     np.savez(target, **arrays)
     print(json.dumps({"seconds": seconds, "megabytes": peak / 1e3}))
 
@@ -158,10 +186,13 @@ class Bench:
     def __init__(self, options: argparse.Namespace, folder: pathlib.Path) -> None:
         self.threads, self.rounds, self.folder = options.threads, options.rounds, folder
         self.pythons = {"rdpgraph": sys.executable}
-        find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch_struct') is None)"
-        peers = options.peers
-        if peers and subprocess.run([peers, "-c", find], check=False).returncode == 0:
-            self.pythons["torch-struct"] = peers
+        for name, module in MODULES.items():
+            python = getattr(options, module)
+            find = f"import importlib.util as u, sys; sys.exit(u.find_spec('{module}') is None)"
+            if python and subprocess.run([python, "-c", find], check=False).returncode == 0:
+                self.pythons[name] = python
+            else:
+                print(f"{name} is not installed, and is left out")
 
     def run(self, name: str, parts: dict[str, np.ndarray]) -> tuple[dict, dict] | None:
         """The best of the rounds, and the answer; None where it is not installed or failed."""
@@ -183,11 +214,15 @@ class Bench:
         return min(costs, key=lambda cost: cost["seconds"]), answer
 
 
-def gaps(theirs: dict, ours: dict) -> dict[str, float]:
-    """Largest differences, relative to the largest of each part."""
+def gaps(name: str, theirs: dict, ours: dict) -> dict[str, float]:
+    """Largest differences, relative to the largest of each part.
+
+    synjax normalises rules and root itself, which changes their gradients.
+    """
+    parts = ("log_z", "terms") if name == "synjax" else TOLERANCES
     return {
         part: float(np.abs(theirs[part] - ours[part]).max() / np.abs(ours[part]).max())
-        for part in TOLERANCES
+        for part in parts
     }
 
 
@@ -195,8 +230,8 @@ def sizes(bench: Bench) -> list[str]:
     """The table of grammars; what disagrees."""
     wrong: list[str] = []
     print(f"Value and gradients of log Z, {BATCH} sentences of {WORDS} words")
-    print(f"{'NT':>4s} {'T':>4s} {'rules':>7s} {'ours, ms':>9s} {'MB':>7s} "
-          f"{'torch-struct':>13s} {'MB':>7s} {'ratio':>6s}")  # fmt: skip
+    titles = "".join(f"{name:>13s} {'MB':>7s} {'ratio':>6s}" for name in MODULES)
+    print(f"{'NT':>4s} {'T':>4s} {'rules':>7s} {'ours, ms':>9s} {'MB':>7s} {titles}")
     for nonterminals, preterminals in SIZES:
         for shared in (False, True):
             parts = grammar(nonterminals, preterminals, shared=shared)
@@ -204,15 +239,18 @@ def sizes(bench: Bench) -> list[str]:
             if ours is None:
                 sys.exit("rdpgraph failed")
             row = f"{nonterminals:>4d} {preterminals:>4d} {'shared' if shared else 'each':>7s} "
-            row += f"{1e3 * ours[0]['seconds']:>9.1f} {ours[0]['megabytes']:>7.1f} "
-            theirs = bench.run("torch-struct", parts)
-            if theirs is not None:
+            row += f"{1e3 * ours[0]['seconds']:>9.1f} {ours[0]['megabytes']:>7.0f} "
+            for name in MODULES:
+                theirs = bench.run(name, parts)
+                if theirs is None:
+                    row += f"{'-':>13s} {'-':>7s} {'-':>6s}"
+                    continue
                 ratio = theirs[0]["seconds"] / ours[0]["seconds"]
-                row += f"{1e3 * theirs[0]['seconds']:>13.1f} {theirs[0]['megabytes']:>7.1f} "
+                row += f"{1e3 * theirs[0]['seconds']:>13.1f} {theirs[0]['megabytes']:>7.0f} "
                 row += f"{ratio:>6.1f}"
-                for part, gap in gaps(theirs[1], ours[1]).items():
+                for part, gap in gaps(name, theirs[1], ours[1]).items():
                     if not gap <= TOLERANCES[part]:
-                        wrong.append(f"NT {nonterminals}: {part} {gap:.1e}")
+                        wrong.append(f"{name}, NT {nonterminals}: {part} {gap:.1e}")
             print(row, flush=True)
     return wrong
 
@@ -222,18 +260,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", default=os.environ.get("HYPERTREE_PEERS_PYTHON"))
+    for name, module in MODULES.items():
+        default = os.environ.get(f"HYPERTREE_{module.upper()}")
+        parser.add_argument(f"--{name}", dest=module, metavar="PYTHON", default=default)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(options, pathlib.Path(name))
         wrong = sizes(bench)
-        batch, words, states, rank = LARGE
+        batch, words, nonterminals, preterminals, rank = LARGE
         found = bench.run("rdpgraph", low_rank())
         if found is None:
             sys.exit("rdpgraph failed")
-        print(f"\nRules of rank {rank} over {states:,} states, {batch} sentences of {words} words")
+        print(f"\nRules of rank {rank}, {nonterminals:,} nonterminals and {preterminals:,} "
+              f"preterminals, {batch} sentences of {words} words")  # fmt: skip
         print(f"{found[0]['seconds']:.2f} s, {found[0]['megabytes']:.0f} MB")
     if wrong:
         sys.exit("Disagree with ours: " + "; ".join(wrong))

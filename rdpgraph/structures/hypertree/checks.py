@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.rules import Rules
 
@@ -56,6 +56,22 @@ def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
             f"Hypertree needs root log-potentials of shape (*batch, {states}); got "
             f"{tuple(root.shape)}."
         )
+
+
+def checked_trees(states: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The dims in front of trees (*lead, *batch, T, T), given the shape (*batch, T, T, N)."""
+    lead = tuple(states.shape[: max(states.ndim - len(shape) + 1, 0)])
+    wanted = tuple(shape[:-1])
+    if tuple(states.shape[len(lead) :]) != wanted or states.dtype != torch.int64:
+        raise EvidenceError(
+            f"Hypertree needs trees as int64 states of shape (*lead, *{wanted}); got "
+            f"{states.dtype} of shape {tuple(states.shape)}."
+        )
+    if states.numel() and int(states.max()) >= shape[-1]:
+        raise EvidenceError(
+            f"Hypertree of {shape[-1]} states got a tree with state {int(states.max())}."
+        )
+    return lead
 
 
 def checked_temperature(temperature: float) -> None:

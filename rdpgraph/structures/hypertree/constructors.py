@@ -1,10 +1,13 @@
 """Hypertrees from what other fields call their parts."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
+from rdpgraph.io.grammar import Grammar
 from rdpgraph.structures.hypertree.rules import Rules
 
 
@@ -29,3 +32,20 @@ def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
     diagonal = torch.eye(terms.shape[-2], dtype=torch.bool, device=terms.device).unsqueeze(-1)
     zero = torch.zeros((), dtype=words.dtype, device=words.device)
     return torch.where(diagonal, words.unsqueeze(-3), zero)
+
+
+def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+    """(S, T, T, N) span potentials of sentences, those of their words, and lengths (S,).
+
+    Raises:
+        ModelError: no sentences.
+        EvidenceError: a word that no rule has.
+    """
+    if not sentences:
+        raise ModelError("Hypertree.parses needs one sentence at least.")
+    total, size = max(map(len, sentences)), len(grammar.symbols)
+    unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_rules.dtype)
+    for item, sentence in enumerate(sentences):
+        place = torch.arange(len(sentence))
+        unary[item, place, place] = grammar.lexical(sentence)
+    return unary, torch.tensor([len(sentence) for sentence in sentences])

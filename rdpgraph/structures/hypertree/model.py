@@ -1,6 +1,7 @@
 """Hypertrees: distributions over the binary trees of sequences."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NoReturn, Self
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import (
-    EvidenceError,
     ImpossibleEvidenceError,
     ModelError,
     UnsupportedError,
 )
+from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
@@ -22,9 +23,10 @@ from rdpgraph.structures.hypertree.checks import (
     checked_root,
     checked_rules,
     checked_temperature,
+    checked_trees,
     checked_unary,
 )
-from rdpgraph.structures.hypertree.constructors import pcfg_unary
+from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.ranks import Ranks
@@ -102,6 +104,23 @@ class Hypertree(Structure):
         return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
 
     @classmethod
+    def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
+        """The parses of sentences by a grammar read from a text, one item for each sentence.
+
+        States are the grammar's symbols; log Z is the log of the summed weights of the trees.
+
+        Args:
+            grammar: see `read_grammar` and `parse_grammar`.
+            sentences: the words of each.
+
+        Raises:
+            ModelError: no sentences.
+            EvidenceError: a word that no rule has.
+        """
+        unary, lengths = sentence_unary(grammar, sentences)
+        return cls(unary, DenseRules(grammar.log_rules), root=grammar.start, lengths=lengths)
+
+    @classmethod
     def span_scores(cls, scores: Tensor, *, lengths: Tensor | None = None) -> Self:
         """A tree CRF of order zero: a score for every span, one state, no rules.
 
@@ -143,19 +162,9 @@ class Hypertree(Structure):
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
-        shape = self.unary.shape
-        lead = states.shape[: max(states.ndim - len(shape) + 1, 0)]
-        if states.shape[len(lead) :] != shape[:-1] or states.dtype != torch.int64:
-            raise EvidenceError(
-                f"Hypertree needs trees as int64 states of shape (*lead, *{tuple(shape[:-1])}); "
-                f"got {states.dtype} of shape {tuple(states.shape)}."
-            )
-        if states.numel() and int(states.max()) >= shape[-1]:
-            raise EvidenceError(
-                f"Hypertree of {shape[-1]} states got a tree with state {int(states.max())}."
-            )
+        lead = checked_trees(states, self.unary.shape)
         form = self.form
-        flat = states.reshape(math.prod(lead), form.batch, *shape[-3:-1])
+        flat = states.reshape(math.prod(lead), form.batch, *states.shape[-2:])
         found = score(flat, form.unruled, form.root, form.rules)
         return found.reshape([*lead, *self.batch_shape])
 

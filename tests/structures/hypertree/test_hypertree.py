@@ -393,3 +393,15 @@ def test_rules_too_large_to_write_out_are_refused_in_a_line():
 def test_no_rules_take_any_number_of_states():
     model = Hypertree(torch.zeros(3, 3, 2), NoRules())
     torch.testing.assert_close(model.log_partition().exp(), torch.tensor(2.0 * 2**5))
+
+
+def test_parses_of_a_grammar_in_a_text():
+    grammar = rg.parse_grammar('0.4 S -> S S\n0.1 S -> S T\n0.5 S -> "a"\n1 T -> "b"')
+    model = Hypertree.parses(grammar, ["a", "aaa", "aba", "ba", ""])
+    weights = [0.5, 2 * 0.4**2 * 0.5**3, 0.1 * 0.4 * 0.5**2, 0.0, 1.0]
+    expected = torch.tensor(weights, dtype=torch.float64)
+    torch.testing.assert_close(model.log_partition().exp(), expected)
+    with pytest.raises(rg.EvidenceError, match="'c'"):
+        Hypertree.parses(grammar, ["abc"])
+    with pytest.raises(rg.ModelError, match="one sentence"):
+        Hypertree.parses(grammar, [])
