@@ -2,6 +2,7 @@
 
     python tests/benchmarks/chain.py [--dynamax PYTHON] [--peers PYTHON] [--threads COUNT]
         [--batch 4 64] [--states 32 128 512 2048] [--rounds 1] [--memory 16e9] [--no-scale]
+    python tests/benchmarks/chain.py --device cuda [--batch 4 64] [--states 512 2048 8192 16384]
 
 PYTHON are interpreters of environments with the peers (or DYNAMAX_PYTHON, CHAIN_PEERS_PYTHON):
 
@@ -29,6 +30,11 @@ memory is the growth of the largest resident set from before the first run. Peer
 - The torch ones with one thread and with all, whichever is quicker; ours with ``--threads``.
 
 The last table is of scale: 10,000 steps, 512 states, one chain.
+
+With ``--device`` the table is of ours alone, on that device: with the kernels that it has, and in
+torch; and the fraction that the first reaches of the rate of ``torch.mm``, measured on the spot, on
+the products of a step, (B, N) by (N, N), and on square ones, (N, N) by (N, N). A run has three
+products for each step: forwards, backwards, and for the gradient in the transition.
 """
 
 import argparse
@@ -365,6 +371,66 @@ def scale(bench: Bench) -> None:
             print(f"{row}  {nats:.1e}, {unary:.0e}", flush=True)
 
 
+def in_torch(run: Run) -> Run:
+    """The same without kernels of our own."""
+    from rdpgraph.structures.chain import fused, native
+
+    def plain() -> tuple:
+        kept = [(module, module.serves) for module in (fused, native)]
+        try:
+            for module, _ in kept:
+                module.serves = lambda factors: False
+            return run()
+        finally:
+            for module, serves in kept:
+                module.serves = serves
+
+    return plain
+
+
+def on_device(name: str, batches: list[int], counts: list[int]) -> None:
+    """The table of one device."""
+    import torch
+
+    import rdpgraph as rg
+    from rdpgraph.structures.chain import fused, native
+
+    device = torch.device(name)
+    cuda = device.type == "cuda"
+    kernels = fused.status() if cuda else native.status()
+    print(torch.cuda.get_device_name(device) if cuda else device.type, "-", kernels)
+
+    def seconds(work: Callable) -> float:
+        def finished() -> tuple:
+            answer = work()
+            if cuda:
+                torch.cuda.synchronize(device)
+            return answer
+
+        finished()  # what is built, is built now
+        return seconds_of(finished)[0]
+
+    print(f"Value and gradient of log Z, {STEPS} steps, float32")
+    print(f"{'B':>4s} {'N':>6s} {'ms':>10s} {'in torch':>10s} {'of mm':>7s} {'of square':>10s}")
+    for batch in batches:
+        for count in sorted(counts):
+            generator = torch.Generator(device).manual_seed(0)
+            options = {"generator": generator, "device": device}
+            unary = torch.randn(batch, STEPS, count, **options).requires_grad_()
+            transition = torch.randn(count, count, **options).log_softmax(1).requires_grad_()
+            run = by_torch(lambda u, a: rg.Chain(u, a).log_partition(), unary, transition)
+            ours, plain = seconds(run), seconds(in_torch(run))
+            row, matrix = unary.detach()[:, 0], transition.detach()
+            thin = seconds(lambda row=row, matrix=matrix: row @ matrix) / batch
+            square = seconds(lambda matrix=matrix: matrix @ matrix) / count
+            least = 3 * batch * (STEPS - 1)  # rows to be multiplied by a matrix
+            print(
+                f"{batch:>4d} {count:>6d} {1e3 * ours:>10.2f} {1e3 * plain:>10.2f} "
+                f"{least * thin / ours:>7.2f} {least * square / ours:>10.2f}",
+                flush=True,
+            )
+
+
 def main() -> None:
     """All tables; fails where a peer disagrees."""
     parser = argparse.ArgumentParser(
@@ -374,11 +440,16 @@ def main() -> None:
     parser.add_argument("--peers", default=os.environ.get("CHAIN_PEERS_PYTHON"))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--batch", type=int, nargs="+", default=[4, 64])
-    parser.add_argument("--states", type=int, nargs="+", default=[32, 128, 512, 2048])
+    parser.add_argument("--states", type=int, nargs="+")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--memory", type=float, default=16e9)
     parser.add_argument("--no-scale", action="store_true")
+    parser.add_argument("--device")
     options = parser.parse_args()
+    if options.device:
+        on_device(options.device, options.batch, options.states or [512, 2048, 8192, 16384])
+        return
+    options.states = options.states or [32, 128, 512, 2048]
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(options, pathlib.Path(name))
         wrong = sizes(bench, options)

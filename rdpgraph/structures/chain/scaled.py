@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain import native, ranges, sweeps
+from rdpgraph.structures.chain import fused, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, masked
 from rdpgraph.structures.chain.sweeps import Forward
 
@@ -76,9 +76,11 @@ class _Scaled(torch.autograd.Function):
 
 
 def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """A forward sweep by the compiled kernel where there is one for it, or in torch."""
+    """A forward sweep by the compiled kernel or the fused one, if one serves, or in torch."""
     if native.serves(factors):
         return native.forward(factors, floor=floor, upward=upward)
+    if fused.serves(factors):
+        return fused.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
@@ -86,6 +88,8 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
     """A backward sweep, likewise."""
     if native.serves(factors):
         return native.backward(factors, found, gradient)
+    if fused.serves(factors):
+        return fused.backward(factors, found, gradient)
     return sweeps.backward(factors, found, gradient)
 
 

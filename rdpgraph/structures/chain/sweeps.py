@@ -30,7 +30,6 @@ class Forward:
 def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
     """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it."""
     emission, matrix = factors.emission, factors.matrix
-    within = factors.inside()
     states, scales = torch.empty_like(emission), torch.empty_like(factors.offset)
     least = torch.finfo(emission.dtype).tiny
     state = emission[:, 0]
@@ -43,10 +42,16 @@ def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Fo
         scale = state.sum(1, keepdim=True)
         scales[:, step] = scale.squeeze(1)
         if floor:
-            state = _squeezed(state / scale.clamp_(min=least), floor, upward=upward)
+            state = squeezed(state / scale.clamp_(min=least), floor, upward=upward)
             states[:, step] = state
         else:
             torch.div(state, scale.clamp_(min=least), out=states[:, step])
+    return finished(factors, states, scales)
+
+
+def finished(factors: Factors, states: Tensor, scales: Tensor) -> Forward:
+    """What comes of the states and scales of all steps; states beyond the lengths become 0."""
+    within = factors.inside()
     states.masked_fill_(~within.unsqueeze(2), 0.0)
     terms = torch.where(within, scales.log() + factors.offset, 0.0)
     return Forward(states, scales, terms.sum(1), doubtful(factors, states))
@@ -105,7 +110,8 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
     return torch.where(inside(lengths, unary.shape[1]), logs + joined(rows, top), 0.0).sum(1)
 
 
-def _squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
+def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
+    """States below a floor made it, but for hard zeros; or made zero."""
     if upward:
         return torch.where(state > 0, state.clamp(min=floor), 0.0)
     return torch.where(state < floor, 0.0, state)
