@@ -12,7 +12,6 @@ from rich.table import Table
 from torch import Tensor
 
 from rdpgraph.cli.arguments import Format, Task
-from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
@@ -119,15 +118,15 @@ def print_table(found: Answer, console: Console) -> None:
         bar = _error_bar(found.posterior, row)
         if bar is not None:
             console.print(
-                f"standard error {bar.error:.2g} nats, from {bar.replicates} replicates worth "
-                f"{bar.size:.1f}"
+                f"standard error {bar.error:.2g} nats, from {bar.replicates} replicates; "
+                f"effective sample size {bar.size:.1f}"
             )
         if found.task is not Task.PR:
             console.print(_table(found, row, console))
         if found.scores:
             share = math.exp(min(found.scores[row] - log_z, 0.0))
             console.print(f"log-score = {_shown(found.scores[row])} nats, probability {share:.4g}")
-    console.print(f"{_worth(status)}, by {status.method or plan.route} (width {plan.width:.1f})")
+    console.print(f"{_worth(found)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
 
@@ -148,11 +147,16 @@ def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
     return _ErrorBar(float(error), float(size), posterior.solution.kept.replicates)
 
 
-def _worth(status: Status) -> str:
+def _worth(found: Answer) -> str:
     """Exact, or what kind of approximation."""
+    status = found.posterior.status
     worth = "exact" if status.exact else "approximate"
+    if isinstance(found.posterior, EstimatedPosterior) and not status.exact:
+        worth = "estimated on a few states of each variable"
+        if found.task is Task.MAP:
+            worth += ": the best assignment of these, which need not be the best of all"
     if status.bound:
-        worth += f", log Z an {status.bound} bound"
+        worth += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
     if status.iterations is None:
         return worth
     how = "converged in" if status.converged else "NOT converged after"
@@ -188,6 +192,7 @@ def _json(found: Answer) -> str:
     body: dict[str, Any] = {
         "task": found.task.value,
         "exact": status.exact,
+        "biased": status.biased,
         "converged": status.converged,
         "sweeps": status.iterations,
         "residual": status.residual,

@@ -2,32 +2,25 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
-from rich.status import Status as RichStatus
 
 from rdpgraph.cli.answers import answer, as_text, print_table
 from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
 from rdpgraph.cli.drawing import draw as draw_graph
 from rdpgraph.cli.estimation import EstimatorName, ProposalName, estimator_of, seeded, size
 from rdpgraph.cli.parse import parse_command
-from rdpgraph.engines.loopy.propagation import Sweep
-from rdpgraph.engines.loopy.schedules import Sequential
-from rdpgraph.errors import BudgetError, RdpgraphError
-from rdpgraph.estimate.exact import Estimator
-from rdpgraph.infer import explain, infer
+from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
+from rdpgraph.errors import RdpgraphError
+from rdpgraph.infer import explain
 from rdpgraph.io.files import read, write
 from rdpgraph.io.text import write_text_atomically
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
+from rdpgraph.schedulers import Auto
 
 app = typer.Typer(
     add_completion=False,
@@ -92,11 +85,11 @@ def infer_command(
     if task is Task.MMAP and not query:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
     names = list(query or ())
-    with _progress("solving") as shown:
-        scheduler = _scheduler(method, memory_bytes, time_seconds, damping, sweeps, shown)
+    with progress("solving") as shown:
+        scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
         rewrite = estimator_of(estimator, keep, proposal, replicates)
         graph = load(model, evidence, settings or (), device)
-        posterior = _posterior(graph, scheduler, rewrite, seeded(seed))
+        posterior = posterior_of(graph, scheduler, rewrite, seeded(seed))
         whole = style is Format.UAI and task is not Task.MMAP
         found = answer(posterior, task, [] if whole else names)
     if style is Format.TABLE:
@@ -123,7 +116,7 @@ def explain_command(
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
 ) -> None:
     """Print the plan for a model, without running it."""
-    with _progress("planning"):
+    with progress("planning"):
         graph = load(model, evidence, settings or ())
         plan = explain(graph, scheduler=Auto(memory_bytes, time_seconds))
     typer.echo(str(plan))
@@ -149,9 +142,9 @@ def draw(
     ] = True,
 ) -> None:
     """Draw a model's factor graph."""
-    with _progress("drawing"):
+    with progress("drawing"):
         graph = load(model, evidence, settings or ())
-        posterior = _posterior(graph, Auto()) if marginals and graph.num_variables <= 40 else None
+        posterior = posterior_of(graph, Auto()) if marginals and graph.num_variables <= 40 else None
         draw_graph(graph, output, posterior)
 
 
@@ -198,59 +191,3 @@ def main() -> None:
 def _fail(message: str) -> None:
     typer.echo(f"Error: {' '.join(message.split())}", err=True)
     sys.exit(1)
-
-
-def _scheduler(
-    method: Method,
-    memory_bytes: float | None,
-    time_seconds: float,
-    damping: float | None,
-    sweeps: int | None,
-    shown: RichStatus | None,
-) -> Scheduler:
-    iterative = method in (Method.LOOPY, Method.JOIN)
-    if not iterative and (damping is not None or sweeps is not None):
-        raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
-
-    def report(sweep: Sweep) -> None:
-        if shown is not None:
-            shown.update(f"sweep {sweep.number}, residual {sweep.residual:.1e} ...")
-
-    if method is Method.LOOPY:
-        return Loopy(
-            schedule=Sequential(),
-            damping=0.0 if damping is None else damping,
-            sweeps=1000 if sweeps is None else sweeps,
-            seconds=time_seconds,
-            progress=report,
-        )
-    if method is Method.JOIN:
-        return JoinGraph(
-            memory_bytes,
-            time_seconds,
-            damping=0.0 if damping is None else damping,
-            sweeps=1000 if sweeps is None else sweeps,
-        )
-    return (Auto if method is Method.AUTO else Contraction)(memory_bytes, time_seconds)
-
-
-def _posterior(
-    graph: FactorGraph,
-    scheduler: Scheduler,
-    estimator: Estimator | None = None,
-    generator: torch.Generator | None = None,
-) -> Posterior:
-    try:
-        posterior = infer(graph, estimator=estimator, scheduler=scheduler, generator=generator)
-    except BudgetError:
-        if estimator is None:
-            typer.echo(str(explain(graph, scheduler=scheduler)), err=True)
-        raise
-    assert isinstance(posterior, Posterior)
-    return posterior
-
-
-def _progress(what: str) -> AbstractContextManager[RichStatus | None]:
-    """A spinner on a terminal's standard error, nothing elsewhere."""
-    console = Console(stderr=True)
-    return console.status(f"{what} ...") if console.is_terminal else nullcontext()

@@ -12,7 +12,8 @@ from rdpgraph.estimate.proposals import broad
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.selections import TopSystematic
 from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.views import StructureView, expanded
+from rdpgraph.estimate.view import expanded
+from rdpgraph.estimate.views import StructureView
 from rdpgraph.model.support import Support
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets

@@ -13,7 +13,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Model
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.views import View
+from rdpgraph.estimate.view import View
 
 
 @dataclass(frozen=True, eq=False)

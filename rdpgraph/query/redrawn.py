@@ -15,10 +15,10 @@ from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Model
+from rdpgraph.estimate.graph_view import GraphView
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, normalised
 from rdpgraph.estimate.redrawn import Redrawn
-from rdpgraph.estimate.views import GraphView
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.estimated import EstimatedSolution
 

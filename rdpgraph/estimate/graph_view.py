@@ -1,0 +1,151 @@
+"""Factor graphs as groups of sites."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.estimate.exact import Supports
+from rdpgraph.estimate.sites import Sites
+from rdpgraph.estimate.view import View
+from rdpgraph.model.block import Block
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.support import Support
+
+
+@dataclass(frozen=True, eq=False)
+class GraphView(View):
+    """A factor graph whose entries are observed as a whole or not at all."""
+
+    graph: FactorGraph
+    generator: torch.Generator | None
+
+    @cached_property
+    def _free(self) -> dict[int, list[int]]:
+        """By their number of states, the places of the entries that are not observed."""
+        found: dict[int, list[int]] = {}
+        free = self.is_free.tolist()
+        for place, entry in enumerate(self.graph.variables):
+            if math.prod(entry.shape) and free[self.graph.domain.starts[place]]:
+                found.setdefault(entry.size, []).append(place)
+        return found
+
+    def unary(self, numbers: Tensor, size: int) -> Tensor:
+        """(*batch, sites, size): factors over one of the sites and observed variables only.
+
+        With gradients, which the sites that proposals see are without.
+        """
+        graph = self.graph
+        place = torch.full((graph.num_variables,), -1)
+        place[numbers] = torch.arange(len(numbers))
+        shape = (*graph.batch_shape, len(numbers), size)
+        total = torch.zeros(shape, dtype=graph.dtype, device=graph.device)
+        for block in graph.blocks:
+            sites = place[block.scopes]
+            alone = self.is_free[block.scopes].sum(1) == 1
+            for slot in range(block.arity):
+                rows = (alone & (sites[:, slot] >= 0)).nonzero().flatten()
+                if not len(rows):
+                    continue
+                values = self._on_observed(block, slot, rows)
+                values = values.expand(*graph.batch_shape, len(rows), size).to(total)
+                total = total.index_add(-2, sites[rows, slot].to(total.device), values)
+        return total
+
+    def _on_observed(self, block: Block, slot: int, rows: Tensor) -> Tensor:
+        """(*batch, F or 1, states) log-values of factors, all slots but one as observed."""
+        every = torch.arange(block.sizes[slot])
+        states = [
+            every if other == slot else self._observed_at(block.scopes[rows, other])
+            for other in range(block.arity)
+        ]
+        values = block.select(rows).evaluate(states)
+        values = values.reshape(*values.shape[: values.ndim - block.arity], len(every))
+        return values if values.ndim > 1 else values.unsqueeze(0)
+
+    def _observed_at(self, numbers: Tensor) -> Tensor:
+        assert self.graph.observed is not None
+        return self.graph.observed[..., numbers].unsqueeze(-1)
+
+    @cached_property
+    def is_free(self) -> Tensor:
+        """(V,) whether each variable is not observed."""
+        if self.graph.observed is None:
+            return torch.ones(self.graph.num_variables, dtype=torch.bool)
+        return (self.graph.observed == MISSING).reshape(-1, self.graph.num_variables).any(0)
+
+    def _numbers(self, place: int) -> Tensor:
+        return torch.arange(self.graph.domain.starts[place], self.graph.domain.starts[place + 1])
+
+    @property
+    def groups(self) -> tuple[Sites, ...]:
+        """Sites by their number of states, (*batch, sites, states)."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> tuple[Sites, ...]:
+        graph, found = self.graph, list[Sites]()
+        for size, places in self._free.items():
+            numbers = torch.cat([self._numbers(place) for place in places])
+            unary = self.unary(numbers, size).detach()
+            found.append(Sites(unary, lambda: graph, numbers, self.generator))
+        return tuple(found)
+
+    def supports(self, chosen: Supports) -> tuple[Support | None, ...]:
+        """One for each entry; observed entries have the state observed."""
+        graph = self.graph
+        result: list[Support | None] = [None] * len(graph.variables)
+        for places, support in zip(self._free.values(), chosen, strict=True):
+            start = 0
+            for place in places:
+                entry = graph.variables[place]
+                stop = start + math.prod(entry.shape)
+                if support is not None:
+                    states, weights = (
+                        values[..., start:stop, :].unflatten(-2, entry.shape)
+                        if entry.shape
+                        else values[..., start, :]
+                        for values in (support.states, support.log_weights)
+                    )
+                    result[place] = Support(states, weights)
+                start = stop
+        free = {place for places in self._free.values() for place in places}
+        if graph.observed is not None:
+            for place, entry in enumerate(graph.variables):
+                if place not in free and math.prod(entry.shape):
+                    numbers = graph.domain.numbers(entry)
+                    states = graph.observed[..., numbers].unsqueeze(-1)
+                    result[place] = Support(states, torch.zeros_like(states, dtype=graph.dtype))
+        return tuple(result)
+
+    def restrict(self, supports: Supports) -> FactorGraph:
+        """The graph on its entries' supports."""
+        entries = zip(self.graph.variables, supports, strict=True)
+        return self.graph.restrict({e: s for e, s in entries if s is not None})
+
+    def marginals(self, answer: Any) -> tuple[Tensor, ...]:
+        """(*lead, *batch, sites, kept) for each group."""
+        entries = self.graph.variables
+        of_entry = list(answer.marginals().values())
+        return tuple(
+            torch.cat(
+                [
+                    of_entry[p].flatten(-1 - len(entries[p].shape), -2)
+                    if entries[p].shape
+                    else of_entry[p].unsqueeze(-2)
+                    for p in places
+                ],
+                dim=-2,
+            )
+            for places in self._free.values()
+        )
+
+    @property
+    def num_tables(self) -> int:
+        """Factors of two variables and more, times the batch."""
+        joint = sum(block.count for block in self.graph.blocks if block.arity > 1)
+        return max(joint, 1) * math.prod(self.graph.batch_shape)
