@@ -235,3 +235,27 @@ def test_a_million_states():
     (gradient,) = torch.autograd.grad(posterior.log_partition, embeddings)
     assert bool(gradient.isfinite().all())
     assert bool((gradient != 0).any())
+
+
+def test_divergences_on_one_support():
+    """KL of the restricted, weighted chains, by every sequence of kept states."""
+    chain = rg.Chain(draw(3, 5), draw(5, 5, seed=1))
+    other = rg.Chain(draw(3, 5, seed=3), draw(5, 5, seed=4))
+    supports = estimate(chain, Local(), TopTail(1, 2), replicates=2).supports
+    places = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    site = torch.arange(3)
+
+    def restricted(one, number):
+        states = supports.states[number][site, places]
+        weights = supports.log_weights[number][site, places].sum(-1)
+        return (one.log_prob(states) + weights).log_softmax(0)
+
+    kept = (supports.states, supports.log_weights)
+    found = chain.restrict(*kept).kl_divergence(other.restrict(*kept))
+    for number in range(2):
+        p, q = restricted(chain, number), restricted(other, number)
+        assert torch.allclose(found[number], (p.exp() * (p - q)).sum())
+    whole = estimate(chain, Local(), Top(5)).supports
+    kept = (whole.states, whole.log_weights)
+    found = chain.restrict(*kept).kl_divergence(other.restrict(*kept))
+    assert torch.allclose(found[0], chain.kl_divergence(other))

@@ -1,14 +1,13 @@
 """The randomized estimator, from model to answers about all of its states."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 import rdpgraph as rg
 from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture, Proposal
+from rdpgraph.estimate.proposal import Mixture
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
@@ -23,6 +22,7 @@ from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.query.estimated import EstimatedPosterior
 from rdpgraph.testing import brute_force
+from tests.estimate.models import draw, estimate, mixed, seeded
 
 PROPOSALS = [
     Uniform(),
@@ -42,32 +42,6 @@ SELECTIONS = [Top(3), TopTail(2, 1), TopSystematic(1, 2), Threshold(3)]
 
 def name(value):
     return repr(value)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
-
-
-def mixed(*batch):
-    """A tree with a variable of three states, an array of three of six, and a loop of one table."""
-    a, xs = rg.Variable("a", ("u", "v", "w")), rg.VariableArray("x", (3,), 6)
-    return rg.FactorGraph(
-        [
-            rg.FactorBlock((xs,), rg.Table(2 * draw(*batch, 3, 6, seed=1))),
-            rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(draw(6, 2, seed=2), draw(6, 2, seed=3))),
-            rg.Factor((a, xs[0]), rg.Table(draw(3, 6, seed=4))),
-            rg.Factor((xs[0], xs[2]), rg.Table(draw(6, 6, seed=5))),
-        ]
-    )
-
-
-def estimate(model, proposal=None, selection=None, *, seed=0, **options):
-    estimator = Randomized(proposal or Local(), selection or Threshold(3), **options)
-    return rg.infer(model, estimator=estimator, generator=seeded(seed))
 
 
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
@@ -325,76 +299,6 @@ def test_a_single_replicate_has_no_error_bar():
     assert posterior.status.biased
 
 
-@dataclass(frozen=True)
-class Sharpened(Proposal):
-    power: float
-
-    def log_scores(self, sites):
-        return self.power * sites.unary
-
-
-def test_a_proposal_of_one_s_own():
-    graph = mixed()
-    sharp = estimate(graph, Sharpened(3.0), Top(3))
-    assert torch.equal(sharp.log_partition, estimate(graph, Local(), Top(3)).log_partition)
-    nested = Mixture((LocalGlobal(Sharpened(2.0)), Pilot(Sharpened(0.5))), (1.0, 1.0))
-    assert bool(estimate(graph, nested).log_partition.isfinite())
-
-
-def test_scores_are_what_their_names_say():
-    seen = {}
-
-    @dataclass(frozen=True)
-    class Spy(Proposal):
-        inner: Proposal
-
-        def log_scores(self, sites):
-            seen[sites.states] = self.inner.log_scores(sites)
-            return seen[sites.states]
-
-        def informed(self, setting):
-            return Spy(self.inner.informed(setting))
-
-    left, right = draw(4, 2), draw(4, 2, seed=1)
-    xs = rg.VariableArray("x", (3,), 4)
-    unary = draw(3, 4, seed=2)
-    graph = rg.FactorGraph(
-        [
-            rg.FactorBlock((xs,), rg.Table(unary)),
-            rg.FactorBlock((xs[:-1], xs[1:]), Bilinear(left, right)),
-        ]
-    )
-
-    def scores(proposal):
-        estimate(graph, Spy(proposal), Top(2), defensive=0.0)
-        return seen[4]
-
-    norms = torch.stack([left, right]).abs().sum(-1)
-    norms = torch.stack([norms[0], norms.mean(0), norms[1]])
-    assert torch.allclose(scores(Local()), unary)
-    assert torch.allclose(scores(Global()).exp(), norms)
-    assert torch.allclose(scores(SoftmaxGlobal()), norms)
-    literal = unary.softmax(-1) / 2 + norms / norms.sum(-1, keepdim=True) / 2
-    assert torch.allclose(scores(LocalGlobal()).exp(), literal)
-    released = unary.softmax(-1) / 2 + norms.softmax(-1) / 2
-    assert torch.allclose(scores(LocalGlobal(SoftmaxGlobal())).exp(), released)
-    assert torch.allclose(scores(Oracle()).exp(), rg.infer(graph).marginal(xs))
-    # Enough landmarks stand for all neighbours.
-    table = (left @ right.T).exp()
-    mean = torch.stack(
-        [table.mean(1).log(), (table.mean(0) * table.mean(1)).log(), table.mean(0).log()]
-    )
-    assert torch.allclose(scores(Landmark(20_000)), unary + mean, atol=0.05)
-
-
-def test_a_pilot_on_all_states_knows_the_marginals():
-    """Probes have a weight so small that what they meet is hardly changed."""
-    graph = mixed()
-    oracle = estimate(graph, Oracle(), Threshold(2), replicates=300)
-    pilot = estimate(graph, Pilot(Uniform(), Top(6), share=0.999), Threshold(2), replicates=300)
-    assert float(pilot.standard_error) < 1.2 * float(oracle.standard_error) + 1e-3
-
-
 def test_many_states_in_float32():
     generator = seeded()
     embeddings = 0.5 * torch.randn(100_000, 8, generator=generator)
@@ -417,36 +321,6 @@ def test_many_states_in_float32():
     assert bool(gradient.isfinite().all())
     assert posterior.marginal(xs).shape == (4, 100_000)
     assert posterior.sample(3, generator=generator)[xs].shape == (3, 4)
-
-
-@pytest.mark.parametrize("keep", [1, 3, 5, 0.5, 1.0])
-def test_the_default_keeps_what_it_is_told(keep):
-    xs = rg.VariableArray("x", (2,), 5)
-    graph = rg.FactorGraph([rg.FactorBlock((xs,), rg.Table(draw(2, 5)))])
-    posterior = rg.infer(graph, estimator=Randomized.default(keep=keep), generator=seeded())
-    count = {0.5: 2}.get(keep, 5 if keep == 1.0 and isinstance(keep, float) else keep)
-    assert posterior.solution.kept.supports[0].kept == count
-    assert posterior.status.exact == (count == 5)
-    with pytest.raises(rg.ModelError, match="keep"):
-        Randomized.default(keep=0)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Randomized(Local(), Top(1), replicates=0), "replicates"),
-        (lambda: Randomized(Local(), Top(1), defensive=1.0), "defensive"),
-        (lambda: Mixture((), ()), "Mixture"),
-        (lambda: Mixture((Local(),), (0.0,)), "positive"),
-        (lambda: Mixture((Local(),), (1.0, 2.0)), "1 proposals"),
-        (lambda: Landmark(0), "Landmark"),
-        (lambda: Pilot(share=1.0), "Pilot"),
-        (lambda: Pilot(most=1), "most"),
-    ],
-)
-def test_arguments_are_checked(make, message):
-    with pytest.raises(rg.ModelError, match=message):
-        make()
 
 
 def test_questions_without_an_answer():
