@@ -13,6 +13,7 @@ from rdpgraph.structures.chain import lowrank_ranks
 from rdpgraph.structures.chain.model import Chain
 
 _CELLS = 2**24
+_SPREAD = 2.0
 
 
 class HMM(nn.Module):
@@ -40,10 +41,14 @@ class HMM(nn.Module):
         dimension: of the embeddings.
         dropout: the share of states that each training call leaves out, renormalised over the
             rest; fewer states are also less work. Chiu and Rush 2020 (arXiv:2011.04640), 3.3.
-        generator: of the initial parameters.
+        counts: (V,) of the tokens in the training text: the emissions begin near their
+            frequencies (a token counted 0 as half of one), which saves the first epochs. Default:
+            near uniform.
+        generator: of the initial parameters. States begin different enough, logits of standard
+            deviation 2, to be told apart from the first step on.
 
     Raises:
-        ModelError: sizes below 1, or a dropout outside [0, 1).
+        ModelError: sizes below 1, a dropout outside [0, 1), or counts of another shape or below 0.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class HMM(nn.Module):
         rank: int | None = None,
         dimension: int = 128,
         dropout: float = 0.0,
+        counts: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         if min(states, vocabulary, dimension, rank or 1) < 1 or not 0.0 <= dropout < 1.0:
@@ -61,17 +67,27 @@ class HMM(nn.Module):
                 "HMM needs states, vocabulary, dimension and rank >= 1 and a dropout in [0, 1); "
                 f"got {states}, {vocabulary}, {dimension}, {rank} and {dropout}."
             )
+        if counts is not None and (counts.shape != (vocabulary,) or bool((counts < 0).any())):
+            raise ModelError(
+                f"HMM of {vocabulary} tokens needs their counts, ({vocabulary},), not below 0; got "
+                f"{tuple(counts.shape)}."
+            )
         super().__init__()
         self.dropout = dropout
+        scale = math.sqrt(_SPREAD) / dimension**0.25  # of products of two: a deviation of _SPREAD
 
-        def drawn(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(dimension))
+        def drawn(size: int) -> nn.Parameter:
+            return nn.Parameter(scale * torch.randn(size, dimension, generator=generator))
 
         self.start = nn.Parameter(torch.zeros(states))
-        self.before, self.after = drawn(states, dimension), drawn(states, dimension)
-        self.emitting = drawn(states, dimension)
-        self.tokens, self.bias = drawn(vocabulary, dimension), nn.Parameter(torch.zeros(vocabulary))
+        self.before, self.after, self.emitting = drawn(states), drawn(states), drawn(states)
+        self.tokens, self.bias = drawn(vocabulary), nn.Parameter(torch.zeros(vocabulary))
+        if counts is not None:
+            frequent = counts.to(self.bias).clamp(min=0.5).log()
+            self.bias.data = frequent - frequent.mean()
         self.features = None if rank is None else FeatureMap(dimension, rank, generator=generator)
+        if self.features is not None:
+            self.features.weight.data *= scale
 
     def log_likelihood(
         self, tokens: Tensor, lengths: Tensor | None = None,
@@ -137,21 +153,24 @@ class HMM(nn.Module):
     def _transition(self, kept: Tensor | None) -> Tensor | LowRank:
         before, after = _some(self.before, kept), _some(self.after, kept)
         if self.features is None:
-            return (before @ after.mT * math.sqrt(before.shape[1])).log_softmax(1)
-        scale = before.shape[1] ** 0.25  # entries of about one
-        return LowRank.normalised(self.features(before * scale), self.features(after * scale))
+            return (before @ after.mT).to(before.dtype).log_softmax(1)
+        features = (self.features(side).to(side.dtype) for side in (before, after))
+        return LowRank.normalised(*features)  # in full, whatever autocast makes of the products
 
     def _emission(self, tokens: Tensor, kept: Tensor | None) -> Tensor:
         """(*tokens.shape, N) log-probabilities of tokens in each state."""
-        emitting = _some(self.emitting, kept) * math.sqrt(self.emitting.shape[1])
-        width = max(1, _CELLS // len(self.tokens))
-        totals = torch.cat(
-            [
-                checkpoint(_log_total, part, self.tokens, self.bias, use_reentrant=False)  # pyright: ignore
-                for part in emitting.split(width)
-            ]
-        )
-        return self.tokens[tokens] @ emitting.mT + self.bias[tokens].unsqueeze(-1) - totals
+        emitting = _some(self.emitting, kept)
+        blocks = emitting.split(max(1, _CELLS // len(self.tokens)))
+        totals = torch.cat([self._totals(block, again=len(blocks) > 1) for block in blocks])
+        symbols, rows = tokens.unique(return_inverse=True)
+        logits = self.tokens[symbols] @ emitting.mT + self.bias[symbols].unsqueeze(1)
+        return nn.functional.embedding(rows, logits - totals)
+
+    def _totals(self, emitting: Tensor, *, again: bool) -> Tensor:
+        """The log-normalisers of some states; made again for the gradient where all are many."""
+        if not again:
+            return _log_total(emitting, self.tokens, self.bias)
+        return checkpoint(_log_total, emitting, self.tokens, self.bias, use_reentrant=False)  # pyright: ignore
 
     def _kept(self, generator: torch.Generator | None) -> Tensor | None:
         states = len(self.start)

@@ -1,5 +1,7 @@
 """The hidden Markov model of text."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_the_likelihood_is_that_of_the_tables(monkeypatch, rank, quick, cells):
     made, (tokens, lengths) = model(rank), text()
     transition = made.transition()
     table = transition if isinstance(transition, torch.Tensor) else transition.table(2)
-    emission = (made.emitting * 8**0.5 @ made.tokens.mT + made.bias).log_softmax(1)
+    emission = (made.emitting @ made.tokens.mT + made.bias).log_softmax(1)
     start = made.start.log_softmax(0)
     expected = rg.Chain.hmm(start, table, emission, tokens, lengths=lengths).log_partition()
     found = made.log_likelihood(tokens, lengths)
@@ -44,6 +46,106 @@ def test_the_likelihood_is_that_of_the_tables(monkeypatch, rank, quick, cells):
         strict=True,
     ):
         assert torch.allclose(own, other)
+
+
+def tables(made):
+    """Start, transition (from, to) and emission (state, token), as probabilities."""
+    transition = made.transition()
+    table = transition if isinstance(transition, torch.Tensor) else transition.table(2)
+    emission = (made.emitting @ made.tokens.mT + made.bias).softmax(1)
+    return made.start.softmax(0), table.exp(), emission
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_the_likelihood_is_a_sum_over_all_paths(rank, length):
+    made = HMM(states=3, vocabulary=5, rank=rank, dimension=4,
+               generator=torch.Generator().manual_seed(2)).double()  # fmt: skip
+    start, table, emission = tables(made)
+    tokens = torch.randint(5, (1, 4), generator=torch.Generator().manual_seed(3))
+    total = torch.zeros((), dtype=torch.float64)
+    for path in itertools.product(range(3), repeat=length):
+        value = torch.ones((), dtype=torch.float64)
+        for step, state in enumerate(path):
+            value = value * (table[path[step - 1], state] if step else start[state])
+            value = value * emission[state, tokens[0, step]]
+        total = total + value
+    found = made(tokens, torch.tensor([length]))
+    assert torch.allclose(found, total.log())
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_rows_sum_to_one(rank):
+    start, table, emission = tables(model(rank))
+    for rows in (start, table, emission):
+        assert torch.allclose(rows.sum(-1), torch.ones(1, dtype=rows.dtype), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_batch_is_its_items(rank, dropout):
+    made, (tokens, lengths) = model(rank, dropout), text()
+
+    def found(rows):
+        drawn = torch.Generator().manual_seed(4)  # the same states are left out
+        return made(tokens[rows], lengths[rows], generator=drawn)
+
+    together = found(slice(None))
+    for item in range(len(tokens)):
+        assert torch.allclose(together[item], found(slice(item, item + 1))[0])
+    beyond = tokens.clone()
+    beyond[torch.arange(7) >= lengths.unsqueeze(1)] = 99  # no token at all
+    drawn = torch.Generator().manual_seed(4)
+    assert torch.equal(made(beyond, lengths, generator=drawn), together)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_the_gradient_is_that_of_finite_differences(rank):
+    made, (tokens, lengths) = model(rank), text()
+    names, values = zip(*made.named_parameters(), strict=True)
+
+    def likelihood(*parameters):
+        given = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(made, given, (tokens, lengths))
+
+    assert torch.autograd.gradcheck(likelihood, values, fast_mode=True)
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_gradients_are_finite_where_emissions_are_all_but_certain(rank):
+    made, (tokens, lengths) = model(rank, dropout=0.5).float(), text()
+    made.emitting.data *= 200.0  # logits in the hundreds
+    made(tokens, lengths, generator=torch.Generator().manual_seed(5)).sum().backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in made.parameters())
+
+
+def test_emissions_begin_at_the_frequencies():
+    counts = torch.tensor([4.0, 0.0, 16.0, 1.0])
+    made = HMM(states=3, vocabulary=4, counts=counts)
+    expected = torch.tensor([4.0, 0.5, 16.0, 1.0])
+    assert torch.allclose(made.bias.softmax(0), expected / expected.sum())
+    for wrong in (counts[:2], -counts):
+        with pytest.raises(rg.ModelError, match="counts"):
+            HMM(states=3, vocabulary=4, counts=wrong)
+
+
+@pytest.mark.parametrize("rank", [None, 16])
+def test_products_in_bfloat16_are_near_and_states_stay_normalised(rank):
+    made = HMM(states=64, vocabulary=50, rank=rank, dimension=16,
+               generator=torch.Generator().manual_seed(0))  # fmt: skip
+    tokens = torch.randint(50, (6, 12), generator=torch.Generator().manual_seed(1))
+    found, gradients = [], []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            values = made(tokens)
+            rows = tables(made)[1].float().sum(1)
+        found.append(values)
+        gradients.append(torch.autograd.grad(values.sum(), list(made.parameters())))
+        assert torch.allclose(rows, torch.ones(64), atol=0.02)
+    assert found[1].dtype == torch.float32
+    assert torch.allclose(found[0], found[1], rtol=0.01)
+    for exact, near in zip(*gradients, strict=True):
+        assert torch.cosine_similarity(exact.flatten(), near.flatten(), dim=0) > 0.98
 
 
 @pytest.mark.parametrize("rank", [None, 4])
@@ -77,7 +179,7 @@ def test_training_learns_what_follows_what(rank):
         loss = -made(tokens).mean() / 12
         loss.backward()
         optimiser.step()
-    assert float(loss) < 0.2
+    assert float(loss.detach()) < 0.2
 
 
 def test_what_is_no_text_is_refused():

@@ -109,9 +109,9 @@ class _Factors(NamedTuple):
         left, right = (parts.left - columns).exp_(), (parts.right - rows).exp_()
         return cls(left, right, columns.squeeze(-2), rows.squeeze(-1))
 
-    def emission(self, unary: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """(B, N), its maximum 1, and the log that was taken off, (B, 1)."""
-        logs = unary[:, step]
+    def emission(self, parts: LowRankParts, step: int) -> tuple[Tensor, Tensor]:
+        """(B, N), its maximum 1, and the log that was taken off, (B, 1); flat beyond the length."""
+        logs = torch.where((step < parts.lengths).unsqueeze(1), parts.unary[:, step], 0.0)
         if step:
             logs = logs + (self.rows if self.rows.ndim == 1 else self.rows[:, step - 1])
         top = peak(logs, (1,))
@@ -135,6 +135,7 @@ class _Scaled(torch.autograd.Function):
         found = _forward(parts, factors)
         ctx.save_for_backward(*parts, *factors, *found[:4])
         ctx.mark_non_differentiable(found.doubtful)
+        ctx.products = _autocast(unary.device.type)
         return found.values, found.doubtful
 
     @staticmethod
@@ -148,21 +149,29 @@ class _Scaled(torch.autograd.Function):
             found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True))
             return (*(next(found) if part.requires_grad else None for part in parts[:3]), None)
         factors = _Factors(*ctx.saved_tensors[4:8])
-        return (*_backward(parts, factors, ctx.saved_tensors[8:], gradient), None)
+        with ctx.products:
+            return (*_backward(parts, factors, ctx.saved_tensors[8:], gradient), None)
+
+
+def _autocast(device: str) -> torch.autocast:
+    """What is asked for now, for the products of the gradient: in bfloat16 within autocast."""
+    return torch.autocast(
+        device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+    )
 
 
 def _forward(parts: LowRankParts, factors: _Factors) -> _Sweep:
     """alpha_t = (alpha_t-1 L) R^T * e_t, normalised."""
-    unary, (batch, total, _) = masked(parts.unary, parts.lengths), parts.unary.shape
+    unary, (batch, total, _) = parts.unary, parts.unary.shape
     rank, least = parts.left.shape[-1], torch.finfo(parts.unary.dtype).tiny
     states = torch.empty_like(unary, memory_format=torch.contiguous_format)
     ranks, turns = (unary.new_zeros(batch, total, rank) for _ in range(2))
     arrived = unary.new_zeros(batch, total, rank)
     scales, offsets = (unary.new_empty(batch, total) for _ in range(2))
     for step in range(total):
-        state, top = factors.emission(unary, step)
+        state, top = factors.emission(parts, step)
         if step:
-            mass = to_ranks(states[:, step - 1], step_of(factors.left, step - 1))
+            mass = to_ranks(states[:, step - 1], step_of(factors.left, step - 1)).to(unary.dtype)
             columns = factors.columns_at(step)
             logs = mass.log() + columns
             highest = peak(logs, (1,))
@@ -171,7 +180,8 @@ def _forward(parts: LowRankParts, factors: _Factors) -> _Sweep:
             turn = (columns - highest).exp().masked_fill(mass == 0, 0.0)
             turns[:, step] = turn.clamp(max=1 / _LEAST[unary.dtype])  # more only where in doubt
             arrived[:, step] = mass
-            state = to_states(ranks[:, step], step_of(factors.right, step - 1)).mul_(state)
+            arriving = to_states(ranks[:, step], step_of(factors.right, step - 1))
+            state = state.mul_(arriving)
             top = top + highest
         scale = state.sum(1, keepdim=True)
         scales[:, step], offsets[:, step] = scale.squeeze(1), top.squeeze(1)
@@ -227,7 +237,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Marginals of states, of states before a rank, of states after it; times the gradient."""
     states, ranks, turns, scales = found
-    unary, (_, total, _) = masked(parts.unary, parts.lengths), states.shape
+    total = states.shape[1]
     least = torch.finfo(states.dtype).tiny
     seeds = torch.zeros_like(scales)
     seeds.scatter_(1, (parts.lengths - 1).clamp(min=0).unsqueeze(1), gradient.unsqueeze(1))
@@ -239,13 +249,13 @@ def _backward(
         if not step:
             ahead[:, 0] = 0.0
             continue
-        emission, _ = factors.emission(unary, step)
+        emission, _ = factors.emission(parts, step)
         share = emission.div_(scales[:, step].clamp(min=least).unsqueeze(1)).mul_(future)
         share.masked_fill_(states[:, step] == 0, 0.0)
         ahead[:, step] = share
         back[:, step - 1] = to_ranks(share, step_of(factors.right, step - 1)) * turns[:, step]
         future = to_states(back[:, step - 1], step_of(factors.left, step - 1))
-        future = future.add_(seeds[:, step - 1 : step])
+        future = future + seeds[:, step - 1 : step]
     return marginals, _pairs(states, back, factors.left, 0), _pairs(ahead, ranks, factors.right, 1)
 
 

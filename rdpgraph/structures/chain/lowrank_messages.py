@@ -81,10 +81,9 @@ def _forward(parts: LowRankParts) -> Iterator[tuple[Tensor, Tensor]]:
     """Each step's log alpha, its maximum 0, and the log (B,), float64, that it lacks."""
     out, into = Links(parts.left.mT), Links(parts.right)
     unary = masked(parts.unary, parts.lengths)
-    state, total = unary[:, 0], unary.new_zeros(len(unary), dtype=_wide(unary))
-    for step in range(unary.shape[1]):
-        if step:
-            state = into.times(step - 1, out.times(step - 1, state)) + unary[:, step]
+    state, total = unary.new_zeros(()), unary.new_zeros(len(unary), dtype=_wide(unary))
+    for step, own in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
+        state = into.times(step - 1, out.times(step - 1, state)) + own if step else own
         top = finite(state.detach().amax(1))
         state, total = state - top.unsqueeze(1), total + top
         yield state, total
@@ -96,12 +95,12 @@ def backward(parts: LowRankParts) -> Tensor:
     if not total:
         return parts.unary
     out, into = Links(parts.left), Links(parts.right.mT)
-    unary = masked(parts.unary, parts.lengths)
-    state = torch.zeros_like(unary[:, 0])
+    unary = masked(parts.unary, parts.lengths).unbind(1)
+    state = torch.zeros_like(unary[0])
     found: list[Tensor] = []
     for step in range(total - 1, -1, -1):
         if step < total - 1:
-            passed = out.times(step, into.times(step, state + unary[:, step + 1]))
+            passed = out.times(step, into.times(step, state + unary[step + 1]))
             goes_on = (step + 1 < parts.lengths).unsqueeze(1)
             state = torch.where(goes_on, passed, 0.0)
             state = state - finite(state.detach().amax(1, keepdim=True))
