@@ -28,7 +28,7 @@ class LowRankFactors(Estimator):
     In a graph, ``sum_k l(x, k) r(y, k)`` becomes the factors l and r over a new variable k, and
     the order of contraction does the rest: O(T N r) for a chain, O(N r deg) for a star, whose
     middle has deg factors of rank r. A structure keeps its shape, and gets a `LowRank` transition
-    for its `Bilinear` one.
+    for its `Bilinear` one: one for each step of a `Chain`, one for all of a `SemiMarkov`.
 
     `LowRank` factors are rewritten exactly. `Bilinear` ones by `RandomFeatures`: with a map for
     every factor, drawn independently, the expectation of Z is the exact Z, on every graph, since
@@ -76,13 +76,18 @@ class LowRankFactors(Estimator):
     def _structure(
         self, model: Structure, generator: torch.Generator | None
     ) -> tuple[Structure, bool]:
-        """A structure with low-rank potentials in the place of bilinear ones; one for each step."""
+        """A structure with low-rank potentials in the place of bilinear ones.
+
+        One for each step where the structure takes that: a field of three dims after the batch.
+        """
         changed: dict[str, Any] = {}
         for part in fields(model) if is_dataclass(model) else ():
             value = getattr(model, part.name)
             if isinstance(value, Bilinear):
-                lead = value.lead(2)
-                steps = lead[-1:] if math.prod(lead) > 1 else (max(model.unary.shape[-2] - 1, 1),)
+                lead, steps = value.lead(2), ()
+                if part.metadata.get("dims") == 3:
+                    apart = max(model.unary.shape[-2] - 1, 1)
+                    steps = lead[-1:] if math.prod(lead) > 1 else (apart,)
                 changed[part.name] = self._low_rank(value, steps, generator)
         return (replace(model, **changed), False) if changed else (model, True)
 

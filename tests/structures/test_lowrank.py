@@ -255,3 +255,17 @@ def test_a_graph_that_is_a_chain_keeps_its_ranks(turned):
     for ask in IN_GRAPHS.values():
         own, other = ask(found), ask(dense)
         assert torch.allclose(own.double(), other.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_segments_by_embeddings():
+    embeddings = drawn(4, 2, seed=1).detach() * 0.4
+    pairs = rg.Bilinear(embeddings, embeddings)
+    model, dense = segments(pairs), segments(pairs.table(2))
+    for query, ask in IN_SEGMENTS.items():
+        own, other = ask(model), ask(dense)
+        assert torch.allclose(own.double(), other.double(), rtol=1e-5, atol=1e-5), query
+    generator = torch.Generator().manual_seed(0)
+    low = rg.infer(model, estimator=rg.LowRankFactors(4096), generator=generator)
+    assert isinstance(low.structure.transition, rg.LowRank)
+    assert not low.status.exact
+    assert torch.allclose(low.log_partition, dense.log_partition(), atol=0.1)

@@ -7,6 +7,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potential import Potential
 from rdpgraph.structures.semimarkov.coupling import Coupling
 
 
@@ -42,7 +43,7 @@ def columns(transition: Tensor | LowRank, labels: Tensor) -> Tensor:
     return LogMatrix.of(transition.log_left).times(transition.log_right[labels])
 
 
-def joints(transition: Tensor | LowRank, before: Tensor, after: Tensor) -> Tensor:
+def joints(transition: Tensor | Potential, before: Tensor, after: Tensor) -> Tensor:
     """Log-potentials of labels and those that follow, of one shape."""
     if isinstance(transition, Tensor):
         return transition[before, after]
@@ -50,7 +51,7 @@ def joints(transition: Tensor | LowRank, before: Tensor, after: Tensor) -> Tenso
     return transition.evaluate(ends)[..., 0, 0]
 
 
-def checked_transition(transition: Tensor | LowRank, segments: Tensor) -> None:
+def checked_transition(transition: Tensor | Potential, segments: Tensor) -> None:
     """Refuse a transition that is not (N, N), or not of the segments' type."""
     labels = segments.shape[-1]
     if tuple(transition.shape) != (labels, labels):

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.parts import table_of
@@ -40,10 +41,10 @@ class SemiMarkov(Structure):
     Args:
         unary: (*batch, T, D, N) log-potential (nats) of the segment that ends at position t, lasts
             d + 1 steps and has label n. Those with d > t, and beyond the length, are ignored.
-        transition: (N, N) log-potentials, [from, to], of consecutive segments. With a `LowRank` of
-            rank r, log Z, its gradient, marginals and samples cost N r in the place of N^2; scores
-            are read off the factors, and every other answer writes the N^2 values out, for neither
-            a maximum nor the log of a sum has such a shortcut.
+        transition: (N, N) log-potentials, [from, to], of consecutive segments. A `Potential` of
+            that shape is written out, but for scores. With a `LowRank` of rank r, log Z, its
+            gradient, marginals and samples cost N r in the place of N^2; what else is asked writes
+            the N^2 values out, for a maximum, or the log of a sum, has no such shortcut.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -56,7 +57,7 @@ class SemiMarkov(Structure):
     """
 
     unary: Tensor
-    transition: Tensor | LowRank
+    transition: Tensor | Potential
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class SemiMarkov(Structure):
     def from_unary(
         cls,
         unary: Tensor,
-        transition: Tensor | LowRank,
+        transition: Tensor | Potential,
         duration: Tensor,
         *,
         lengths: Tensor | None = None,
@@ -277,7 +278,9 @@ class SemiMarkov(Structure):
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
         segments, lengths = self._positions()
-        found = decode.draw(segments, self.transition, lengths, count, generator)
+        low = self.transition
+        table = low if isinstance(low, LowRank) else table_of(low, of="SemiMarkov")
+        found = decode.draw(segments, table, lengths, count, generator)
         return self._shaped(found, (count,))
 
     def factor_graph(self) -> FactorGraph:
