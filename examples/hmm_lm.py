@@ -119,8 +119,25 @@ def load(out: Path) -> tuple[HMM, dict]:
     return model, state
 
 
-def save(out: Path, state: dict) -> None:
+def begun(
+    lines: list[list[str]], sizes: dict, *, least: int, characters: bool, seed: int
+) -> tuple[HMM, dict]:
+    """A model of the words of a text that nothing has trained, and what a checkpoint holds."""
+    counts = Counter(word for line in lines for word in line)
+    kept = [word for word, count in counts.items() if count >= least and word != "<unk>"]
+    words = {word: number for number, word in enumerate(["<unk>", *kept])}
+    tally = torch.tensor([float(counts[word]) for word in words])
+    tally[0] = counts.total() - tally[1:].sum()  # of all that is <unk>
+    sizes = sizes | {"vocabulary": len(words)}
+    model = HMM(**sizes, counts=tally, generator=torch.Generator().manual_seed(seed))
+    return model, {"sizes": sizes, "words": words, "characters": characters, "epoch": 0, "step": 0,
+                   "total": 0.0, "count": 0, "seconds": 0.0, "cpu": 0.0, "log": [],
+                   "optimiser": None}  # fmt: skip
+
+
+def save(out: Path, state: dict, model: HMM, optimiser: torch.optim.Optimizer) -> None:
     """Write a checkpoint whole or not at all."""
+    state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
     torch.save(state, out / "checkpoint.tmp")
     (out / "checkpoint.tmp").replace(out / "checkpoint.pt")
 
@@ -136,7 +153,7 @@ def train(
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.5,
     epochs: Annotated[int, typer.Option(min=0)] = 14,
     tokens: Annotated[int, typer.Option(min=1, help="tokens in a batch")] = 4096,
-    rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.02,
+    rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.004,
     bfloat16: Annotated[bool, typer.Option("--bfloat16")] = False,  # noqa: FBT002
     least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
     characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002
@@ -144,44 +161,34 @@ def train(
     sentences: Annotated[int, typer.Option(help="only so many sentences; 0: all")] = 0,
     save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
 ) -> None:
-    """Train, or go on training what the folder holds."""
+    """Train, or go on training what the folder holds; then the model is of the sizes it has."""
     out.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(seed)
     lines = read(text, characters=characters)[: sentences or None]
+    if not lines:
+        raise typer.BadParameter(f"{text} has no sentences.")
     if (out / "checkpoint.pt").exists():
         model, state = load(out)
-        words = state["words"]
     else:
-        counts = Counter(word for line in lines for word in line)
-        kept = [word for word, count in counts.items() if count >= least and word != "<unk>"]
-        words = {word: number for number, word in enumerate(["<unk>", *kept])}
-        sizes = {"states": states, "vocabulary": len(words), "rank": rank or None,
-                 "dimension": dimension, "dropout": dropout}  # fmt: skip
-        tally = torch.tensor([float(counts[word]) for word in words])
-        tally[0] = sum(counts.values()) - tally[1:].sum()  # of what is <unk>
-        model = HMM(**sizes, counts=tally, generator=generator)
-        state = {"sizes": sizes, "words": words, "characters": characters, "epoch": 0, "step": 0,
-                 "total": 0.0, "count": 0, "seconds": 0.0, "cpu": 0.0, "log": [],
-                 "optimiser": None}  # fmt: skip
+        sizes = {"states": states, "rank": rank or None, "dimension": dimension, "dropout": dropout}
+        model, state = begun(lines, sizes, least=least, characters=characters, seed=seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), fused=True)
     if state["optimiser"] is not None:
         optimiser.load_state_dict(state["optimiser"])
-    data = numbered(lines, words)
-    held = [] if valid is None else numbered(read(valid, characters=state["characters"]), words)
+    data = numbered(lines, state["words"])
+    held = [] if valid is None else numbered(read(valid, characters=characters), state["words"])
     typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")
     saved = time.monotonic()
     began = saved - state["seconds"], time.process_time() - state["cpu"]
     while state["epoch"] < epochs:
         model.train()
-        generator.manual_seed(seed + 1 + state["epoch"])  # the order depends on nothing else
-        todo = list(batches(data, tokens, generator))
+        turns = torch.Generator().manual_seed(seed + 1 + state["epoch"])  # nothing else matters
+        todo = list(batches(data, tokens, turns))
         with progress() as bar:
             task = bar.add_task(f"epoch {state['epoch'] + 1}", total=len(todo), note="")
-            for step, (batch, lengths) in enumerate(todo):
+            bar.advance(task, state["step"])
+            for step in range(state["step"], len(todo)):
+                batch, lengths = todo[step]
                 dropped = torch.Generator().manual_seed(hash((seed, state["epoch"], step)))
-                if step < state["step"]:
-                    bar.advance(task)
-                    continue
                 for group in optimiser.param_groups:
                     group["lr"] = rate * annealed(state["epoch"] + step / len(todo), epochs)
                 optimiser.zero_grad()
@@ -198,22 +205,19 @@ def train(
                 state["seconds"] = time.monotonic() - began[0]
                 state["cpu"] = time.process_time() - began[1]
                 if time.monotonic() - saved > save_every:
-                    state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-                    save(out, state)
+                    save(out, state, model, optimiser)
                     saved = time.monotonic()
         entry = {"epoch": state["epoch"] + 1, "train": math.exp(state["total"] / state["count"])}
         if held:
             entry["valid"] = perplexity(model, held, 2 * tokens)
         state["seconds"] = time.monotonic() - began[0]
         state["cpu"] = time.process_time() - began[1]
-        entry |= {"seconds": state["seconds"], "cpu seconds": state["cpu"]}
-        state["log"].append(entry)
+        state["log"].append(entry | {"seconds": state["seconds"], "cpu seconds": state["cpu"]})
         state |= {"epoch": state["epoch"] + 1, "step": 0, "total": 0.0, "count": 0}
-        state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-        save(out, state)
+        save(out, state, model, optimiser)
         (out / "log.json").write_text(json.dumps(state["log"], indent=1))
         plot(state["log"], out / "perplexity.png")
-        typer.echo(", ".join(f"{name} {value:.5g}" for name, value in entry.items()))
+        typer.echo(", ".join(f"{name} {value:.5g}" for name, value in state["log"][-1].items()))
 
 
 @app.command()

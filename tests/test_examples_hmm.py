@@ -1,0 +1,145 @@
+"""The examples that train hidden Markov models run, in small, and go on where they were."""
+
+import importlib.util
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(module, *arguments):
+    result = CliRunner().invoke(module.app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Sentences of animals that do things, and the same again."""
+    draw = random.Random(0)
+    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
+    lines = [
+        f"the {draw.choice(nouns)} {draw.choice(verbs)} the {draw.choice(nouns)}"
+        + draw.choice(["", " today"])
+        for _ in range(60)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines) + "\n\n")
+    return path
+
+
+SMALL = ("--states", 8, "--rank", 4, "--dimension", 8, "--tokens", 40, "--epochs", 3,
+         "--rate", 0.05, "--save-every", 0)  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", [(), ("--bfloat16",)])
+def test_a_language_model_learns_and_is_evaluated(text, tmp_path, precision):
+    pytest.importorskip("matplotlib")
+    module, out = loaded("hmm_lm"), tmp_path / "run"
+    call(module, "train", text, "--valid", text, "--out", out, *SMALL, *precision)
+    log = json.loads((out / "log.json").read_text())
+    assert [entry["epoch"] for entry in log] == [1, 2, 3]
+    assert log[-1]["valid"] < log[0]["valid"] < 9  # there are nine words
+    assert (out / "perplexity.png").stat().st_size
+    shown = call(module, "evaluate", text, "--out", out).stdout
+    assert float(shown.split()[-1]) == pytest.approx(log[-1]["valid"], rel=1e-3)
+
+
+def test_a_run_that_was_cut_off_ends_as_one_that_was_not(text, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    module = loaded("hmm_lm")
+    call(module, "train", text, "--valid", text, "--out", tmp_path / "whole", *SMALL)
+    whole_save, saves = module.save, []
+
+    def cut(*arguments):
+        whole_save(*arguments)
+        saves.append(arguments)
+        if len(saves) in (3, 15):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "save", cut)
+    for _ in range(3):
+        call(module, "train", text, "--valid", text, "--out", tmp_path / "cut", *SMALL)
+    assert len(saves) > 15
+    states = [
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)
+        for name in ("whole", "cut")
+    ]
+    for name, values in states[0]["model"].items():
+        assert torch.equal(values, states[1]["model"][name])
+    scores = [[(entry["train"], entry["valid"]) for entry in state["log"]] for state in states]
+    assert scores[0] == scores[1]
+
+
+def test_the_perplexity_is_of_every_token_and_the_end(text):
+    module = loaded("hmm_lm")
+    lines = module.read(text, characters=False)
+    assert len(lines) == 60
+    assert all(line[-1] == "<eos>" for line in lines)
+    sizes = {"states": 1, "rank": None, "dimension": 4, "dropout": 0.0}
+    model, state = module.begun(lines, sizes, least=1, characters=False, seed=0)
+    with torch.no_grad():
+        model.emitting.zero_()  # one state, the frequencies of the text: its entropy
+    words = [word for line in lines for word in line]
+    # "<unk>" never occurs, and counts as half a word.
+    total = len(words) + 0.5
+    expected = math.exp(-sum(math.log(words.count(word) / total) for word in words) / len(words))
+    found = module.perplexity(model, module.numbered(lines, state["words"]), 50)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_music_is_learnt_from_a_mat_file(tmp_path):
+    io = pytest.importorskip("scipy.io")
+    numpy = pytest.importorskip("numpy")
+    draw = numpy.random.default_rng(0)
+    chords = (draw.random((3, 88)) < 0.05).astype("uint8")
+
+    def rolls(count):
+        """Three chords, one after another."""
+        made = numpy.empty((1, count), dtype=object)
+        for number in range(count):
+            steps = draw.integers(3) + numpy.arange(draw.integers(5, 12))
+            made[0, number] = chords[steps % 3]
+        return made
+
+    path = tmp_path / "music.mat"
+    io.savemat(path, {"traindata": rolls(12), "validdata": rolls(4), "testdata": rolls(4)})
+    module, out = loaded("hmm_music"), tmp_path / "run"
+    call(module, path, "--out", out, "--states", 8, "--rank", 4, "--dimension", 8, "--epochs", 12,
+         "--steps", 60, "--dropout", 0.1)  # fmt: skip
+    found = json.loads((out / "log.json").read_text())
+    assert found["nats"]["valid"] == pytest.approx(
+        min(e["valid"] for e in found["epochs"]), rel=1e-4
+    )
+    assert found["nats"]["test"] < 0.5 * found["epochs"][0]["valid"]
+
+
+def test_the_likelihood_of_music_is_that_of_its_tables():
+    module = loaded("hmm_music")
+    generator = torch.Generator().manual_seed(0)
+    music = (torch.rand(2, 4, 88, generator=generator) < 0.1).float()
+    model = module.MusicHMM(music.flatten(0, 1), states=5, rank=3, dimension=4, generator=generator)
+    log = torch.distributions.Bernoulli(logits=model.notes).log_prob(music.unsqueeze(2)).sum(-1)
+    features = [model.features(side) for side in (model.before, model.after)]
+    table = (features[0].exp() @ features[1].exp().T).log()
+    table = table - table.logsumexp(1, keepdim=True)
+    for item, length in enumerate((4, 2)):
+        alpha = model.start.log_softmax(0) + log[item, 0]
+        for step in range(1, length):
+            alpha = (alpha.unsqueeze(1) + table).logsumexp(0) + log[item, step]
+        found = model(music[item : item + 1], torch.tensor([length]))
+        assert torch.allclose(found, alpha.logsumexp(0), rtol=1e-5)
