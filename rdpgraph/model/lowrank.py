@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.bilinear import rows_of
 from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potential import Potential, message_lead, select_lead
@@ -15,6 +15,7 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.table import checked_log_values
 
 _CELLS = 2**22  # entries of the table that are held at a time
+_MOST = 2**30  # entries of a table that is written out
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,18 @@ class LowRank(Potential):
         return self.log_left.device
 
     def table(self, arity: int) -> Tensor:
-        """All log-values, (*lead, N, M), in O(N M r)."""
+        """All log-values, (*lead, N, M), in O(N M r).
+
+        Raises:
+            BudgetError: more than 2^30 of them.
+        """
+        entries = math.prod(self.shape)
+        if entries > _MOST:
+            raise BudgetError(
+                f"LowRank of shape {self.shape} has {entries:,} values, and at most {_MOST:,} are "
+                "written out; the estimator LowRankFactors() needs none for log Z, marginals and "
+                "samples, and randomized ones none but those of a few states."
+            )
         return log_products(self.log_left, self.log_right)
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:

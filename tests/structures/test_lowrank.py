@@ -269,3 +269,23 @@ def test_segments_by_embeddings():
     assert isinstance(low.structure.transition, rg.LowRank)
     assert not low.status.exact
     assert torch.allclose(low.log_partition, dense.log_partition(), atol=0.1)
+
+
+def test_a_star_of_a_hundred_thousand_states():
+    """Linear by ranks; a table of 10^10 values is refused, and the way out is named."""
+    low = rg.LowRank(drawn(100_000, 2, seed=1), drawn(100_000, 2, seed=2))
+    hub, leaves = rg.Variable("hub", 100_000), rg.VariableArray("leaf", (3,), 100_000)
+    star = rg.FactorGraph(
+        [
+            rg.FactorBlock((leaves,), rg.Table(drawn(3, 100_000))),
+            rg.FactorBlock((hub, leaves), low),
+        ]
+    )
+    posterior = rg.infer(star, estimator=rg.LowRankFactors())
+    assert posterior.status.exact
+    assert float(posterior.marginal(hub).detach().sum()) == pytest.approx(1.0, abs=1e-4)
+    (gradient,) = torch.autograd.grad(posterior.log_partition, low.log_left)
+    assert float(gradient.sum()) == pytest.approx(3.0, abs=1e-3)
+    for ask in (posterior.mode, posterior.entropy, lambda: rg.infer(star)):
+        with pytest.raises(rg.BudgetError, match="LowRankFactors"):
+            ask()
