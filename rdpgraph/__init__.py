@@ -69,7 +69,7 @@ from rdpgraph.structures.hypertree.dependencies import (
     NonProjectiveDependencies,
     ProjectiveDependencies,
 )
-from rdpgraph.structures.hypertree.derivations import Derivations
+from rdpgraph.structures.hypertree.derivations import Derivations, KBestDerivations
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.rules import (
     DenseRules,
@@ -83,7 +83,11 @@ from rdpgraph.structures.relaxation import straight_through
 from rdpgraph.structures.semimarkov import KBestSegmentations, Segmentation, SemiMarkov
 
 register = REGISTRY.add
-register(Chain)
+for structure in (
+    Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
+):  # fmt: skip
+    register(structure)
+del structure
 
 __all__ = [
     "REGISTRY",
@@ -126,6 +130,7 @@ __all__ = [
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "KBestDerivations",
     "KBestSegmentations",
     "KBestTrees",
     "Kept",

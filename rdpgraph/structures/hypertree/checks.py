@@ -38,7 +38,7 @@ def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
             f"Hypertree of {states} states, {preterminals} of them preterminals, needs rules of "
             f"(N, C) = {wanted} parents and children; got {rules.shape}."
         )
-    if math.prod(rules.batch_shape) != 1 and not _broadcasts(rules.batch_shape, batch):
+    if math.prod(rules.batch_shape) != 1 and not broadcasts(rules.batch_shape, batch):
         raise ModelError(f"Hypertree of batch {batch} got rules of batch {rules.batch_shape}.")
     if any(part.device != unary.device for part in rules.parts):
         raise ModelError("Hypertree needs its potentials on one device.")
@@ -51,7 +51,7 @@ def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
     checked_log_values("Hypertree's root", root)
     states = unary.shape[-1] - preterminals
     fits = root.ndim >= 1 and root.shape[-1] == states
-    if not fits or not _broadcasts(root.shape[:-1], unary.shape[:-3]):
+    if not fits or not broadcasts(root.shape[:-1], unary.shape[:-3]):
         raise ModelError(
             f"Hypertree needs root log-potentials of shape (*batch, {states}); got "
             f"{tuple(root.shape)}."
@@ -97,7 +97,8 @@ def checked_lengths(owner: str, lengths: Tensor, batch: Sequence[int], total: in
     return lengths
 
 
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape may be expanded to another."""
     if len(shape) > len(to):
         return False
     pairs = zip(reversed(shape), reversed(to), strict=False)

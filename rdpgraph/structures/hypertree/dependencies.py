@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, Self
 
 import torch
@@ -13,8 +13,8 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree import arborescence, eisner
-from rdpgraph.structures.hypertree.checks import checked_lengths
-from rdpgraph.structures.hypertree.descent import drawn, largest
+from rdpgraph.structures.hypertree.checks import checked_lengths, checked_temperature
+from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +114,23 @@ class Dependencies(Structure):
             ImpossibleEvidenceError: an item has no possible tree.
         """
 
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, n, n + 1) relaxed one-hot heads, differentiable: a stochastic softmax.
+
+        The marginals at a temperature of the model with Gumbel noise on every arc (Paulus et al.
+        2020, arXiv:2006.08063).
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        checked_temperature(temperature)
+        shape = (count, *self.unary.shape)
+        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
+        lengths = None if self.lengths is None else self.lengths.expand(shape[:-2])
+        return replace(self, unary=unary, lengths=lengths).marginals()
+
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
         tracked = torch.is_grad_enabled() and self.unary.requires_grad
@@ -169,7 +186,7 @@ class Dependencies(Structure):
         """
         raise UnsupportedError(
             f"{type(self).__name__} is no factor graph of few variables; it answers log_partition, "
-            "marginals, entropy, mode and sample itself, and nothing else."
+            "marginals, entropy, mode, sample and rsample itself, and nothing else."
         )
 
     def work(self) -> float:

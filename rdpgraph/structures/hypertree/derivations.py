@@ -13,7 +13,23 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedErro
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.descent import Pick, drawn, largest
+from rdpgraph.structures.hypertree.checks import checked_temperature
+from rdpgraph.structures.hypertree.derivation_lists import Forest
+from rdpgraph.structures.hypertree.descent import Pick, drawn, gumbel, largest
+
+
+@dataclass(frozen=True, eq=False)
+class KBestDerivations:
+    """The derivations of largest score, best first.
+
+    Attributes:
+        uses: (k, *batch, E) how often each uses every hyperedge; 0 throughout where there are
+            fewer.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    uses: Tensor
+    scores: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +127,29 @@ class Derivations(Structure):
         """
         return self._descended(1, 0.0, largest)[0]
 
+    def k_best(self, k: int) -> "KBestDerivations":
+        """The k most probable derivations of each item, best first; the scores are differentiable.
+
+        Items are taken one by one: O(E log k + nodes k log k) in Python. Derivations that swap two
+        parts of one node count as two, though their numbers of uses are the same.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        if k < 1:
+            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        tails = [[tail for tail in row if tail >= 0] for row in self.tails.tolist()]
+        forest = Forest(self._edges, tails)
+        flat = self.unary.detach().reshape(math.prod(self.batch_shape), len(tails))
+        uses = torch.zeros(k, *flat.shape, dtype=torch.int64)
+        absent = torch.ones(k, len(flat), dtype=torch.bool)
+        for item, weights in enumerate(flat.tolist()):
+            for rank, row in enumerate(forest.k_best(weights, k)):
+                uses[rank, item], absent[rank, item] = torch.tensor(row), False
+        uses = uses.reshape(k, *self.unary.shape).to(self.unary.device)
+        absent = absent.reshape(k, *self.batch_shape).to(self.unary.device)
+        return KBestDerivations(uses, torch.where(absent, -math.inf, self.score(uses)))
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, E) how often independent exact draws use each hyperedge.
 
@@ -119,29 +158,63 @@ class Derivations(Structure):
         """
         return self._descended(count, 1.0, drawn(generator))
 
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, E) relaxed numbers of uses, differentiable, as `Hypertree.rsample`.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        checked_temperature(temperature)
+        noise = gumbel((count, *self.unary.shape), self.unary, generator)
+        return self.with_unary((self.unary + noise) / temperature).marginals()
+
+    @torch.no_grad()
+    def max_marginals(self) -> Tensor:
+        """(*batch, E) the score of the best derivation that uses each hyperedge; -inf: none does.
+
+        Not differentiable.
+        """
+        weights, tails = self._padded()
+        inside = torch.nn.functional.pad(self._inside(0.0), (0, 1))
+        outside = torch.full_like(inside, -math.inf)
+        outside[:, self.nodes - 1] = 0.0
+        result = torch.full_like(weights, -math.inf)
+        for nodes, edges in reversed(self._levels):
+            above = outside[:, nodes].unsqueeze(2) + weights[:, edges]
+            below = inside[:, tails[edges]]
+            result[:, edges] = above + below.sum(3)
+            for slot in range(tails.shape[1]):
+                others = above + below[..., :slot].sum(3) + below[..., slot + 1 :].sum(3)
+                into = tails[edges][..., slot].flatten().expand(len(weights), -1)
+                outside.scatter_reduce_(1, into, others.flatten(1), "amax")
+        return result[:, :-1].reshape(self.unary.shape)
+
     def factor_graph(self) -> NoReturn:
         """There is none.
 
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(
-            "Derivations are no factor graph; they answer log_partition, marginals, entropy, mode "
-            "and sample themselves, and nothing else."
-        )
+        raise UnsupportedError("Derivations are no factor graph; ask their own methods.")
 
     def work(self) -> float:
         """The terms of log Z."""
         return float(math.prod(self.batch_shape) * self.tails.numel())
 
     @cached_property
-    def _levels(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
-        depth = [0] * self.nodes
+    def _edges(self) -> Sequence[Sequence[int]]:
+        """Of each node, its hyperedges."""
         edges: list[list[int]] = [[] for _ in range(self.nodes)]
-        tails = self.tails.tolist()
         for edge, head in enumerate(self.heads.tolist()):
             edges[head].append(edge)
+        return edges
+
+    @cached_property
+    def _levels(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
+        depth, edges, tails = [0] * self.nodes, self._edges, self.tails.tolist()
         for node in range(self.nodes):
             below = [depth[tail] for edge in edges[node] for tail in tails[edge] if tail >= 0]
             depth[node] = 1 + max(below, default=-1)
@@ -158,7 +231,7 @@ class Derivations(Structure):
                 groups.setdefault((len(edges[node]) - 1).bit_length(), []).append(node)
             for nodes in groups.values():
                 most = max(len(edges[node]) for node in nodes)
-                rows = [edges[node] + [len(tails)] * (most - len(edges[node])) for node in nodes]
+                rows = [[*edges[node], *[len(tails)] * (most - len(edges[node]))] for node in nodes]
                 levels.append(
                     (torch.tensor(nodes, device=device), torch.tensor(rows, device=device))
                 )

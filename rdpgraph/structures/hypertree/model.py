@@ -19,6 +19,7 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
+    broadcasts,
     checked_lengths,
     checked_root,
     checked_rules,
@@ -129,6 +130,23 @@ class Hypertree(Structure):
             lengths: (*batch,).
         """
         return cls(scores.unsqueeze(-1), lengths=lengths)
+
+    def masked(self, allowed: Tensor) -> Self:
+        """The same with some spans forbidden: no tree has them as constituents.
+
+        Args:
+            allowed: (*batch, T, T) bool, or what broadcasts to that, [first, last].
+
+        Raises:
+            ModelError: another type, or a shape that does not broadcast.
+        """
+        if allowed.dtype != torch.bool or not broadcasts(allowed.shape, self.unary.shape[:-1]):
+            raise ModelError(
+                f"masked needs allowed spans as bool (*batch, T, T), to fit "
+                f"{tuple(self.unary.shape[:-1])}; got {allowed.dtype} of shape "
+                f"{tuple(allowed.shape)}."
+            )
+        return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

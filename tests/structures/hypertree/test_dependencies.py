@@ -202,6 +202,25 @@ def test_best_trees_are_networkx_s(seed):
     assert sorted(best.edges) == sorted((head, word + 1) for word, head in enumerate(heads))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiroot", [False, True])
+def test_relaxed_trees_become_trees(kind, multiroot):
+    unary = normal(2, 4, 5).requires_grad_()
+    model = kind(unary, multiroot=multiroot, lengths=torch.tensor([4, 3]))
+    cold = model.rsample(5, temperature=1e-4, generator=torch.Generator().manual_seed(0)).detach()
+    assert cold.shape == (5, 2, 4, 5)
+    torch.testing.assert_close(cold.round(), cold, rtol=0, atol=1e-3)
+    heads = torch.where(cold.sum(-1) > 0.5, cold.argmax(-1), -1)
+    assert bool((heads[:, 1, 3] == -1).all())
+    assert bool((model.score(heads) > -math.inf).all())
+    warm = rg.infer(model).rsample(temperature=1.0, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad((warm**2).sum(), unary)
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+    with pytest.raises(rg.ModelError, match="temperature"):
+        model.rsample(1, temperature=0.0)
+
+
 def test_wrong_models_are_refused():
     for kind in KINDS:
         with pytest.raises(rg.ModelError, match="from_arcs"):

@@ -50,6 +50,19 @@ def test_every_answer_is_that_of_all_derivations(hard):
     torch.testing.assert_close(model.marginals(), (chances.unsqueeze(1) * every).sum(0), **CLOSE)
     torch.testing.assert_close(model.entropy(), entropy_of(scores), **CLOSE)
     torch.testing.assert_close(model.score(model.mode()), scores.max(), **CLOSE)
+    through = torch.where(every > 0, scores.unsqueeze(1), -math.inf).amax(0)
+    torch.testing.assert_close(model.max_marginals(), through, **CLOSE)
+    best = model.k_best(len(every) + 2)
+    possible = int((scores > -math.inf).sum())
+    top = scores.sort(descending=True).values[:possible]
+    torch.testing.assert_close(best.scores[:possible], top, **CLOSE)
+    assert bool((best.scores[possible:] == -math.inf).all())
+    assert not best.uses[possible:].any()
+    listed = sorted(map(tuple, every[scores > -math.inf].tolist()))
+    assert sorted(map(tuple, best.uses[:possible].tolist())) == listed
+    cold = model.rsample(5, temperature=1e-4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(cold.round(), cold, rtol=0, atol=1e-3)
+    assert bool((model.score(cold.round().long()) > -math.inf).all())
     count = 20_000
     drawn, found = model.sample(count, torch.Generator().manual_seed(0)).unique(
         dim=0, return_counts=True
@@ -68,11 +81,14 @@ def test_a_batch_is_its_items_and_gradients_are_right():
     model = hypergraph((2, 3))
     assert model.mode().shape == (2, 3, 9)
     assert model.sample(4).shape == (4, 2, 3, 9)
+    assert model.rsample(4, temperature=1.0).shape == (4, 2, 3, 9)
     for place in itertools.product(range(2), range(3)):
         alone = Derivations(model.unary[place], model.heads, model.tails, nodes=5)
         torch.testing.assert_close(model.log_partition()[place], alone.log_partition(), **CLOSE)
         torch.testing.assert_close(model.marginals()[place], alone.marginals(), **CLOSE)
         assert torch.equal(model.mode()[place], alone.mode())
+        assert torch.equal(model.k_best(2).uses[:, *place], alone.k_best(2).uses)
+        assert torch.equal(model.max_marginals()[place], alone.max_marginals())
     unary = model.unary[0].clone().requires_grad_()
 
     def log_z(unary):
@@ -88,6 +104,8 @@ def test_what_cannot_be_derived_has_no_draws():
     assert model.log_partition() == -math.inf
     assert not model.marginals().any()
     assert model.entropy() == 0
+    assert bool((model.max_marginals() == -math.inf).all())
+    assert bool((model.k_best(2).scores == -math.inf).all())
     for ask in (model.mode, lambda: model.sample(1)):
         with pytest.raises(rg.ImpossibleEvidenceError):
             ask()

@@ -405,3 +405,36 @@ def test_parses_of_a_grammar_in_a_text():
         Hypertree.parses(grammar, ["abc"])
     with pytest.raises(rg.ModelError, match="one sentence"):
         Hypertree.parses(grammar, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_forbids_spans(kind):
+    model = hypertree(kind, 4, preterminals=1, batch=(2,))
+    allowed = torch.ones(4, 4, dtype=torch.bool)
+    allowed[0, 1] = allowed[1, 3] = False
+    masked = model.masked(allowed)
+    every, scores = scores_of(model, (0,))
+    kept = ~((every >= 0) & ~allowed).flatten(1).any(1)
+    assert bool(kept.any())
+    assert not bool(kept.all())
+    torch.testing.assert_close(masked.log_partition()[0], scores[kept].logsumexp(0), **CLOSE)
+    assert not masked.marginals()[:, ~allowed].any()
+    for wrong in (allowed.long(), allowed[:3]):
+        with pytest.raises(rg.ModelError, match="masked"):
+            model.masked(wrong)
+
+
+def test_answers_through_infer():
+    model = hypertree("dense", 4, batch=(2,), lengths=[4, 1])
+    posterior = rg.infer(model)
+    assert posterior.status.exact
+    assert not posterior.status.biased
+    torch.testing.assert_close(posterior.log_partition, model.log_partition())
+    torch.testing.assert_close(posterior.marginals(), model.marginals())
+    torch.testing.assert_close(posterior.entropy(), model.entropy())
+    assert torch.equal(posterior.mode(), model.mode())
+    drawn = posterior.sample(3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(drawn, model.sample(3, torch.Generator().manual_seed(0)))
+    soft = posterior.rsample(temperature=0.5, generator=torch.Generator().manual_seed(0))
+    other = model.rsample(1, temperature=0.5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(soft, other[0])
