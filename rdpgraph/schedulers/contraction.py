@@ -1,0 +1,100 @@
+"""Exact contraction, whole or in slices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from rdpgraph.engines.exact import ExactSolution
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.sliced import SlicedSolution
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import BudgetError
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.tree import ContractionTree
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of
+
+
+@dataclass(frozen=True)
+class Contraction(Scheduler):
+    """Exact contraction, never a registered structure.
+
+    Args:
+        memory: bytes for the tables of one run; None: 60% of what the machine has available.
+        seconds: the predicted time that a run may take, planning (at most a quarter of it) not
+            counted.
+    """
+
+    memory: float | None = None
+    seconds: float = 60.0
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence, hard zeros, then the cheapest order found."""
+        return self.plan_network(reduced(graph))
+
+    def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
+        """The same for a reduced network."""
+        budget = budget_of(self.memory, self.seconds)
+        plan = _planned(network, budget)
+        return plan, lambda: _solved(network, plan, budget)
+
+
+def require_fit(plan: Plan) -> None:
+    """Refuse a plan that does not keep to its budget."""
+    if not plan.fits:
+        raise BudgetError(f"Exact inference does not fit: it {plan.remedy}.")
+
+
+def _planned(network: Network, budget: Budget, last: frozenset[int] = frozenset()) -> Plan:
+    return make_plan(
+        topology_of(network),
+        budget=budget,
+        element_bytes=torch.finfo(network.graph.dtype).bits // 8,
+        batch=network.batch,
+        last=last,
+        dropped_states=network.dropped,
+        sliceable=len(network.numbers),
+    )
+
+
+def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
+    if plan.num_slices > 1:
+        return _sliced(network, plan, budget)
+    return _exact(network, plan, budget)
+
+
+def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
+    def constrained(last: frozenset[int]) -> ContractionTree:
+        narrow = _planned(network, budget, last)
+        require_fit(narrow)
+        assert narrow.tree is not None
+        return narrow.tree
+
+    assert plan.tree is not None
+    return ExactSolution(network, plan.tree, keep=True, constrained=constrained)
+
+
+def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
+    """One exact solution per configuration of the cutset, made by conditioning."""
+    graph = network.graph
+    numbers = network.numbers[torch.tensor(plan.slices)]
+    pairs = zip(numbers, plan.slices, strict=True)
+    kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
+    grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
+    observed = graph.observed
+    if observed is None:
+        observed = torch.full((graph.num_variables,), MISSING)
+
+    def solve(number: int) -> ExactSolution:
+        states = observed.clone()
+        states[..., numbers] = grid[number]
+        part = FactorGraph.from_blocks(graph.domain, graph.blocks, states)
+        slice_network = reduce_graph(part, possible=network.possible)
+        slice_plan = _planned(slice_network, replace(budget, seconds=budget.seconds * 1e6))
+        return _exact(slice_network, slice_plan, budget)
+
+    return SlicedSolution(tuple(numbers.tolist()), len(grid), solve)

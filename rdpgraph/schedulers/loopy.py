@@ -1,0 +1,156 @@
+"""Loopy belief propagation as a scheduler."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.damping import Damping, LogDamping
+from rdpgraph.engines.loopy.gradients import Gradient, Implicit
+from rdpgraph.engines.loopy.propagation import Limits, Sweep
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule
+from rdpgraph.engines.loopy.solution import LoopySolution
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.redrawn import Redrawn
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.query.redrawn import redrawn_solution
+from rdpgraph.schedulers.scheduler import Scheduler
+
+
+@dataclass(frozen=True, eq=False)
+class Loopy(Scheduler):
+    """Loopy belief propagation: approximate, exact where the factor graph has no cycle.
+
+    Time and memory of a sweep are those of reading the tables. All batch items are solved
+    together; one that has converged changes no more.
+
+    Args:
+        sweeps: at most.
+        damping: the share of the old message that an update keeps; a number is `LogDamping`.
+        tolerance: on the largest change of a log-message, relative beyond one nat.
+        schedule: which messages are updated when.
+        counting: `Bethe()` is plain belief propagation, `TreeReweighted()` bounds log Z above.
+        temperature: 1 is sum-product, 0 max-product; t gives the posterior of p(x) to the power
+            1 / t, and t times its log Z.
+        gradient: how gradients reach the potentials through the messages.
+        start: a posterior of this scheduler, of the same model or one that shares factors with
+            it, whose messages to begin with.
+        seconds: at most, or None; looked at after every sweep.
+        progress: called with a `Sweep` after every sweep.
+        supports: which few states of each variable the messages are over, and when these are
+            drawn anew; None: all states.
+
+    Raises:
+        ModelError: a number out of range.
+    """
+
+    sweeps: int = 1000
+    damping: float | Damping = 0.0
+    tolerance: float = 1e-5
+    schedule: Schedule = field(default_factory=Flooding)
+    counting: Counting = field(default_factory=Bethe)
+    temperature: float = 1.0
+    gradient: Gradient = field(default_factory=Implicit)
+    start: Posterior | None = None
+    seconds: float | None = None
+    progress: Callable[[Sweep], None] | None = None
+    supports: Redrawn | None = None
+
+    def __post_init__(self) -> None:
+        if self.sweeps < 1 or not self.tolerance >= 0 or not self.temperature >= 0:
+            raise ModelError(
+                "Loopy needs sweeps >= 1, tolerance >= 0 and temperature >= 0; got "
+                f"{self.sweeps}, {self.tolerance} and {self.temperature}."
+            )
+        self._limits()
+        plain = isinstance(self.counting, Bethe) and self.temperature == 1 and self.start is None
+        if self.supports is not None and not plain:
+            raise ModelError(
+                "Loopy(supports=...) is plain belief propagation: leave out counting, temperature "
+                "and start."
+            )
+        if self.start is not None and not isinstance(self.start.solution, LoopySolution):
+            raise ModelError(
+                f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
+                f"{self.start.plan.route}."
+            )
+
+    def _limits(self) -> Limits:
+        damping = self.damping
+        if not isinstance(damping, Damping):
+            damping = LogDamping(damping)
+        return Limits(
+            self.schedule, damping, self.sweeps, self.tolerance, self.seconds, self.progress
+        )
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence, hard zeros, then messages."""
+        return self.plan_because(graph, "approximate, as asked for")
+
+    def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
+        """The same with a reason."""
+        if self.supports is not None:
+            return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
+        network = reduce_graph(graph, whole=True)
+        start = None if self.start is None else self.start.solution
+        assert start is None or isinstance(start, LoopySolution)
+
+        def run() -> LoopySolution:
+            solution = self.solution(network)
+            return solution if start is None else solution.started_from(start)
+
+        return _loopy_plan(network, self.sweeps, why), run
+
+    def _on_supports(self, graph: FactorGraph, supports: Redrawn) -> Callable[[], Solution]:
+        def solve(other: FactorGraph, sweeps: int) -> LoopySolution:
+            part = replace(self, supports=None, sweeps=sweeps)
+            return part.solution(reduce_graph(other, whole=True))
+
+        return lambda: redrawn_solution(graph, supports, self.sweeps, solve)
+
+    def solution(self, network: Network) -> LoopySolution:
+        """Messages in a network reduced with ``whole=True``; a start is left out."""
+        return LoopySolution(
+            network, self.counting, self.temperature, self._limits(), self.gradient
+        )
+
+
+def _loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
+    tables = [group.log_tables for group in network.groups]
+    factors = [len(group.scopes) for group in network.groups]
+    cells = [math.prod(table.shape[2:]) for table in tables]
+    element = torch.finfo(network.graph.dtype).bits // 8
+    messages = sum(
+        count * sum(table.shape[2:]) for table, count in zip(tables, factors, strict=True)
+    )
+    flops = 2.0 * network.batch * sum(c * n for c, n in zip(cells, factors, strict=True))
+    stored = sum(table.numel() for table in tables) + 8.0 * messages * network.batch
+    return Plan(
+        route="loopy",
+        why=why,
+        num_variables=len(network.sizes),
+        num_factors=sum(factors),
+        dropped_states=network.dropped,
+        width=max((math.log2(cell) for cell in cells), default=0.0),
+        flops=flops,
+        peak_bytes=stored * element,
+        stored_bytes=stored * element,
+        seconds=sweeps * (flops / 1e9 + 1e-4 * len(tables)),
+    )
+
+
+def _redrawn_plan(graph: FactorGraph, supports: Redrawn, why: str) -> Plan:
+    joint = sum(block.count for block in graph.blocks if block.arity > 1)
+    times = len(supports.at) + 1
+    return Plan(
+        route="loopy",
+        why=f"{why}; on a few states of each variable, drawn {times} times",
+        num_variables=graph.num_variables,
+        num_factors=joint,
+    )

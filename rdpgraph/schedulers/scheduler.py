@@ -1,0 +1,47 @@
+"""What a scheduler is, and what schedulers share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.probing import refuted_states
+from rdpgraph.engines.solution import Solution
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.scheduler import is_easy
+from rdpgraph.plan.topology import Topology
+
+
+class Scheduler(ABC):
+    """Chooses how a factor graph is solved."""
+
+    @abstractmethod
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """The plan, and what carries it out."""
+
+
+def reduced(graph: FactorGraph) -> Network:
+    """The network to contract; where that is not cheap, with the states probed one by one."""
+    network = reduce_graph(graph)
+    if network.possible is None or network.impossible or is_easy(topology_of(network)):
+        return network
+    found = refuted_states(network)
+    if not found:
+        return network
+    for number, states in found:
+        network.possible.allow_only(number, torch.tensor(states, dtype=torch.long))
+    return reduce_graph(graph, possible=network.possible)
+
+
+def topology_of(network: Network) -> Topology:
+    """Which variables meet in which factors."""
+    scopes = (tuple(scope) for group in network.groups for scope in group.scopes.tolist())
+    return Topology(tuple(scopes), network.sizes)
+
+
+def budget_of(memory: float | None, seconds: float) -> Budget:
+    """The memory and time given, or those of the machine."""
+    return Budget.of_machine(seconds) if memory is None else Budget(memory, seconds)
