@@ -143,16 +143,16 @@ def test_hard_zeros():
 
 def test_validation_and_what_has_no_answer():
     start, transition, emission = parameters()
-    hmm = HMM(start, transition, emission, length=STEPS)
+    hmm = HMM(start, transition, emission, length=STEPS, validate_args=True)
     for wrong in (torch.tensor([0, 1, SYMBOLS, 0]), torch.tensor([0, 1, -2, 0]), torch.zeros(5)):
         with pytest.raises(ValueError, match=r"support|shape|size"):
             hmm.log_prob(wrong)
     with pytest.raises(ValueError, match="transition"):
-        HMM(start, transition + 1, emission, length=STEPS)
+        HMM(start, transition + 1, emission, length=STEPS, validate_args=True)
     with pytest.raises(ModelError, match="transition"):
-        HMM(start, transition[:2], emission, length=STEPS)
+        HMM(start, transition[:2], emission, length=STEPS, validate_args=True)
     with pytest.raises(ModelError, match="emission"):
-        HMM(start, transition, emission[:2], length=STEPS)
+        HMM(start, transition, emission[:2], length=STEPS, validate_args=True)
     with pytest.raises(ModelError, match="length"):
         HMM(start, transition, emission, length=-1)
     with pytest.raises(NotImplementedError):

@@ -203,7 +203,7 @@ def test_as_a_part_of_torch_distributions():
 
 def test_validation_is_torch_s():
     unary, transition = potentials(2)
-    chain = LinearChain(unary, transition)
+    chain = LinearChain(unary, transition, validate_args=True)
     for wrong in (torch.tensor([0, 1, 3, 0]), torch.tensor([0, -1, 0, 0]), torch.zeros(5)):
         with pytest.raises(ValueError, match=r"support|event_shape|shape|size"):
             chain.log_prob(wrong.expand(2, -1))
@@ -213,7 +213,7 @@ def test_validation_is_torch_s():
     within = LinearChain(unary, transition, lengths=torch.tensor([4, 2])).support
     assert within.check(torch.tensor([[0, 1, 2, -1], [0, 1, 7, -1]])).tolist() == [False, True]
     with pytest.raises(ValueError, match="unary"):
-        LinearChain(unary * math.nan, transition)
+        LinearChain(unary * math.nan, transition, validate_args=True)
 
 
 def test_a_potential_may_be_the_transition():
