@@ -22,12 +22,16 @@ check: .venv/test.stamp .venv/check.stamp  ## what CI runs: linter, types, tests
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(MAKE) test
 
-bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/benchmarks.md
+bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/uai.py --task MAR
 	$(BIN)/python tests/benchmarks/uai.py --task PR
 	$(BIN)/python tests/benchmarks/bnlearn.py
 	$(BIN)/python tests/benchmarks/loopy.py
 	$(BIN)/python tests/benchmarks/chain.py
+	$(BIN)/python tests/benchmarks/hypertree.py
+	$(BIN)/python tests/benchmarks/randomized.py
+	$(BIN)/python tests/benchmarks/randomized_grid.py
+	$(BIN)/python tests/benchmarks/lowrank.py
 
 docs: .venv/test.stamp .venv/docs.stamp  ## the pages, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

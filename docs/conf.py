@@ -46,18 +46,18 @@ sphinx_gallery_conf = {
     "copyfile_regex": r".*\.bif",
 }
 
-LITERAL_OR_STAR = re.compile(r"(``.*?``|`[^`]*`)|\*(?=\w)")
+LITERAL_OR_MARK = re.compile(r"(``.*?``|`[^`]*`)|(\*(?=\w)|\|)")
 
 
-def escape_stars(
+def escape_marks(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Docstrings write shapes as (*batch, states); reStructuredText takes a star for emphasis."""
+    """Docstrings write (*batch, states) and |x|; reStructuredText takes these marks for its own."""
     for place, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
-            lines[place] = LITERAL_OR_STAR.sub(lambda match: match[1] or r"\*", line)
+            lines[place] = LITERAL_OR_MARK.sub(lambda match: match[1] or "\\" + match[2], line)
 
 
 def setup(app: Sphinx) -> None:
     """Join the steps of autodoc, before the one that reads Google's sections."""
-    app.connect("autodoc-process-docstring", escape_stars, priority=100)
+    app.connect("autodoc-process-docstring", escape_marks, priority=100)

@@ -4,7 +4,7 @@ How good random features are
 
 Potentials by embeddings, exp(x . y), become potentials of low rank by random features: a chain of N
 states then costs O(T N d) in place of O(T N^2). What that is worth depends on the number of
-features d, and far more on the norm |x + y|: the squared error for a pair is
+features d, and far more on the norm ``|x + y|``: the squared error for a pair is
 ``exp(2 x . y) (exp(|x + y|^2) - 1) / d``. Here it is measured beside the formula.
 """
 
@@ -62,8 +62,8 @@ axes[0].legend()
 plt.show()
 
 # %%
-# A longer norm costs exponentially: above |x + y|^2 = log(1 + d), where the grey line is crossed,
-# an estimate is mostly noise. Measured errors there scatter, and are mostly below the formula: the
+# A longer norm costs exponentially: above ``|x + y|^2 = log(1 + d)``, where the grey line is
+# crossed, an estimate is mostly noise. Measured errors there scatter, and are mostly below the formula: the
 # mean is made by draws too rare to be seen. `rdpgraph.RandomFeatures` warns of such embeddings, and
 # `predicted_error` says beforehand what to expect of a set of them.
 
