@@ -151,9 +151,9 @@ def train(
     rank: Annotated[int, typer.Option(min=0, help="of the transitions; 0: dense")] = 256,
     dimension: Annotated[int, typer.Option(min=1, help="of the embeddings")] = 128,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.5,
-    epochs: Annotated[int, typer.Option(min=0)] = 14,
+    epochs: Annotated[int, typer.Option(min=0)] = 26,
     tokens: Annotated[int, typer.Option(min=1, help="tokens in a batch")] = 4096,
-    rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.004,
+    rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.01,
     bfloat16: Annotated[bool, typer.Option("--bfloat16")] = False,  # noqa: FBT002
     least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
     characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002

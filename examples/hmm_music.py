@@ -10,8 +10,12 @@ ones, such as the JSB chorales and Nottingham files of Boulanger-Lewandowski et 
 
 Notes are independent given the state; transitions are of low rank. The chain is given the
 log-likelihoods of what was heard in each state, (batch, steps, states), whatever makes them.
-Figures are the mean negative log-likelihood of a step, in nats, of all sequences whole. The
-parameters kept are those of the epoch that is best on the validation data.
+
+Learning is stepwise expectation maximisation (Liang and Klein 2009, "Online EM for unsupervised
+models"): the gradient of log Z in log-probabilities is the expected counts, of which running means
+make the next probabilities. Each batch leaves some states out. Figures are the mean negative
+log-likelihood of a step, in nats, of all sequences whole; what is kept is best on the validation
+data.
 """
 
 import json
@@ -19,7 +23,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -28,42 +32,74 @@ from scipy.io import loadmat
 from torch import Tensor, nn
 
 import rdpgraph as rg
-from rdpgraph.nn import FeatureMap
 
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
-class MusicHMM(nn.Module):
-    """States that emit each note by itself; the start and the emissions begin at random chords."""
+class Parameters(NamedTuple):
+    """Log-probabilities, or expected counts of what they are of; N states, r ranks.
 
-    def __init__(
-        self, chords: Tensor, *, states: int, rank: int, dimension: int, generator: torch.Generator
-    ) -> None:
-        super().__init__()
-        chosen = chords[torch.randint(len(chords), (states,), generator=generator)]
-        mean = chords.mean(0).clamp(1e-4, 1 - 1e-4)
-        self.notes = nn.Parameter(torch.logit(0.8 * chosen + 0.2 * mean))
-        self.start = nn.Parameter(torch.zeros(states))
-        scale = math.sqrt(2) / dimension**0.25  # logits of the transitions deviate by 2
-        self.before, self.after = (
-            nn.Parameter(scale * torch.randn(states, dimension, generator=generator))
-            for _ in range(2)
-        )
-        self.features = FeatureMap(dimension, rank, generator=generator)
-        self.features.weight.data *= scale
+    Attributes:
+        start: (N,) the first state.
+        out: (N, r) the rank after a state.
+        into: (N, r) the state after a rank.
+        on: (N, 88) a note is heard.
+        off: (N, 88) it is not.
+    """
 
-    def forward(self, music: Tensor, lengths: Tensor, kept: Tensor | None = None) -> Tensor:
-        """(B,) log-likelihoods of (B, T, 88); with some of the states alone."""
-        every = torch.arange(len(self.start)) if kept is None else kept
-        logits = self.notes[every]
-        heard = music @ logits.mT - nn.functional.softplus(logits).sum(1)
-        first = heard[:, :1] + self.start[every].log_softmax(0)
-        transition = rg.LowRank.normalised(
-            self.features(self.before[every]), self.features(self.after[every])
-        )
-        return rg.Chain(
-            torch.cat([first, heard[:, 1:]], 1), transition, lengths=lengths
-        ).log_partition()
+    start: Tensor
+    out: Tensor
+    into: Tensor
+    on: Tensor
+    off: Tensor
+
+    def log_likelihood(self, rolls: list[Tensor]) -> Tensor:
+        """(B,) of sequences (steps, 88)."""
+        lengths = torch.tensor([len(roll) for roll in rolls])
+        music = nn.utils.rnn.pad_sequence(rolls, batch_first=True)
+        heard = music @ (self.on - self.off).mT + self.off.sum(1)
+        unary = torch.cat([heard[:, :1] + self.start, heard[:, 1:]], 1)
+        return rg.Chain(unary, rg.LowRank(self.out, self.into), lengths=lengths).log_partition()
+
+    def some(self, states: Tensor) -> "Parameters":
+        """Of some states alone, normalised."""
+        start, out, into, on, off = (values[states] for values in self)
+        return Parameters(start.log_softmax(0), out, into.log_softmax(0), on, off)
+
+
+def begun(chords: Tensor, *, states: int, rank: int, generator: torch.Generator) -> Parameters:
+    """States that sound like a chord of the data each, and random transitions."""
+    chosen = chords[torch.randint(len(chords), (states,), generator=generator)]
+    notes = (0.8 * chosen + 0.2 * chords.mean(0)).clamp(1e-4, 1 - 1e-4)
+    out, into = (2 * torch.randn(states, rank, generator=generator) for _ in range(2))
+    start = torch.zeros(states).log_softmax(0)
+    return Parameters(start, out.log_softmax(1), into.log_softmax(0), notes.log(), (-notes).log1p())
+
+
+def learnt(counts: Parameters, often: Tensor, prior: float) -> Parameters:
+    """The most probable parameters, given counts and a little more of every kind.
+
+    Args:
+        counts: expected ones.
+        often: (88,) how often each note is heard.
+        prior: counts that each state is given beyond its own.
+    """
+    start, out, into, on, off = (values.clamp(min=0.0) for values in counts)
+    notes = ((on + 0.3 * often) / (on + off + 0.3)).clamp(1e-6, 1 - 1e-6)
+    return Parameters(
+        (start + 0.1).log().log_softmax(0),
+        (out + prior / out.shape[1]).log().log_softmax(1),
+        (into + prior / len(into)).log().log_softmax(0),
+        notes.log(),
+        (-notes).log1p(),
+    )
+
+
+def expected(parameters: Parameters, rolls: list[Tensor]) -> Parameters:
+    """Expected counts: the gradient of the log-likelihood in log-probabilities."""
+    watched = Parameters(*(values.detach().requires_grad_() for values in parameters))
+    value = watched.log_likelihood(rolls).sum()
+    return Parameters(*torch.autograd.grad(value, list(watched)))
 
 
 def read(path: Path, part: str) -> list[Tensor]:
@@ -82,23 +118,11 @@ def batches(music: list[Tensor], steps: int, generator: torch.Generator) -> Iter
         yield groups[int(turn)]
 
 
-def log_likelihood(model: MusicHMM, rolls: list[Tensor], kept: Tensor | None = None) -> Tensor:
-    """Of sequences together, in nats."""
-    lengths = torch.tensor([len(roll) for roll in rolls])
-    return model(nn.utils.rnn.pad_sequence(rolls, batch_first=True), lengths, kept).sum()
-
-
-@torch.no_grad()
-def nats(model: MusicHMM, music: list[Tensor], steps: int) -> float:
+def nats(parameters: Parameters, music: list[Tensor]) -> float:
     """The mean negative log-likelihood of a step."""
-    groups = batches(music, steps, torch.Generator())
-    total = sum(float(log_likelihood(model, rolls)) for rolls in groups)
+    groups = batches(music, 8192, torch.Generator())
+    total = sum(float(parameters.log_likelihood(rolls).sum()) for rolls in groups)
     return -total / sum(map(len, music))
-
-
-def pieces(music: list[Tensor], longest: int) -> list[Tensor]:
-    """Sequences cut up, as training takes them: smaller batches, and a start at any place."""
-    return [part for roll in music for part in roll.split(longest)]
 
 
 @app.command()
@@ -107,55 +131,46 @@ def main(
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("music-run"),
     states: Annotated[int, typer.Option(min=1)] = 512,
     rank: Annotated[int, typer.Option(min=1, help="of the transitions")] = 128,
-    dimension: Annotated[int, typer.Option(min=1, help="of the embeddings")] = 64,
-    dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.2,
-    epochs: Annotated[int, typer.Option(min=1)] = 60,
-    steps: Annotated[int, typer.Option(min=1, help="steps in a batch")] = 1024,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.3,
+    prior: Annotated[float, typer.Option(min=0.0, help="counts added to each state")] = 3.0,
+    epochs: Annotated[int, typer.Option(min=1)] = 15,
+    steps: Annotated[int, typer.Option(min=1, help="steps in a batch")] = 2048,
     longest: Annotated[int, typer.Option(min=1, help="steps of a piece in training")] = 128,
-    rate: Annotated[float, typer.Option(min=0.0, help="largest step size of AdamW")] = 0.03,
-    decay: Annotated[float, typer.Option(min=0.0, help="weight decay of AdamW")] = 0.01,
     seed: int = 0,
 ) -> None:
     """Train, and tell how well the test data is foretold."""
     generator = torch.Generator().manual_seed(seed)
     train, valid, test = (read(path, f"{part}data") for part in ("train", "valid", "test"))
-    model = MusicHMM(
-        torch.cat(train), states=states, rank=rank, dimension=dimension, generator=generator
+    total, often = sum(map(len, train)), torch.cat(train).mean(0)
+    parameters = begun(torch.cat(train), states=states, rank=rank, generator=generator)
+    best, lowest = parameters, math.inf
+    spread = (1.0, total / states, total / rank, total / states, total / states)
+    counts = Parameters(
+        *(size * values.exp() for size, values in zip(spread, parameters, strict=True))
     )
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
-    cut = pieces(train, longest)
-    count = max(1, round(states * (1 - dropout)))
+    kept = max(1, round(states * (1 - dropout)))
     log: list[dict[str, float]] = []
-    best, kept_parameters = math.inf, {}
-    began = time.monotonic()
+    began, number = time.monotonic(), 0
+    pieces = [part for roll in train for part in roll.split(longest)]
     with Progress() as bar:
-        task = bar.add_task("training", total=epochs)
-        for epoch in range(epochs):
-            todo = list(batches(cut, steps, generator))
-            for number, rolls in enumerate(todo):
-                share = (1 + math.cos(math.pi * (epoch + number / len(todo)) / epochs)) / 2
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * share
-                some = torch.randperm(states, generator=generator)[:count]
-                optimiser.zero_grad()
-                (-log_likelihood(model, rolls, some) / sum(map(len, rolls))).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-                optimiser.step()
-            found = nats(model, valid, 4 * steps)
-            if found < best:
-                best = found
-                kept_parameters = {
-                    name: value.clone() for name, value in model.state_dict().items()
-                }
-            log.append({"epoch": epoch + 1, "valid": found, "seconds": time.monotonic() - began})
-            bar.update(task, advance=1)
-            bar.console.print(f"epoch {epoch + 1}: valid {found:.3f} nats a step")
-    model.load_state_dict(kept_parameters)
-    result = {name: nats(model, music, 4 * steps) for name, music in
+        for epoch in bar.track(range(epochs), description="training"):
+            for rolls in batches(pieces, steps, generator):
+                some = torch.randperm(states, generator=generator)[:kept]
+                share, number = (number + 2) ** -0.6, number + 1
+                found = expected(parameters.some(some), rolls)
+                for mean, new in zip(counts, found, strict=True):
+                    mean[some] += share * (new * total / sum(map(len, rolls)) - mean[some])
+                parameters = learnt(counts, often, prior)
+            score = nats(parameters, valid)
+            if score < lowest:
+                best, lowest = parameters, score
+            log.append({"epoch": epoch + 1, "valid": score, "seconds": time.monotonic() - began})
+            bar.console.print(f"epoch {epoch + 1}: valid {score:.3f} nats a step")
+    result = {name: nats(best, music) for name, music in
               (("train", train), ("valid", valid), ("test", test))}  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     (out / "log.json").write_text(json.dumps({"epochs": log, "nats": result}, indent=1))
-    torch.save(kept_parameters, out / "parameters.pt")
+    torch.save(best._asdict(), out / "parameters.pt")
     typer.echo(", ".join(f"{name} {value:.3f}" for name, value in result.items()))
 
 

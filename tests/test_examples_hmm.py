@@ -119,8 +119,8 @@ def test_music_is_learnt_from_a_mat_file(tmp_path):
     path = tmp_path / "music.mat"
     io.savemat(path, {"traindata": rolls(12), "validdata": rolls(4), "testdata": rolls(4)})
     module, out = loaded("hmm_music"), tmp_path / "run"
-    call(module, path, "--out", out, "--states", 8, "--rank", 4, "--dimension", 8, "--epochs", 12,
-         "--steps", 60, "--dropout", 0.1)  # fmt: skip
+    call(module, path, "--out", out, "--states", 12, "--rank", 6, "--epochs", 12,
+         "--steps", 60, "--dropout", 0.1, "--prior", 0.1)  # fmt: skip
     found = json.loads((out / "log.json").read_text())
     assert found["nats"]["valid"] == pytest.approx(
         min(e["valid"] for e in found["epochs"]), rel=1e-4
@@ -128,18 +128,46 @@ def test_music_is_learnt_from_a_mat_file(tmp_path):
     assert found["nats"]["test"] < 0.5 * found["epochs"][0]["valid"]
 
 
-def test_the_likelihood_of_music_is_that_of_its_tables():
-    module = loaded("hmm_music")
-    generator = torch.Generator().manual_seed(0)
-    music = (torch.rand(2, 4, 88, generator=generator) < 0.1).float()
-    model = module.MusicHMM(music.flatten(0, 1), states=5, rank=3, dimension=4, generator=generator)
-    log = torch.distributions.Bernoulli(logits=model.notes).log_prob(music.unsqueeze(2)).sum(-1)
-    features = [model.features(side) for side in (model.before, model.after)]
-    table = (features[0].exp() @ features[1].exp().T).log()
-    table = table - table.logsumexp(1, keepdim=True)
-    for item, length in enumerate((4, 2)):
-        alpha = model.start.log_softmax(0) + log[item, 0]
-        for step in range(1, length):
-            alpha = (alpha.unsqueeze(1) + table).logsumexp(0) + log[item, step]
-        found = model(music[item : item + 1], torch.tensor([length]))
-        assert torch.allclose(found, alpha.logsumexp(0), rtol=1e-5)
+@pytest.fixture
+def music():
+    """The module, parameters, and two sequences."""
+    module, generator = loaded("hmm_music"), torch.Generator().manual_seed(0)
+    rolls = [(torch.rand(n, 88, generator=generator) < 0.1).float() for n in (4, 2)]
+    parameters = module.begun(torch.cat(rolls), states=5, rank=3, generator=generator)
+    return module, module.Parameters(*(values.double() for values in parameters)), rolls
+
+
+def test_the_likelihood_of_music_is_that_of_its_tables(music):
+    _, parameters, rolls = music
+    rolls = [roll.double() for roll in rolls]
+    notes = torch.distributions.Bernoulli(parameters.on.exp())
+    table = parameters.out.exp() @ parameters.into.exp().mT
+    assert torch.allclose(table.sum(1), torch.ones(5, dtype=torch.float64), rtol=1e-6)
+    for found, roll in zip(parameters.log_likelihood(rolls), rolls, strict=True):
+        log = notes.log_prob(roll.unsqueeze(1)).sum(2)
+        alpha = parameters.start.exp() * log[0].exp()
+        for step in range(1, len(roll)):
+            alpha = (alpha @ table) * log[step].exp()
+        assert torch.allclose(found, alpha.sum().log(), rtol=1e-5)
+
+
+def test_expected_counts_of_music_add_up_and_raise_its_likelihood(music):
+    module, parameters, rolls = music
+    rolls = [roll.double() for roll in rolls]
+    steps, often = sum(map(len, rolls)), torch.cat(rolls).mean(0)
+    counts = module.expected(parameters, rolls)
+    totals = [float(values.sum()) for values in counts]
+    notes = float(sum(roll.sum() for roll in rolls))
+    pairs = steps - len(rolls)
+    assert totals == pytest.approx([len(rolls), pairs, pairs, notes, 88 * steps - notes], rel=1e-4)
+    better = module.learnt(counts, often, 1e-6)
+    before, after = (float(each.log_likelihood(rolls).sum()) for each in (parameters, better))
+    assert after > before
+
+
+def test_music_of_some_states_is_normalised(music):
+    _, parameters, _ = music
+    some = parameters.some(torch.tensor([0, 3]))
+    table = some.out.exp() @ some.into.exp().mT
+    assert torch.allclose(table.sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-6)
+    assert float(some.start.exp().sum()) == pytest.approx(1.0, rel=1e-6)
