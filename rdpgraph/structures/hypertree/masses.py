@@ -31,6 +31,37 @@ def log_masses(cells: Cells, ranks: Ranks, unary: Tensor) -> Tensor:
     words = unary.shape[3] - cells.parents
     if not total:
         return result
+    like = unary[:, :, 0]
+    as_left = Chart.of(like, ranks.left.shape[2], fill=-math.inf)
+    as_right = Chart.of(like, ranks.left.shape[2], fill=-math.inf)
+    for width in range(total - 1, -1, -1):
+        whole = (cells.lengths == width + 1).reshape(-1, 1, 1)
+        left = log_times(as_left.left(width), ranks.left.mT)
+        right = log_times(as_right.right(width), ranks.right.mT)
+        outside = torch.logaddexp(left, right)
+        outside[:, :1] = torch.where(whole, 0.0, outside[:, :1])
+        inside = torch.zeros_like(outside)
+        if width:
+            inside = log_times(found.sums[width - 1], ranks.parent.mT)
+            inside = pad(inside, (0, words), value=-math.inf)
+        cell = result.diagonal(offset=width, dim1=1, dim2=2)
+        cell.add_((inside + outside).mT)
+        if not width:
+            break
+        phi, kept = cells.of_width(width)
+        beyond = outside.gather(2, kept)
+        beyond[:, :1] = torch.where(whole, cells.root.unsqueeze(1), beyond[:, :1])
+        # Kept states are summed over in all of them, at their places.
+        every = torch.full_like(outside, -math.inf)
+        every = _log_scatter(every, kept, phi + beyond)[..., : cells.parents]
+        above = log_times(every, ranks.parent).unsqueeze(2)
+        lefts, rights = sides(found.lefts, found.rights, width)
+        for view, others in (
+            (as_left.left_parts(width, 0, width), rights),
+            (as_right.right_parts(width, 0, width), lefts),
+        ):
+            view.copy_(torch.logaddexp(view, above + others))
+    return result
 
 
 def _log_scatter(target: Tensor, places: Tensor, logs: Tensor) -> Tensor:
