@@ -24,9 +24,11 @@ class HMM(nn.Module):
     sentence of T tokens then costs O(T N r) in place of O(T N^2), and tens of thousands of states
     can be trained. The loss is ``-log_likelihood``. Chiu, Deng and Rush 2021 (arXiv:2201.02715).
 
-    The emission of a token is read for the tokens that occur: what is formed is (B, T, N), and
-    the normaliser of each state in blocks; never N x V as a whole, let alone T x N x V. Symbols of
-    a small vocabulary have their r x r matrices made once where that is quicker.
+    Work for S tokens in all and embeddings of d numbers: S N r for transitions, and N d V for the
+    normalisers of the emissions, which is most of it where a batch has few tokens. Memory: S N, and
+    N V, of which no more than 2**24 entries at a time; beyond these they are made once more for the
+    gradient. Symbols of a small vocabulary have their r x r matrices made once where that is
+    quicker. Under autocast the products are in its type, and the recursion is in the parameters'.
 
     Example:
         >>> model = HMM(states=64, vocabulary=20, rank=8)
