@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.logs import step_of
+from rdpgraph.structures.chain.factors import step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
 _CELLS = 1 << 20  # elements of a block of sums

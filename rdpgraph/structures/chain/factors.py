@@ -1,6 +1,7 @@
 """Potentials as scaled factors: what the recursion multiplies."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -110,3 +111,8 @@ def product(state: Tensor, matrix: Tensor) -> Tensor:
 def step_of(matrix: Tensor, step: int) -> Tensor:
     """The matrix from step to step + 1: (N, N) or (1 or B, N, N)."""
     return matrix if matrix.ndim == 2 else matrix[:, step]
+
+
+def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
+    """`step_of` of all steps. Their gradients are gathered once: a slice's is as large as all."""
+    return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)

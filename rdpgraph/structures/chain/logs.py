@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.chain.factors import step_of, steps_of
 
 _BLOCK = 2**18
 """Terms at a time. They have one room for all steps: a block allocated anew at each would leave
@@ -34,10 +35,11 @@ def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
 def _totals(unary: Tensor, transition: Tensor) -> list[Tensor]:
     """Log of what step t adds to the sum of prefixes, each (B,); the shifts are constants."""
     totals: list[Tensor] = []
-    state, room = unary[:, 0], room_for(unary)
+    first, *others = unary.unbind(1)
+    state, room, matrices = first, room_for(unary), steps_of(transition, len(others))
     for step in range(unary.shape[1]):
         if step:
-            state = advance(state, step_of(transition, step - 1), room) + unary[:, step]
+            state = advance(state, matrices[step - 1], room) + others[step - 1]
         totals.append(soft_sum(state, 1))
         shift = totals[-1].detach()
         state = state - torch.where(shift > -math.inf, shift, 0.0).unsqueeze(1)
@@ -79,11 +81,6 @@ def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Te
     """``logsumexp_i(state_i + transition_ij)``: (B, N), with (N, N) or (1 or B, N, N)."""
     room = room_for(state.unsqueeze(1)) if room is None else room
     return _Advance.apply(state, transition, room)  # pyright: ignore
-
-
-def step_of(transition: Tensor, step: int) -> Tensor:
-    """The transition from step to step + 1, (N, N) or (1 or B, N, N)."""
-    return transition if transition.ndim == 2 else transition[:, step]
 
 
 class _Advance(torch.autograd.Function):

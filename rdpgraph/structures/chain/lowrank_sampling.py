@@ -54,10 +54,11 @@ def _backwards(
     items = torch.arange(batch, device=messages.device)
     following = torch.zeros(count, batch, dtype=torch.long, device=messages.device)
     possible = torch.zeros(batch, dtype=torch.bool, device=messages.device)
+    prefixes = messages.unbind(1)
     for step in range(total - 1, -1, -1):
-        logits = messages[:, step].expand(count, batch, size)
+        logits = prefixes[step].expand(count, batch, size)
         possible = possible | (
-            (parts.lengths == step + 1) & (messages[:, step].detach() > -math.inf).any(-1)
+            (parts.lengths == step + 1) & (prefixes[step].detach() > -math.inf).any(-1)
         )
         if step + 1 < total:
             right = step_of(parts.right, step)

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.factors import Factors, inside, joined, peak, product, step_of
+from rdpgraph.structures.chain.factors import (
+    Factors,
+    inside,
+    joined,
+    peak,
+    product,
+    step_of,
+    steps_of,
+)
 from rdpgraph.structures.chain.ranges import doubtful
 
 
@@ -97,10 +105,11 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
     rows, top = peak(unary.detach(), (2,)), peak(transition.detach(), (-2, -1))
     emission, matrix = (unary - rows).exp(), (transition - top).exp()
     totals: list[Tensor] = []
-    state = emission[:, 0]
+    first, *others = emission.unbind(1)
+    state, matrices = first, steps_of(matrix, len(others))
     for step in range(unary.shape[1]):
         if step:
-            state = product(state, step_of(matrix, step - 1)) * emission[:, step]
+            state = product(state, matrices[step - 1]) * others[step - 1]
         total = state.sum(1, keepdim=True)
         totals.append(total)
         alive = state > floor * total.detach()
