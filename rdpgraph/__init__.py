@@ -1,5 +1,7 @@
 """rdpgraph: declare a discrete graphical model, see the plan, get answers with gradients."""
 
+from rdpgraph import distributions as distributions
+from rdpgraph import nn as nn
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled

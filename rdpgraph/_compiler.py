@@ -1,7 +1,8 @@
 """What `torch.compile` calls as it stands, instead of tracing into it."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -10,5 +11,16 @@ Result = TypeVar("Result")
 
 
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`torch.compiler.disable`, typed: compiled functions call the function as it stands."""
-    return cast(Callable[Arguments, Result], torch.compiler.disable(function))
+    """The function, which compiled functions call as it stands.
+
+    As `torch.compiler.disable`, asked for in a compiled function only: it loads the compiler, which
+    takes seconds.
+    """
+
+    @wraps(function)
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return called

@@ -28,7 +28,7 @@ ROWS = (
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}
-HEAVY = ("networkx", "cotengra", "opt_einsum", "matplotlib", "typer", "rich")
+HEAVY = ("networkx", "cotengra", "opt_einsum", "matplotlib", "typer", "rich", "torch._dynamo")
 
 
 def room_of(module: str) -> str:
