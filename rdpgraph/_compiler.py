@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 
@@ -20,7 +20,8 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     @wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
+            alone = cast(Callable[Arguments, Result], torch.compiler.disable(function))
+            return alone(*args, **kwargs)
         return function(*args, **kwargs)
 
     return called
