@@ -72,7 +72,8 @@ class Inversion(Selection):
         ]
         chosen = torch.cat([part.states for part in parts])
         weights = torch.cat([part.log_weights for part in parts])
-        return Support(chosen.reshape(*lead, -1), weights.reshape(*lead, -1))
+        shape = (*lead, chosen.shape[-1])
+        return Support(chosen.reshape(shape), weights.reshape(shape))
 
     @abstractmethod
     def num_uniforms(self, states: int) -> int:

@@ -54,7 +54,7 @@ class Structure(ABC):
 
         Differentiable if anything in the structure is.
         """
-        tracked = torch.is_grad_enabled() and _is_tracked(self)
+        tracked = torch.is_grad_enabled() and is_tracked(self)
         with torch.enable_grad():
             # An alias: other potentials may have been computed from the same tensor.
             alias = self.unary.view_as(self.unary)
@@ -182,14 +182,14 @@ class Match:
     numbers: Tensor
 
 
-def _is_tracked(value: object) -> bool:
+def is_tracked(value: object) -> bool:
     """Whether a tensor, or one that a dataclass or a tuple holds, requires a gradient."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, tuple | list):
-        return any(_is_tracked(part) for part in value)
+        return any(is_tracked(part) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return any(_is_tracked(getattr(value, field.name)) for field in fields(value))
+        return any(is_tracked(getattr(value, field.name)) for field in fields(value))
     return False
 
 

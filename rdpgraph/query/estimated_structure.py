@@ -156,6 +156,7 @@ class EstimatedStructuredPosterior:
         other = self._possible
         modes = other._unweighted.mode()
         best = other._unweighted.max_marginals().flatten(other.inner.log_partition.ndim)
+        best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no sites, too
         return other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
 
     def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:

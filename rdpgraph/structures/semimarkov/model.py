@@ -12,7 +12,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import Table, checked_log_values
 from rdpgraph.structures.chain.parts import table_of
 from rdpgraph.structures.semimarkov import (
     best,
@@ -20,10 +20,12 @@ from rdpgraph.structures.semimarkov import (
     decode,
     kbest,
     posterior,
+    proposals,
     recursion,
 )
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.lowrank import checked_transition, coupling_of, joints
+from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restricted
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 
 
@@ -42,9 +44,10 @@ class SemiMarkov(Structure):
         unary: (*batch, T, D, N) log-potential (nats) of the segment that ends at position t, lasts
             d + 1 steps and has label n. Those with d > t, and beyond the length, are ignored.
         transition: (N, N) log-potentials, [from, to], of consecutive segments. A `Potential` of
-            that shape is written out, but for scores. With a `LowRank` of rank r, log Z, its
-            gradient, marginals and samples cost N r in the place of N^2; what else is asked writes
-            the N^2 values out, for a maximum, or the log of a sum, has no such shortcut.
+            that shape is written out, but for scores and `restrict`. With a `LowRank` of rank r,
+            log Z, its gradient, marginals and samples cost N r in the place of N^2; what else is
+            asked writes the N^2 values out, for a maximum, or the log of a sum, has no such
+            shortcut.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -126,6 +129,12 @@ class SemiMarkov(Structure):
     def segments(self) -> Tensor:
         """(*batch, T, D, N) log-potentials: another name of `unary`."""
         return self.unary
+
+    @property
+    def potential(self) -> Potential:
+        """The transition as a `Potential`."""
+        given = self.transition
+        return given if isinstance(given, Potential) else Table(given)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -282,6 +291,40 @@ class SemiMarkov(Structure):
         table = low if isinstance(low, LowRank) else table_of(low, of="SemiMarkov")
         found = decode.draw(segments, table, lengths, count, generator)
         return self._shaped(found, (count,))
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedSemiMarkov:
+        """The chain on some labels of each segment, with weights; what estimators solve.
+
+        As a segmentation uses a segment once at most, Z is unbiased if each segment's weights are.
+
+        Args:
+            states: (*replicates, *batch, T, D, K) labels; repeats stay separate.
+            log_weights: of that shape; added to the unary potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a label out of range.
+        """
+        return restricted(self, states, log_weights)
+
+    def proposal_unary(self) -> Tensor:
+        """The potentials of the segments within the sequence; else -inf."""
+        return proposals.unary(self)
+
+    def proposal_graph(self) -> None:
+        """None: the sites of `factor_graph` are positions, and those of `unary` segments."""
+        return
+
+    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """What a label may be expected to meet, (*batch, T, D, N), as `Landmark` asks.
+
+        The mean transition to it, but for the first segment, and from it, but for the last; over
+        random labels, or over all of them by a `LowRank` transition.
+        """
+        return proposals.mean_values(self, landmarks, generator)
+
+    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""
+        return proposals.log_masses(self, states, log_weights)
 
     def factor_graph(self) -> FactorGraph:
         """A chain of T sites in state ``age * N + label`` each; see `states`.

@@ -1,5 +1,6 @@
 """A segmentation: which label each position has, and where segments start."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,25 @@ class Segmentation:
                 f"Segmentation needs labels and starts of one shape; got "
                 f"{tuple(self.labels.shape)} and {tuple(self.starts.shape)}."
             )
+
+    @classmethod
+    def of(cls, segments: Tensor) -> "Segmentation":
+        """From the label of each segment, as estimated posteriors give modes and samples.
+
+        Args:
+            segments: (*lead, T, D) the label of the segment that ends at a position and lasts
+                d + 1 steps; -1 where there is none.
+        """
+        *lead, steps, durations = segments.shape
+        flat = segments.reshape(math.prod(lead), steps, durations)
+        row, place, duration = (flat >= 0).nonzero().unbind(1)
+        labels = flat.new_zeros(len(flat), steps)
+        starts = torch.zeros_like(labels, dtype=torch.bool)
+        labels[row, place - duration] = flat[row, place, duration]
+        starts[row, place - duration] = True
+        lengths = flat.new_zeros(len(flat)).scatter_reduce(0, row, place + 1, "amax")
+        found = spread(labels, starts, lengths)
+        return cls(found.labels.reshape(*lead, steps), found.starts.reshape(*lead, steps))
 
     @property
     def ages(self) -> Tensor:

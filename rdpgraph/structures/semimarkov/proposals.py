@@ -1,0 +1,66 @@
+"""What proposals ask of a semi-Markov chain: which labels of which segments look likely."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.semimarkov.lowrank import coupling_of
+
+if TYPE_CHECKING:
+    from rdpgraph.structures.semimarkov.model import SemiMarkov
+
+
+@torch.no_grad()
+def unary(model: "SemiMarkov") -> Tensor:
+    """(*batch, T, D, N) potentials; -inf for what starts before the sequence or ends beyond it."""
+    place, reach, length = _places(model)
+    return torch.where((place >= reach) & (place < length), model.unary, -math.inf)
+
+
+@torch.no_grad()
+def mean_values(model: "SemiMarkov", landmarks: int, generator: torch.Generator | None) -> Tensor:
+    """(*batch, T, D, N) the log of a label's mean transition from others, and to others."""
+    place, reach, length = _places(model)
+    before, after = _means(model.potential, landmarks, generator)
+    return torch.where(place > reach, before, 0.0) + torch.where(place < length - 1, after, 0.0)
+
+
+@torch.no_grad()
+def log_masses(model: "SemiMarkov", states: Tensor, log_weights: Tensor) -> Tensor:
+    """As `Structure.log_masses`."""
+    few = model.restrict(states, log_weights)
+    every = unary(model).expand(*few.batch_shape, *model.unary.shape[-3:])
+    kept = few.kept
+    found = kept.masses(every.reshape(kept.batch, *model.unary.shape[-3:]))
+    return found.reshape(every.shape)
+
+
+def _places(model: "SemiMarkov") -> tuple[Tensor, Tensor, Tensor]:
+    """Where segments end, how long before they start, and the lengths, against (T, D, N)."""
+    device, (steps, durations) = model.unary.device, model.unary.shape[-3:-1]
+    lengths = torch.tensor(steps, device=device) if model.lengths is None else model.lengths
+    place = torch.arange(steps, device=device).reshape(-1, 1, 1)
+    reach = torch.arange(durations, device=device).reshape(-1, 1)
+    return place, reach, lengths.to(device).reshape(*lengths.shape, 1, 1, 1)
+
+
+def _means(
+    potential: Potential, landmarks: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """(N,) over the labels before and over those after; all of them if that costs O(N r)."""
+    labels = potential.shape[0]
+    if isinstance(potential, LowRank):
+        left, right = potential.log_left, potential.log_right
+        flat = left.new_full((1, labels), -math.log(labels))
+        onto, back = coupling_of(potential), coupling_of(LowRank(right, left))
+        return onto.enter(flat)[0], back.enter(flat)[0]
+    device = potential.device
+    where = device if generator is None else generator.device
+    asked = torch.randint(labels, (landmarks,), generator=generator, device=where).to(device)
+    every = torch.arange(labels, device=device)
+    before, after = potential.evaluate([asked, every]), potential.evaluate([every, asked])
+    return before.logsumexp(0) - math.log(landmarks), after.logsumexp(1) - math.log(landmarks)

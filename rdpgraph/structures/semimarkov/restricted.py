@@ -1,0 +1,138 @@
+"""Semi-Markov chains on a few labels of each segment, weighted: what estimators solve."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.structure import Structure, is_tracked
+from rdpgraph.structures.hypertree.descent import drawn, largest
+from rdpgraph.structures.semimarkov.kept import KeptSegments
+
+if TYPE_CHECKING:
+    from rdpgraph.structures.semimarkov.model import SemiMarkov
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedSemiMarkov(Structure):
+    """A semi-Markov chain whose segments have K kept labels each, numbered 0..K-1.
+
+    log Z costs O(T (D K)^2), O(T D K r) with a `LowRank` transition, whatever the number of
+    labels; what else is asked is looked up for all pairs of kept labels. It is summed in float64.
+    Made by `SemiMarkov.restrict`.
+
+    Args:
+        unary: (*lead, T, D, K) log-potentials (nats) of the kept labels, weights included.
+        states: (*lead, T, D, K) which labels of the original they are; repeats are separate.
+        original: the semi-Markov chain; its batch dims are the last ones of lead.
+        lengths: (*lead,); default: all T.
+    """
+
+    states: Tensor
+    original: "SemiMarkov"
+    lengths: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Replicates and batch dims."""
+        return tuple(self.unary.shape[:-3])
+
+    def log_partition(self) -> Tensor:
+        """(*lead,) log Z in nats, differentiable; O(T (D K)^2) kept, O(T D K r) at rank r."""
+        return self._shaped(self.kept.log_partition(1.0))
+
+    def entropy(self) -> Tensor:
+        """(*lead,) log Z less the expected score, weights included; 0 where nothing is possible.
+
+        The derivative in the temperature t of t log Z(scores / t), which sums the entropies of a
+        draw step by step: nothing large is subtracted.
+        """
+        if not self.unary.shape[-3]:
+            return self.log_partition()
+        tracked = torch.is_grad_enabled() and is_tracked(self)
+        with torch.enable_grad():
+            kept = self.kept
+            one = kept.unary.new_ones(kept.batch, 1, 1).requires_grad_()
+            log_z = kept.log_partition(one)
+            possible = log_z.detach() > -math.inf
+            (found,) = torch.autograd.grad(
+                log_z, one, possible.to(log_z), create_graph=tracked, materialize_grads=True
+            )
+        return self._shaped(found if tracked else found.detach())
+
+    def max_marginals(self) -> Tensor:
+        """(*lead, T, D, K) the score of the best segmentation with each segment, or -inf.
+
+        Not differentiable.
+        """
+        with torch.no_grad():
+            kept = self.kept
+            found = kept.ending(0.0) + kept.following(0.0)
+        return found.reshape(self.unary.shape).to(self.unary)
+
+    def mode(self) -> Tensor:
+        """(*lead, T, D) numbers of kept labels of a best segmentation, -1 for what is no segment.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible segmentation.
+        """
+        return self.kept.descended(1, 0.0, largest).reshape(self.unary.shape[:-1])
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *lead, T, D) exact draws, as `mode` gives its segmentation.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible segmentation.
+        """
+        found = self.kept.descended(count, 1.0, drawn(generator))
+        return found.reshape(count, *self.unary.shape[:-1])
+
+    def factor_graph(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("A RestrictedSemiMarkov is no factor graph; ask it directly.")
+
+    def work(self) -> float:
+        """The multiply-adds of log Z."""
+        return self.kept.work
+
+    @property
+    def kept(self) -> KeptSegments:
+        """The segments as the recursions take them."""
+        batch = math.prod(self.batch_shape)
+        shape = (batch, *self.unary.shape[-3:])
+        lengths = self.lengths
+        if lengths is None:
+            lengths = torch.full((batch,), shape[1], device=self.unary.device)
+        unary, states = self.unary.double().reshape(shape), self.states.reshape(shape)
+        return KeptSegments(unary, states, lengths.reshape(-1), self.original.potential)
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        return values.reshape(self.batch_shape).to(self.unary)
+
+
+def restricted(model: "SemiMarkov", states: Tensor, log_weights: Tensor) -> RestrictedSemiMarkov:
+    """What `SemiMarkov.restrict` gives.
+
+    Raises:
+        ModelError: shapes that do not fit, or a label out of range.
+    """
+    shape = tuple(model.unary.shape)
+    fits = states.shape == log_weights.shape and states.ndim >= len(shape)
+    if not fits or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
+        raise ModelError(
+            f"SemiMarkov.restrict needs states and log_weights (*replicates, *{shape[:-1]}, "
+            f"kept); got {tuple(states.shape)} and {tuple(log_weights.shape)}."
+        )
+    if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
+        raise ModelError(f"SemiMarkov.restrict of {shape[-1]} labels got one out of range.")
+    lead = tuple(states.shape[:-3])
+    unary = model.unary.expand(*lead, *shape[-3:]).gather(-1, states) + log_weights
+    lengths = None if model.lengths is None else model.lengths.expand(lead)
+    return RestrictedSemiMarkov(unary, states, model, lengths=lengths)
