@@ -131,7 +131,9 @@ def test_scores_of_any_range(selection):
         assert torch.allclose(worth[:3], torch.ones(3, dtype=torch.float64), atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [Top, Threshold, lambda k: TopTail(k, k)], ids=str)
+@pytest.mark.parametrize(
+    "make", [Top, Threshold, lambda k: TopTail(k, k)], ids=["Top", "Threshold", "TopTail"]
+)
 def test_sizes_are_numbers_or_shares(make):
     log_q = scores(2, 20)
     assert make(0.25).select(log_q, seeded()).kept == make(5).select(log_q, seeded()).kept

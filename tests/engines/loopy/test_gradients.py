@@ -68,7 +68,7 @@ BOTH = pytest.mark.parametrize(
     ("case", "options"),
     [(grid_case, options) for options in ON_GRIDS]
     + [(mixed_case, options) for options in ON_MIXED],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 
 
