@@ -15,7 +15,7 @@ demo: .venv/test.stamp  ## the Asia network: its plan, log Z, marginals, and a p
 	@echo "The picture is build/asia.png"
 
 test: .venv/test.stamp  ## the tests, and the examples in docstrings, README and docs
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4
 
 check: .venv/test.stamp .venv/check.stamp  ## what CI runs: linter, types, tests
 	$(BIN)/ruff check .
