@@ -67,12 +67,11 @@ from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
 from rdpgraph.structures.chain.model import Chain, KBest
 from rdpgraph.structures.chain.rank_hmm import LowRankHMM
-from rdpgraph.structures.hypertree.dependencies import (
-    NonProjectiveDependencies,
-    ProjectiveDependencies,
-)
+from rdpgraph.structures.hypertree.dependencies import KBestDependencies
 from rdpgraph.structures.hypertree.derivations import Derivations, KBestDerivations
 from rdpgraph.structures.hypertree.model import Hypertree
+from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
+from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
 from rdpgraph.structures.hypertree.rules import (
     DenseRules,
     FactorisedRules,
@@ -132,6 +131,7 @@ __all__ = [
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "KBestDependencies",
     "KBestDerivations",
     "KBestSegmentations",
     "KBestTrees",

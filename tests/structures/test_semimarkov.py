@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.structures.hypertree.descent import gumbel
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 from rdpgraph.testing import brute_force
 
@@ -250,6 +251,10 @@ def test_an_impossible_item_has_nothing_and_disturbs_nobody():
     assert broken.entropy()[1] == 0
     assert (broken.position_marginals()[1] == 0).all()
     assert (broken.max_marginals()[1] == -math.inf).all()
+    cut = Segmentation(torch.zeros(2, 4, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool))
+    assert broken.log_prob(cut)[1] == -math.inf
+    relaxed = broken.rsample(1, temperature=0.5, generator=seeded())
+    assert (relaxed[:, 1] == 0).all()
     with pytest.raises(rg.ImpossibleEvidenceError, match="mode"):
         broken.mode()
     with pytest.raises(rg.ImpossibleEvidenceError, match="sample"):
@@ -434,6 +439,28 @@ def test_draws_have_the_frequencies_of_the_model():
         spread = 2 / (9 * freedom)
         quantile = freedom * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
         assert statistic < quantile
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_relaxed_draws_become_the_best_of_the_noisy_chain(zeros):
+    model = random_model(5, 3, 2, batch=(3,), lengths=torch.tensor([5, 2, 0]))
+    model = with_zeros(model) if zeros else model
+    relaxed = model.rsample(4, temperature=1e-3, generator=seeded(4))
+    assert relaxed.shape == (4, 3, 5, 3, 2)
+    noise = gumbel(relaxed.shape, model.unary, seeded(4))
+    lengths = model.lengths.expand(4, 3)
+    noisy = SemiMarkov(model.unary + noise, model.transition, lengths=lengths)
+    best = noisy.max_marginals()
+    top = best.amax((-3, -2, -1), keepdim=True)
+    hard = (best >= top - 1e-9) & (top > -math.inf)
+    torch.testing.assert_close(relaxed, hard.to(relaxed), rtol=0, atol=1e-6)
+    warm = SemiMarkov(model.unary.clone().requires_grad_(), model.transition)
+    soft = warm.rsample(2, temperature=0.7, generator=seeded())
+    (gradient,) = torch.autograd.grad((soft**2).sum(), warm.unary)
+    assert bool(gradient.isfinite().all())
+    assert bool(gradient.any())
+    with pytest.raises(rg.ModelError, match="temperature"):
+        model.rsample(1, temperature=0.0)
 
 
 def test_draws_keep_to_hard_zeros_and_to_their_generator():

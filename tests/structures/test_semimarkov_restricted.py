@@ -167,8 +167,27 @@ def test_all_labels_kept_is_exact_for_every_question(kind):
         assert bool(model.score(drawn).isfinite().all())
         covered = torch.nn.functional.one_hot(drawn.labels + 1, 5)[..., 1:].double().mean(0)
         torch.testing.assert_close(covered, model.position_marginals(), rtol=0, atol=0.04)
-        with pytest.raises(rg.UnsupportedError, match="no relaxed samples"):
-            found.rsample(temperature=0.5, generator=seeded())
+        relaxed = found.rsample(temperature=0.5, generator=seeded())
+        assert relaxed.shape == model.unary.shape
+        assert bool(relaxed.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_relaxed_draws_are_those_of_the_chain_on_all_labels(kind):
+    model = model_of(kind, 5, 3, 4, batch=(4,), lengths=[5, 2, 1, 0])
+    unary = model.unary.requires_grad_()
+    states = torch.arange(4).expand(unary.shape)
+    few = model.restrict(states, torch.zeros_like(unary))
+    for temperature in (0.1, 1.0):
+        mine, theirs = (
+            one.rsample(3, temperature=temperature, generator=seeded(2)) for one in (few, model)
+        )
+        torch.testing.assert_close(mine, theirs, **CLOSE)
+        first, second = (
+            torch.autograd.grad((part**2).sum(), unary, retain_graph=True)[0]
+            for part in (mine, theirs)
+        )
+        torch.testing.assert_close(first, second, **CLOSE)
 
 
 def test_a_batch_is_its_items():

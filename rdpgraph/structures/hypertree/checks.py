@@ -74,6 +74,16 @@ def checked_trees(states: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     return lead
 
 
+def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
+    """Allowed spans that broadcast to (*batch, T, T), given the shape (*batch, T, T, N)."""
+    if allowed.dtype != torch.bool or not broadcasts(allowed.shape, shape[:-1]):
+        raise ModelError(
+            f"masked needs allowed spans as bool (*batch, T, T), to fit "
+            f"{tuple(shape[:-1])}; got {allowed.dtype} of shape "
+            f"{tuple(allowed.shape)}."
+        )
+
+
 def checked_temperature(temperature: float) -> None:
     """Above 0, and finite."""
     if not 0 < temperature < math.inf:

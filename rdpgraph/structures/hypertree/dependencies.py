@@ -12,9 +12,26 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree import arborescence, eisner
 from rdpgraph.structures.hypertree.checks import checked_lengths, checked_temperature
-from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
+from rdpgraph.structures.hypertree.descent import gumbel
+from rdpgraph.structures.hypertree.moments import entropy_of
+from rdpgraph.structures.hypertree.restricted_dependencies import (
+    RestrictedDependencies,
+    restricted,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class KBestDependencies:
+    """The dependency trees of largest score, best first.
+
+    Attributes:
+        heads: (k, *batch, n); -1 beyond the length, and throughout where there are fewer.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    heads: Tensor
+    scores: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +123,39 @@ class Dependencies(Structure):
             ImpossibleEvidenceError: an item has no possible tree.
         """
 
+    def k_best(self, k: int) -> "KBestDependencies":
+        """The k most probable trees of each item, best first; the scores are differentiable.
+
+        Items are taken one by one, in Python: O(n^3 + n^2 k log k) without crossing arcs, k n best
+        trees with them.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        if k < 1:
+            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        unary, lengths = self._parts()
+        found = self._k_best(unary.detach(), lengths, k)
+        some = (found >= 0).any(-1)
+        some[0] |= lengths == 0  # of no words there is one tree
+        heads = self._shaped(found, (k,), lengths)
+        some = some.reshape(k, *self.batch_shape)
+        heads = torch.where(some.unsqueeze(-1), heads, -1)
+        return KBestDependencies(
+            heads, torch.where(some, self.score(heads.clamp(min=0)), -math.inf)
+        )
+
+    @abstractmethod
+    def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
+        """(k, B, n) heads, -1 throughout where there are fewer."""
+
+    @abstractmethod
+    def max_marginals(self) -> Tensor:
+        """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
+
+        Not differentiable.
+        """
+
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
@@ -133,13 +183,54 @@ class Dependencies(Structure):
 
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
-        tracked = torch.is_grad_enabled() and self.unary.requires_grad
-        with torch.set_grad_enabled(tracked):
-            log_z, marginals = self.log_partition(), self.marginals()
-            scores = torch.where(self.unary > -math.inf, self.unary, 0.0)
-            alive = log_z.detach() > -math.inf
-            found = torch.where(alive, log_z, 0.0) - (scores * marginals).sum((-2, -1))
-            return torch.where(alive, found, 0.0)
+        return entropy_of(self)
+
+    def cross_entropy(self, other: "Dependencies") -> Tensor:
+        """(*batch,) the expectation under these trees of minus the other's log-probability.
+
+        Nats. +inf, with no gradient, where the other forbids an arc of a tree that is possible
+        here; 0 where no tree is possible here.
+
+        Raises:
+            ModelError: the two are not of one kind, shape and length.
+        """
+        (own, lengths), (others, other_lengths) = self._parts(), other._parts()
+        alike = type(self) is type(other) and self.multiroot == other.multiroot
+        if not alike or own.shape != others.shape or not torch.equal(lengths, other_lengths):
+            raise ModelError(
+                "Dependency trees are compared if their kind, multiroot, shapes and lengths agree; "
+                f"got {type(self).__name__} {tuple(self.unary.shape)} and "
+                f"{type(other).__name__} {tuple(other.unary.shape)}."
+            )
+        shape = self.batch_shape
+        log_z = other.log_partition()
+        alive = self.log_partition().detach() > -math.inf
+        barred = self._reach(((own > -math.inf) & (others == -math.inf)).reshape(self.unary.shape))
+        compared = alive & ~barred
+        scores = torch.where(others > -math.inf, others, 0.0).reshape(self.unary.shape)
+        mean = (self.marginals() * scores).flatten(len(shape)).sum(-1)
+        found = torch.where(compared, torch.where(compared, log_z, 0.0) - mean, math.inf)
+        return torch.where(alive, found, 0.0)
+
+    def kl_divergence(self, other: "Dependencies") -> Tensor:
+        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
+        return self.cross_entropy(other) - self.entropy()
+
+    @torch.no_grad()
+    def _reach(self, arcs: Tensor) -> Tensor:
+        """(*batch,) whether a possible tree has any of the arcs (*batch, n, n + 1)."""
+        if not bool(arcs.any()):
+            return arcs.flatten(len(self.batch_shape)).any(-1)
+        alive = (self.log_partition() > -math.inf)[..., None, None]
+        unary = torch.where(alive & (self.unary == -math.inf), -math.inf, arcs.to(self.unary))
+        most = replace(self, unary=torch.where(alive, unary, 0.0))
+        return most.score(most.mode().clamp(min=0)) > 0
+
+    def log_prob(self, heads: Tensor) -> Tensor:
+        """The log-probabilities of trees, (*lead, *batch, n) as (*lead, *batch); see `score`."""
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, self.score(heads) - torch.where(alive, log_z, 0.0), -math.inf)
 
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
@@ -178,6 +269,30 @@ class Dependencies(Structure):
             fits &= ((heads == 0) & inside).sum(2) == inside.any(1).long()
         return fits
 
+    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedDependencies:
+        """The trees on some heads of each word, with weights; what estimators solve.
+
+        Args:
+            states: (*replicates, *batch, n, K) heads; repeats stay separate.
+            log_weights: of that shape; added to the unary potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a head out of range.
+        """
+        return restricted(self, states, log_weights)
+
+    def proposal_unary(self) -> Tensor:
+        """The potentials of arcs that trees can have, else -inf."""
+        return self._parts()[0].detach().reshape(self.unary.shape)
+
+    def proposal_graph(self) -> None:
+        """None: there is nothing but the unary potentials."""
+        return
+
+    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """Zeros: no factor but the tree."""
+        return self.unary.new_zeros((*self.batch_shape, 1, 1))
+
     def factor_graph(self) -> NoReturn:
         """There is none.
 
@@ -185,8 +300,7 @@ class Dependencies(Structure):
             UnsupportedError: always.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} is no factor graph of few variables; it answers log_partition, "
-            "marginals, entropy, mode, sample and rsample itself, and nothing else."
+            f"{type(self).__name__} is no factor graph of few variables; ask its own methods."
         )
 
     def work(self) -> float:
@@ -219,112 +333,3 @@ class Dependencies(Structure):
                 f"{type(self).__name__} has no samples and no mode: at least one item has no "
                 "possible tree."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class ProjectiveDependencies(Dependencies):
-    """Dependency trees without crossing arcs: every subtree is a span. Eisner 1996.
-
-    O(n^3) time, over all spans of a width at once; O(n^3) numbers are kept for the gradient. With
-    ``multiroot`` False, the default, one word has the root as its head.
-
-    Example:
-        >>> trees = ProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
-        >>> trees.log_partition().exp().round()
-        tensor(12.)
-    """
-
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats; twice differentiable."""
-        unary, lengths = self._parts()
-        found = eisner.log_partition(unary, lengths, multiroot=self.multiroot)
-        return found.reshape(self.batch_shape)
-
-    def mode(self) -> Tensor:
-        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-        return self._descended(1, 0.0, None)[0]
-
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-        return self._descended(count, 1.0, generator)
-
-    def _descended(
-        self, count: int, temperature: float, generator: torch.Generator | None
-    ) -> Tensor:
-        unary, lengths = self._parts()
-        pick = drawn(generator) if temperature else largest
-        with torch.no_grad():
-            charts = eisner.charts(unary.double(), temperature)
-            found = eisner.total(
-                charts, unary.double(), lengths, multiroot=self.multiroot, temperature=temperature
-            )
-            self._require_possible(found)
-            heads = eisner.descend(
-                charts, unary.double(), lengths, count=count, pick=pick, multiroot=self.multiroot
-            )
-        return self._shaped(heads, (count,), lengths)
-
-    def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
-        word = torch.arange(1, heads.shape[2] + 1, device=heads.device)
-        low, high = torch.minimum(heads, word), torch.maximum(heads, word)
-        first, second = (low.unsqueeze(3), high.unsqueeze(3)), (low.unsqueeze(2), high.unsqueeze(2))
-        crossing = (first[0] < second[0]) & (second[0] < first[1]) & (first[1] < second[1])
-        both = inside.unsqueeze(2) & inside.unsqueeze(1)
-        return super()._is_tree(heads, inside) & ~(crossing & both).flatten(2).any(2)
-
-
-@dataclass(frozen=True, eq=False)
-class NonProjectiveDependencies(Dependencies):
-    """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
-
-    The matrix-tree theorem (Koo et al. 2007; Smith and Smith 2007). Words are eliminated one by
-    one without any subtraction, in log-space (the GTH form of Gaussian elimination), so that
-    scores of any range keep their precision, and hard zeros are exact. O(n^3).
-
-    Example:
-        >>> trees = NonProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
-        >>> trees.log_partition().exp().round()  # Cayley: (n + 1)^(n - 1)
-        tensor(16.)
-    """
-
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats; twice differentiable."""
-        unary, lengths = self._parts()
-        found = arborescence.log_partition(unary, lengths, multiroot=self.multiroot)
-        return found.reshape(self.batch_shape)
-
-    def mode(self) -> Tensor:
-        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
-
-        By the algorithm of Chu and Liu, and Edmonds, item by item.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-        unary, lengths = self._parts()
-        with torch.no_grad():
-            self._require_possible(self.log_partition())
-        return self._shaped(arborescence.best(unary, lengths, self.multiroot), (), lengths)
-
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
-
-        Word by word, each from its marginal given the heads before it: n times the cost of
-        `marginals` for each draw.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-        unary, lengths = self._parts()
-        with torch.no_grad():
-            self._require_possible(self.log_partition())
-        heads = arborescence.draw(unary, lengths, count, drawn(generator), self.multiroot)
-        return self._shaped(heads, (count,), lengths)

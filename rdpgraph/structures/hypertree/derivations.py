@@ -16,6 +16,7 @@ from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.checks import checked_temperature
 from rdpgraph.structures.hypertree.derivation_lists import Forest
 from rdpgraph.structures.hypertree.descent import Pick, drawn, gumbel, largest
+from rdpgraph.structures.hypertree.moments import entropy_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +107,7 @@ class Derivations(Structure):
 
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where there is no derivation."""
-        tracked = torch.is_grad_enabled() and self.unary.requires_grad
-        with torch.set_grad_enabled(tracked):
-            log_z, uses = self.log_partition(), self.marginals()
-            scores = torch.where(self.unary > -math.inf, self.unary, 0.0)
-            alive = log_z.detach() > -math.inf
-            found = torch.where(alive, log_z, 0.0) - (scores * uses).sum(-1)
-            return torch.where(alive, found, 0.0)
+        return entropy_of(self)
 
     def score(self, uses: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NoReturn, Self
 
@@ -19,18 +19,19 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
-    broadcasts,
     checked_lengths,
+    checked_mask,
     checked_root,
     checked_rules,
-    checked_temperature,
     checked_trees,
     checked_unary,
 )
+from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
-from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
+from rdpgraph.structures.hypertree.descent import drawn, largest
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.ranks import Ranks
+from rdpgraph.structures.hypertree.relaxed import relaxed
 from rdpgraph.structures.hypertree.restricted import RestrictedHypertree, restricted
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
@@ -140,12 +141,7 @@ class Hypertree(Structure):
         Raises:
             ModelError: another type, or a shape that does not broadcast.
         """
-        if allowed.dtype != torch.bool or not broadcasts(allowed.shape, self.unary.shape[:-1]):
-            raise ModelError(
-                f"masked needs allowed spans as bool (*batch, T, T), to fit "
-                f"{tuple(self.unary.shape[:-1])}; got {allowed.dtype} of shape "
-                f"{tuple(allowed.shape)}."
-            )
+        checked_mask(allowed, self.unary.shape)
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
 
     @property
@@ -204,7 +200,8 @@ class Hypertree(Structure):
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
         wide = self.form.flat(self.rules)
-        _, found = moments.gradients(wide, wide.rules.parts)
+        _, found = moments.of(wide)
+        found = found[1 : 1 + len(wide.rules.parts)]
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in found)
 
     def entropy(self) -> Tensor:
@@ -220,6 +217,22 @@ class Hypertree(Structure):
         if not isinstance(rules, NoRules):
             rules = DenseRules(rules.table(self.form.states, self.unary.shape[-1]))
         return moments.entropy(self.form.flat(rules)).reshape(self.batch_shape)
+
+    def cross_entropy(self, other: "Hypertree") -> Tensor:
+        """(*batch,) the expectation under this hypertree of minus the other's log-probability.
+
+        Nats. +inf, with no gradient, where the other forbids what is possible here; 0 where
+        nothing is. Differentiable in both. Rules of low rank are written out.
+
+        Raises:
+            ModelError: the two differ in shape, preterminals or lengths.
+            BudgetError: written out, the rules are too large.
+        """
+        return cross_entropy(self, other)
+
+    def kl_divergence(self, other: "Hypertree") -> Tensor:
+        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
+        return self.cross_entropy(other) - self.entropy()
 
     def viterbi(self) -> Trees:
         """(*batch) one most probable tree of each item. Not differentiable; see `score`.
@@ -319,14 +332,7 @@ class Hypertree(Structure):
             ModelError: another temperature.
             BudgetError: rules of low rank that are too large when written out.
         """
-        checked_temperature(temperature)
-        noise = gumbel((count, *self.unary.shape), self.unary, generator)
-        root = None if self.root is None else self.root / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(count, *self.batch_shape)
-        unary = (self.unary + noise) / temperature
-        rules = self.rules.scaled(1.0 / temperature)
-        relaxed = replace(self, unary=unary, rules=rules, root=root, lengths=lengths)
-        return relaxed.marginals()
+        return relaxed(self, count, temperature, generator)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedHypertree:
         """The hypertree on some states of each span, with weights; what estimators solve.

@@ -1,41 +1,29 @@
 """Expectations under a hypertree: gradients of log Z."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph.model.structure import Structure
+
 if TYPE_CHECKING:
     from rdpgraph.structures.hypertree.model import Hypertree
 
 
-def gradients(tree: "Hypertree", wanted: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """(B,) log Z, and its gradients in the tensors of the rules, zero for impossible items.
+def parts(tree: "Hypertree") -> list[Tensor]:
+    """What scores are sums of: the unary potentials, the rules' tensors, the root's potentials."""
+    return [tree.unary, *tree.rules.parts, *([] if tree.root is None else [tree.root])]
+
+
+def of(tree: "Hypertree") -> tuple[Tensor, list[Tensor]]:
+    """Log Z, (B,), and its gradients in all `parts`, zero for impossible items.
 
     With a graph of their own if anything in the hypertree has one.
     """
-    log_z, _, rules, _ = _moments(tree)
-    assert len(rules) == len(wanted)
-    return log_z, rules
-
-
-def entropy(tree: "Hypertree") -> Tensor:
-    """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
-    log_z, unary, rules, root = _moments(tree)
-    expected = _dot(tree.unary, unary)
-    for part, gradient in zip(tree.rules.parts, rules, strict=True):
-        expected = expected + _dot(part, gradient)
-    if tree.root is not None and root is not None:
-        expected = expected + _dot(tree.root, root)
-    alive = log_z.detach() > -math.inf
-    return torch.where(alive, torch.where(alive, log_z, 0.0) - expected, 0.0)
-
-
-def _moments(tree: "Hypertree") -> tuple[Tensor, Tensor, list[Tensor], Tensor | None]:
-    given = [tree.unary, *tree.rules.parts, *([] if tree.root is None else [tree.root])]
+    given = parts(tree)
     tracked = torch.is_grad_enabled() and any(part.requires_grad for part in given)
     with torch.enable_grad():
         aliases = [
@@ -53,10 +41,34 @@ def _moments(tree: "Hypertree") -> tuple[Tensor, Tensor, list[Tensor], Tensor | 
         )  # fmt: skip
     if not tracked:
         log_z, found = log_z.detach(), tuple(part.detach() for part in found)
-    return log_z, found[0], list(found[1 : 1 + many]), None if root is None else found[-1]
+    return log_z, list(found)
 
 
-def _dot(values: Tensor, gradient: Tensor) -> Tensor:
+def entropy(tree: "Hypertree") -> Tensor:
+    """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
+    log_z, found = of(tree)
+    expected = log_z.new_zeros(())
+    for values, chances in zip(parts(tree), found, strict=True):
+        expected = expected + dot(values, chances)
+    alive = log_z.detach() > -math.inf
+    return torch.where(alive, torch.where(alive, log_z, 0.0) - expected, 0.0)
+
+
+def entropy_of(model: Structure) -> Tensor:
+    """(*batch,) entropy in nats of a model whose scores are sums of its unary potentials alone.
+
+    Log Z less the expected score; 0 where nothing is possible.
+    """
+    tracked = torch.is_grad_enabled() and model.unary.requires_grad
+    with torch.set_grad_enabled(tracked):
+        log_z, marginals = model.log_partition(), model.marginals()
+        alive = log_z.detach() > -math.inf
+        scores = torch.where(model.unary > -math.inf, model.unary, 0.0) * marginals
+        found = torch.where(alive, log_z, 0.0) - scores.flatten(log_z.ndim).sum(-1)
+        return torch.where(alive, found, 0.0)
+
+
+def dot(values: Tensor, gradient: Tensor) -> Tensor:
     """(B,) sums of products; what is impossible counts nothing."""
     values = torch.where(values > -math.inf, values, 0.0)
     return (values * gradient).flatten(1).sum(1)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import gathered
 from rdpgraph.structures.hypertree.checks import checked_temperature
 from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
@@ -179,20 +180,10 @@ def restricted(tree: "Hypertree", states: Tensor, log_weights: Tensor) -> Restri
     Raises:
         ModelError: shapes that do not fit, or a state out of range.
     """
-    shape = tuple(tree.unary.shape)
-    fits = states.shape == log_weights.shape and states.ndim >= len(shape)
-    if not fits or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
-        raise ModelError(
-            f"Hypertree.restrict needs states and log_weights (*replicates, *{shape[:-1]}, "
-            f"kept); got {tuple(states.shape)} and {tuple(log_weights.shape)}."
-        )
-    if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
-        raise ModelError(f"Hypertree.restrict of {shape[-1]} states got one out of range.")
-    lead = tuple(states.shape[:-3])
-    kept = tree.unary.expand(*lead, *shape[-3:]).gather(-1, states) + log_weights
+    kept = gathered("Hypertree", tree.unary, states, log_weights, sites=2)
     if tree.preterminals:
-        word = torch.eye(shape[-2], dtype=torch.bool, device=states.device).unsqueeze(-1)
+        word = torch.eye(states.shape[-2], dtype=torch.bool, device=states.device).unsqueeze(-1)
         single = states >= tree.form.states
         kept = torch.where(word == single, kept, -math.inf)
-    lengths = None if tree.lengths is None else tree.lengths.expand(lead)
+    lengths = None if tree.lengths is None else tree.lengths.expand(states.shape[:-3])
     return RestrictedHypertree(kept, states, tree, lengths=lengths)

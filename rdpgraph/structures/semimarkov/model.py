@@ -12,8 +12,10 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table, checked_log_values
+from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.parts import table_of
+from rdpgraph.structures.hypertree.checks import checked_temperature
+from rdpgraph.structures.hypertree.descent import gumbel
 from rdpgraph.structures.semimarkov import (
     best,
     comparison,
@@ -23,8 +25,9 @@ from rdpgraph.structures.semimarkov import (
     proposals,
     recursion,
 )
+from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
-from rdpgraph.structures.semimarkov.lowrank import checked_transition, coupling_of, joints
+from rdpgraph.structures.semimarkov.lowrank import coupling_of, joints
 from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restricted
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 
@@ -64,29 +67,7 @@ class SemiMarkov(Structure):
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
-        checked_log_values("SemiMarkov's segments", self.unary)
-        if isinstance(self.transition, Tensor):
-            checked_log_values("SemiMarkov's transition", self.transition)
-        shape = tuple(self.unary.shape)
-        if len(shape) < 3 or min(shape[-2:]) < 1:
-            raise ModelError(
-                f"SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got {shape}."
-            )
-        checked_transition(self.transition, self.unary)
-        lengths = self.lengths
-        if lengths is None:
-            return
-        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-        if not whole or tuple(lengths.shape) != shape[:-3]:
-            raise ModelError(
-                f"SemiMarkov of batch shape {shape[:-3]} needs integer lengths of that shape; got "
-                f"{lengths.dtype} of shape {tuple(lengths.shape)}."
-            )
-        if not bool(((lengths >= 0) & (lengths <= shape[-3])).all()):
-            raise ModelError(
-                f"SemiMarkov of {shape[-3]} positions needs lengths from 0 to {shape[-3]}; got "
-                f"{int(lengths.min())} to {int(lengths.max())}."
-            )
+        checked_fields(self.unary, self.transition, self.lengths)
 
     @classmethod
     def from_unary(
@@ -191,7 +172,10 @@ class SemiMarkov(Structure):
         Raises:
             EvidenceError: as for `score`.
         """
-        return self.score(segmentation) - self.log_partition()
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        score = self.score(segmentation)
+        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
 
     def position_marginals(self) -> Tensor:
         """(*batch, T, N) the probability that a position lies in a segment of a label.
@@ -291,6 +275,25 @@ class SemiMarkov(Structure):
         table = low if isinstance(low, LowRank) else table_of(low, of="SemiMarkov")
         found = decode.draw(segments, table, lengths, count, generator)
         return self._shaped(found, (count,))
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, T, D, N) relaxed segments, differentiable: a stochastic softmax.
+
+        The marginals at a temperature of the chain with Gumbel noise on every segment, as
+        `Hypertree.rsample` (Paulus et al. 2020, arXiv:2006.08063). A `LowRank` transition is
+        written out.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        checked_temperature(temperature)
+        shape = (count, *self.unary.shape)
+        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
+        lengths = None if self.lengths is None else self.lengths.expand(shape[:-3])
+        transition = table_of(self.transition, of="SemiMarkov") / temperature
+        return SemiMarkov(unary, transition, lengths=lengths).marginals()
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedSemiMarkov:
         """The chain on some labels of each segment, with weights; what estimators solve.

@@ -1,15 +1,17 @@
 """Semi-Markov chains on a few labels of each segment, weighted: what estimators solve."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.structure import Structure, is_tracked
-from rdpgraph.structures.hypertree.descent import drawn, largest
+from rdpgraph.model.support import gathered
+from rdpgraph.structures.hypertree.checks import checked_temperature
+from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
 from rdpgraph.structures.semimarkov.kept import KeptSegments
 
 if TYPE_CHECKING:
@@ -90,6 +92,29 @@ class RestrictedSemiMarkov(Structure):
         found = self.kept.descended(count, 1.0, drawn(generator))
         return found.reshape(count, *self.unary.shape[:-1])
 
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *lead, T, D, K) relaxed segments, as `SemiMarkov.rsample`.
+
+        Every entry of a support has noise of its own.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        checked_temperature(temperature)
+        shape = (count, *self.unary.shape)
+        tracked = torch.is_grad_enabled() and is_tracked(self)
+        with torch.enable_grad():
+            unary = self.unary + gumbel(shape, self.unary, generator)
+            unary = unary if unary.requires_grad else unary.requires_grad_()
+            lengths = None if self.lengths is None else self.lengths.expand(shape[:-3])
+            many = replace(self, unary=unary, states=self.states.expand(shape), lengths=lengths)
+            log_z = many.kept.log_partition(temperature)
+            possible = (log_z.detach() > -math.inf).to(log_z)
+            (found,) = torch.autograd.grad(log_z, unary, possible, create_graph=tracked)
+        return found if tracked else found.detach()
+
     def factor_graph(self) -> NoReturn:
         """There is none.
 
@@ -123,16 +148,6 @@ def restricted(model: "SemiMarkov", states: Tensor, log_weights: Tensor) -> Rest
     Raises:
         ModelError: shapes that do not fit, or a label out of range.
     """
-    shape = tuple(model.unary.shape)
-    fits = states.shape == log_weights.shape and states.ndim >= len(shape)
-    if not fits or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
-        raise ModelError(
-            f"SemiMarkov.restrict needs states and log_weights (*replicates, *{shape[:-1]}, "
-            f"kept); got {tuple(states.shape)} and {tuple(log_weights.shape)}."
-        )
-    if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
-        raise ModelError(f"SemiMarkov.restrict of {shape[-1]} labels got one out of range.")
-    lead = tuple(states.shape[:-3])
-    unary = model.unary.expand(*lead, *shape[-3:]).gather(-1, states) + log_weights
-    lengths = None if model.lengths is None else model.lengths.expand(lead)
-    return RestrictedSemiMarkov(unary, states, model, lengths=lengths)
+    kept = gathered("SemiMarkov", model.unary, states, log_weights, sites=2)
+    lengths = None if model.lengths is None else model.lengths.expand(states.shape[:-3])
+    return RestrictedSemiMarkov(kept, states, model, lengths=lengths)

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.arborescence import edmonds
-from rdpgraph.structures.hypertree.dependencies import (
-    NonProjectiveDependencies,
-    ProjectiveDependencies,
-)
+from rdpgraph.structures.hypertree.edmonds import edmonds
+from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
+from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
+from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import entropy_of, normal
 
 KINDS = (ProjectiveDependencies, NonProjectiveDependencies)
@@ -68,13 +67,28 @@ def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed
     log_z = scores.logsumexp(0)
     torch.testing.assert_close(model.log_partition(), log_z, **CLOSE)
     torch.testing.assert_close(model.score(trees), scores, **CLOSE)
+    through = torch.nn.functional.one_hot(trees, length + 1).bool()
+    through = torch.where(through, scores.reshape(-1, 1, 1), -math.inf)
+    through = torch.cat([through, torch.full_like(through[:1], -math.inf)])
+    if length:
+        torch.testing.assert_close(model.max_marginals(), through.amax(0), **CLOSE)
+    best = model.k_best(len(trees) + 2)
+    possible = int((scores > -math.inf).sum())
+    in_order = scores.sort(descending=True).values[:possible]
+    torch.testing.assert_close(best.scores[:possible], in_order, **CLOSE)
+    torch.testing.assert_close(model.score(best.heads[:possible]), in_order, **CLOSE)
+    assert bool((best.scores[possible:] == -math.inf).all())
+    assert bool((best.heads[possible:] == -1).all())
+    assert len({tuple(heads) for heads in best.heads[:possible].tolist()}) == possible
     if log_z == -math.inf:
         assert not model.marginals().any()
+        assert bool((model.log_prob(trees) == -math.inf).all())
         assert model.entropy() == 0
         for ask in (model.mode, lambda: model.sample(1)):
             with pytest.raises(rg.ImpossibleEvidenceError):
                 ask()
         return
+    torch.testing.assert_close(model.log_prob(trees), scores.log_softmax(0), **CLOSE)
     chances = scores.softmax(0)
     expected = (torch.nn.functional.one_hot(trees, length + 1) * chances.reshape(-1, 1, 1)).sum(0)
     torch.testing.assert_close(model.marginals(), expected.to(unary), **CLOSE)
@@ -106,8 +120,114 @@ def test_a_batch_is_its_items(kind, multiroot):
     assert bool((model.score(drawn) > -math.inf).all())
     posterior = rg.infer(model)
     torch.testing.assert_close(posterior.marginals(), marginals)
+    most, best = posterior.max_marginals(), model.k_best(3)
+    for place in itertools.product(range(2), range(3)):
+        length = int(lengths[place])
+        alone = kind.from_arcs(arcs[place][: length + 1, : length + 1], multiroot=multiroot)
+        mine = most[place][:length, : length + 1]
+        torch.testing.assert_close(mine, alone.max_marginals(), **CLOSE)
+        assert bool((most[place][length:] == -math.inf).all())
+        every = (slice(None), *place)
+        assert torch.equal(best.heads[every][:, :length], alone.k_best(3).heads)
+        torch.testing.assert_close(best.scores[every], alone.k_best(3).scores, **CLOSE)
     with pytest.raises(rg.UnsupportedError, match="factor graph"):
-        posterior.max_marginals()
+        model.factor_graph()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("hard", [False, True])
+def test_cross_entropies_are_those_of_all_trees(kind, multiroot, hard):
+    values = [normal(5, 3, 4, seed=seed) for seed in range(2)]
+    if hard:
+        values[0] = values[0].masked_fill(normal(5, 3, 4, seed=9) > 1.0, -math.inf)
+        values[1] = torch.where(values[0] > -math.inf, values[1], -math.inf)
+        values[1][2:] = values[1][2:].masked_fill(normal(3, 3, 4, seed=8) > 1.0, -math.inf)
+    one, other = (kind(unary, multiroot=multiroot) for unary in values)
+    trees = all_trees(3, kind, multiroot=multiroot)
+    found, divergence = one.cross_entropy(other), one.kl_divergence(other)
+    seen = set()
+    for item in range(5):
+        own, others = (scores_of(model.unary[item], trees) for model in (one, other))
+        chances = own.softmax(0)
+        terms = torch.where(chances > 0, -chances * others.log_softmax(0), 0.0)
+        expected = terms.sum() if bool((own > -math.inf).any()) else torch.zeros_like(found[item])
+        expected = torch.where(expected.isnan(), math.inf, expected)
+        torch.testing.assert_close(found[item], expected, **CLOSE)
+        torch.testing.assert_close(
+            divergence[item], expected - one.entropy()[item], rtol=1e-8, atol=1e-9
+        )
+        seen.add(bool(found[item].isfinite()))
+    assert seen == ({True, False} if hard else {True})
+    swapped = NonProjectiveDependencies if kind is ProjectiveDependencies else KINDS[0]
+    with pytest.raises(rg.ModelError, match="kind"):
+        one.cross_entropy(swapped(other.unary, multiroot=multiroot))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("selection", [rg.TopTail(1, 1), rg.TopSystematic(1, 1)], ids=repr)
+@pytest.mark.parametrize("proposal", [rg.Local(), rg.Landmark(2), rg.Pilot(most=2)], ids=repr)
+def test_the_expectation_of_z_is_z(kind, multiroot, selection, proposal):
+    """Over every joint draw of the heads kept of all words."""
+    model = kind(normal(3, 4), multiroot=multiroot)
+    mean, number = expectation(model, proposal, selection)
+    assert number >= 8
+    torch.testing.assert_close(mean, model.log_partition(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiroot", [False, True])
+def test_kept_heads_are_the_trees_of_them(kind, multiroot):
+    """Against all combinations of entries, repeats among them."""
+    generator = torch.Generator().manual_seed(0)
+    model = kind(normal(2, 3, 4), multiroot=multiroot, lengths=torch.tensor([3, 2]))
+    states = torch.randint(0, 4, (3, 2, 3, 3), generator=generator)
+    states[..., 0] = torch.arange(3)  # a tree
+    weights = normal(3, 2, 3, 3)
+    few = model.restrict(states, weights)
+    log_z, entropy, marginals = few.log_partition(), few.entropy(), few.marginals()
+    most, mode, drawn = few.max_marginals(), few.mode(), few.sample(4000, generator)
+    for lead in itertools.product(range(3), range(2)):
+        length = 3 - lead[1]
+        every = torch.tensor(list(itertools.product(range(3), repeat=length)))
+        heads = torch.stack([states[lead][w, every[:, w]] for w in range(length)], 1)
+        alone = kind(model.unary[lead[1]][:length, : length + 1], multiroot=multiroot)
+        fits = (heads <= length).all(1)
+        scores = torch.where(fits, alone.score(heads.clamp(max=length)), -math.inf)
+        scores = scores + sum(weights[lead][w, every[:, w]] for w in range(length))
+        torch.testing.assert_close(log_z[lead], scores.logsumexp(0), **CLOSE)
+        torch.testing.assert_close(entropy[lead], entropy_of(scores), **CLOSE)
+        one_hot, chances = torch.nn.functional.one_hot(every, 3), scores.softmax(0)
+        expected = (one_hot * chances.reshape(-1, 1, 1)).sum(0)
+        torch.testing.assert_close(marginals[lead][:length], expected.to(weights), **CLOSE)
+        through = torch.where(one_hot.bool(), scores.reshape(-1, 1, 1), -math.inf).amax(0)
+        torch.testing.assert_close(most[lead][:length], through, **CLOSE)
+        assert torch.equal(mode[lead][:length], every[scores.argmax()])
+        assert bool((mode[lead][length:] == -1).all())
+        counts = (drawn[:, *lead, None, :length] == every).all(2).sum(0)
+        assert int(counts.sum()) == 4000
+        spread = (4000 * chances * (1 - chances)).sqrt()
+        assert bool(((counts - 4000 * chances).abs() <= 5 * spread + 1e-6).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimates_answer_what_trees_do(kind):
+    model = kind(normal(2, 5, 6), lengths=torch.tensor([5, 3]))
+    estimator = rg.Randomized.default(keep=4, replicates=3)
+    found = rg.infer(model, estimator=estimator, generator=torch.Generator().manual_seed(0))
+    assert found.status.biased
+    assert found.marginals().shape == model.unary.shape
+    drawn = found.sample(6, generator=torch.Generator().manual_seed(0))
+    for heads in (drawn, found.mode()):
+        assert bool((model.score(heads) > -math.inf).all())
+        assert bool((heads[..., 1, 3:] == -1).all())
+    relaxed = found.rsample(temperature=0.5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(relaxed.sum(-1)[0], torch.ones(5, dtype=torch.float64))
+    whole = rg.infer(model, estimator=rg.Randomized.default(keep=1.0))
+    assert whole.status.exact
+    torch.testing.assert_close(whole.log_partition, model.log_partition(), **CLOSE)
+    torch.testing.assert_close(whole.entropy(), model.entropy(), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

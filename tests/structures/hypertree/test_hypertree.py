@@ -257,6 +257,53 @@ def test_draws_have_the_probabilities_of_their_trees(kind, preterminals):
     assert float(torch.special.gammaincc(half, statistic / 2)) > 1e-4
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other_kind", ["dense", "none"])
+@pytest.mark.parametrize("preterminals", [0, 1])
+@pytest.mark.parametrize("hard", [False, True])
+def test_cross_entropies_are_those_of_all_trees(kind, other_kind, preterminals, hard):
+    lengths = [3, 3, 3, 2, 1, 0]
+    one, other = (
+        hypertree(k, 3, preterminals=preterminals, batch=(6,), lengths=lengths)
+        for k in (kind, other_kind)
+    )
+    other = other.with_unary(normal(6, 3, 3, 3, seed=2))
+    if hard:
+        barred = normal(6, 3, 3, 3, seed=7) > 1.0
+        one = one.with_unary(one.unary.masked_fill(barred, -math.inf))
+        barred[1] |= normal(3, 3, 3, seed=8) > 1.0
+        other = other.with_unary(other.unary.masked_fill(barred, -math.inf))
+        if other_kind == "dense":
+            table = other.rules.log_rule.expand(6, -1, -1, -1).clone()
+            table[2, 0, 1] = -math.inf
+            other = replace(other, rules=DenseRules(table))
+    found, divergence, entropy = (
+        one.cross_entropy(other), one.kl_divergence(other), one.entropy(),
+    )  # fmt: skip
+    for item in range(6):
+        _, own = scores_of(one, (item,))
+        _, others = scores_of(other, (item,))
+        chances = own.softmax(0) if len(own) else own
+        expected = torch.where(chances > 0, -chances * others.log_softmax(0), 0.0).sum()
+        if not bool((own > -math.inf).any()):
+            expected = torch.zeros(())
+        expected = torch.where(expected.isnan(), math.inf, expected).double()
+        torch.testing.assert_close(found[item], expected, **CLOSE)
+        torch.testing.assert_close(divergence[item], expected - entropy[item], **CLOSE)
+    assert not hard or bool((found[1:3] == math.inf).any())
+    with pytest.raises(rg.ModelError, match="compared"):
+        one.cross_entropy(hypertree(kind, 4, preterminals=preterminals, batch=(6,)))
+
+
+def test_cross_entropies_have_gradients():
+    def asked(unary, table, other):
+        one = Hypertree(unary, DenseRules(table))
+        return one.kl_divergence(Hypertree(other, DenseRules(table.flip(0))))
+
+    given = (normal(3, 3, 2), normal(2, 2, 2), normal(3, 3, 2, seed=1))
+    assert gradcheck(asked, [part.requires_grad_() for part in given])
+
+
 def test_same_seed_same_draws():
     model = hypertree("dense", 4)
     first, second = (model.sample(5, torch.Generator().manual_seed(2)) for _ in range(2))

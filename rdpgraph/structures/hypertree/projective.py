@@ -1,0 +1,106 @@
+"""Dependency trees without crossing arcs."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.hypertree import eisner
+from rdpgraph.structures.hypertree.dependencies import Dependencies
+from rdpgraph.structures.hypertree.descent import drawn, largest
+from rdpgraph.structures.hypertree.eisner_forest import forest
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectiveDependencies(Dependencies):
+    """Dependency trees without crossing arcs: every subtree is a span. Eisner 1996.
+
+    O(n^3) time, over all spans of a width at once; O(n^3) numbers are kept for the gradient. With
+    ``multiroot`` False, the default, one word has the root as its head.
+
+    Example:
+        >>> trees = ProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
+        >>> trees.log_partition().exp().round()
+        tensor(12.)
+    """
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; twice differentiable."""
+        unary, lengths = self._parts()
+        found = eisner.log_partition(unary, lengths, multiroot=self.multiroot)
+        return found.reshape(self.batch_shape)
+
+    def mode(self) -> Tensor:
+        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._descended(1, 0.0, None)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._descended(count, 1.0, generator)
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
+
+        Not differentiable. O(n^3).
+        """
+        unary, lengths = self._parts()
+        if not unary.numel():
+            return self.unary.detach()
+        filled, inside = _filled(unary.detach().double(), lengths)
+        found = forest(filled, multiroot=self.multiroot).max_marginals()
+        found = found[:, : unary[0].numel()].reshape(unary.shape)
+        found = torch.where(inside, found, -math.inf)
+        return found.to(self.unary).reshape(self.unary.shape)
+
+    def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
+        if not unary.numel():
+            return torch.full((k, *unary.shape[:2]), -1, device=unary.device)
+        filled, _ = _filled(unary.double(), lengths)
+        best = forest(filled, multiroot=self.multiroot).k_best(k)
+        used = best.uses[..., : unary[0].numel()].reshape(k, *unary.shape)
+        heads = used.argmax(-1)
+        return torch.where((best.scores > -math.inf).unsqueeze(-1), heads, -1)
+
+    def _descended(
+        self, count: int, temperature: float, generator: torch.Generator | None
+    ) -> Tensor:
+        unary, lengths = self._parts()
+        pick = drawn(generator) if temperature else largest
+        with torch.no_grad():
+            charts = eisner.charts(unary.double(), temperature)
+            found = eisner.total(
+                charts, unary.double(), lengths, multiroot=self.multiroot, temperature=temperature
+            )
+            self._require_possible(found)
+            heads = eisner.descend(
+                charts, unary.double(), lengths, count=count, pick=pick, multiroot=self.multiroot
+            )
+        return self._shaped(heads, (count,), lengths)
+
+    def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
+        word = torch.arange(1, heads.shape[2] + 1, device=heads.device)
+        low, high = torch.minimum(heads, word), torch.maximum(heads, word)
+        first, second = (low.unsqueeze(3), high.unsqueeze(3)), (low.unsqueeze(2), high.unsqueeze(2))
+        crossing = (first[0] < second[0]) & (second[0] < first[1]) & (first[1] < second[1])
+        both = inside.unsqueeze(2) & inside.unsqueeze(1)
+        return super()._is_tree(heads, inside) & ~(crossing & both).flatten(2).any(2)
+
+
+def _filled(unary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The same trees over all n words: one beyond the length has the one before it as its head.
+
+    And (B, n, 1) where words are within the length.
+    """
+    word = torch.arange(unary.shape[1], device=unary.device).unsqueeze(1)
+    inside = word < lengths.reshape(-1, 1, 1)
+    before = torch.arange(unary.shape[2], device=unary.device) == word
+    return torch.where(inside, unary, torch.where(before, 0.0, -math.inf).to(unary)), inside

@@ -1,0 +1,133 @@
+"""Dependency trees on a few heads of each word, weighted: what estimators solve."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import gathered
+from rdpgraph.structures.hypertree.checks import checked_temperature
+from rdpgraph.structures.hypertree.descent import Pick, drawn, gumbel, largest
+from rdpgraph.structures.hypertree.moments import entropy_of
+
+if TYPE_CHECKING:
+    from rdpgraph.structures.hypertree.dependencies import Dependencies
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedDependencies(Structure):
+    """Dependency trees whose words have K kept heads each, numbered 0..K-1.
+
+    Z is linear in the weights of each word's heads, so that it is unbiased if they are. The heads
+    that are not kept are forbidden: this costs what the original does. Made by
+    `Dependencies.restrict`.
+
+    Args:
+        unary: (*lead, n, K) log-potentials (nats) of the kept heads, weights included.
+        states: (*lead, n, K) which heads of the original they are; repeats are separate.
+        original: the trees; its batch dims are the last ones of lead.
+        lengths: (*lead,); default: all n.
+    """
+
+    states: Tensor
+    original: "Dependencies"
+    lengths: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Replicates and batch dims."""
+        return tuple(self.unary.shape[:-2])
+
+    def log_partition(self) -> Tensor:
+        """(*lead,) log Z in nats."""
+        return self._wide(1.0).log_partition()
+
+    def entropy(self) -> Tensor:
+        """(*lead,) log Z less the expected score, weights included; 0 where nothing is possible."""
+        return entropy_of(self)
+
+    def max_marginals(self) -> Tensor:
+        """(*lead, n, K) the score of the best tree with each entry, -inf where there is none.
+
+        Not differentiable.
+        """
+        wide = self._wide(0.0)
+        found = wide.max_marginals().gather(-1, self.states)
+        behind = self.unary.detach() - wide.unary.detach().gather(-1, self.states)
+        return torch.where(found > -math.inf, found + behind, -math.inf)
+
+    def mode(self) -> Tensor:
+        """(*lead, n) numbers of kept heads of a best tree, -1 beyond the length.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._numbers(self._wide(0.0).mode().unsqueeze(0), largest)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *lead, n) exact draws, as `mode` gives its tree.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._numbers(self._wide(1.0).sample(count, generator), drawn(generator))
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *lead, n, K) relaxed one-hot entries, as `Dependencies.rsample`.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        checked_temperature(temperature)
+        shape = (count, *self.unary.shape)
+        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
+        lengths = None if self.lengths is None else self.lengths.expand(shape[:-2])
+        many = replace(self, unary=unary, states=self.states.expand(shape), lengths=lengths)
+        return many.marginals()
+
+    def factor_graph(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError("RestrictedDependencies are no factor graph; ask them directly.")
+
+    def work(self) -> float:
+        """The terms of log Z."""
+        return math.prod(self.batch_shape) * float(self.unary.shape[-2] + 1) ** 3
+
+    def _wide(self, temperature: float) -> "Dependencies":
+        """The trees over all heads; those that are not kept are forbidden."""
+        heads = torch.arange(self.unary.shape[-2] + 1, device=self.unary.device)
+        same = self.states.unsqueeze(-1) == heads
+        unary = soft_sum(torch.where(same, self.unary.unsqueeze(-1), -math.inf), -2, temperature)
+        return replace(self.original, unary=unary, lengths=self.lengths)
+
+    def _numbers(self, heads: Tensor, pick: Pick) -> Tensor:
+        """(count, *lead, n) entries with these heads, of several one by its weight."""
+        logs = torch.where(self.states == heads.unsqueeze(-1), self.unary.detach(), -math.inf)
+        inside = heads >= 0
+        logs = torch.where(inside.unsqueeze(-1), logs, 0.0)
+        chosen = pick(logs.double().reshape(-1, logs.shape[-1])).reshape(heads.shape)
+        return torch.where(inside, chosen, -1)
+
+
+def restricted(
+    trees: "Dependencies", states: Tensor, log_weights: Tensor
+) -> RestrictedDependencies:
+    """What `Dependencies.restrict` gives.
+
+    Raises:
+        ModelError: shapes that do not fit, or a head out of range.
+    """
+    kept = gathered(type(trees).__name__, trees.unary, states, log_weights, sites=1)
+    lengths = None if trees.lengths is None else trees.lengths.expand(states.shape[:-2])
+    return RestrictedDependencies(kept, states, trees, lengths=lengths)
