@@ -1,9 +1,43 @@
-"""Relaxed one-hot vectors made hard, their gradient kept."""
+"""Relaxed samples: noise at a temperature, and one-hot vectors made hard with their gradient."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.structures.draws import gumbel
+
+
+def checked_temperature(temperature: float) -> None:
+    """Above 0, and finite."""
+    if not 0 < temperature < math.inf:
+        raise ModelError(
+            f"Relaxed samples need a temperature above 0, and finite; got {temperature}. Exact "
+            "draws, which are what it becomes at 0, are given by sample(count)."
+        )
+
+
+def perturbed(
+    unary: Tensor,
+    lengths: Tensor | None,
+    *,
+    count: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor | None]:
+    """(count, *shape) potentials with Gumbel noise, at a temperature, and the lengths for them.
+
+    What remains of a stochastic softmax (Paulus et al. 2020, arXiv:2006.08063) are the marginals.
+
+    Raises:
+        ModelError: a temperature that is not above 0.
+    """
+    checked_temperature(temperature)
+    noise = gumbel((count, *unary.shape), unary, generator)
+    many = None if lengths is None else lengths.expand(count, *lengths.shape)
+    return (unary + noise) / temperature, many
 
 
 def straight_through(relaxed: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.descent import gumbel
+from rdpgraph.structures.draws import gumbel
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 from rdpgraph.testing import brute_force
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.factors import step_of
 from rdpgraph.structures.chain.lowrank_messages import Links, LowRankParts, forward
-from rdpgraph.structures.chain.sampling import _gumbel as gumbel  # pyright: ignore[reportPrivateUsage]
+from rdpgraph.structures.draws import gumbel
 
 
 @torch.no_grad()

@@ -5,14 +5,13 @@ which is an exact draw; the softmax of the same at a temperature is the relaxed 
 in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm 4, on all states).
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import filtering
 from rdpgraph.structures.chain.paths import conditionals, traceback
+from rdpgraph.structures.draws import gumbel
+from rdpgraph.structures.relaxation import checked_temperature
 
 
 @torch.no_grad()
@@ -35,7 +34,7 @@ def draw(
     messages = filtering.forward(unary, transition, lengths)
 
     def noise(_step: int) -> Tensor:
-        return _gumbel((count, unary.shape[0], unary.shape[2]), unary, generator)
+        return gumbel((count, unary.shape[0], unary.shape[2]), unary, generator)
 
     return traceback(messages, transition, lengths, count=count, noise=noise)
 
@@ -64,14 +63,10 @@ def relaxed(
     Raises:
         ModelError: the temperature is not above 0.
     """
-    if not 0 < temperature < math.inf:
-        raise ModelError(
-            f"Relaxed samples need a temperature above 0, and finite; got {temperature}. Exact "
-            "draws, which are what it becomes at 0, are given by sample(count)."
-        )
+    checked_temperature(temperature)
     batch, total, states = unary.shape
     # The last step first, as in `draw`.
-    noise = [_gumbel((count, batch, states), unary, generator) for _ in range(total)]
+    noise = [gumbel((count, batch, states), unary, generator) for _ in range(total)]
     stacked = torch.stack(noise[::-1], 2) if noise else unary.new_zeros(count, batch, 0, states)
     return relaxed_by(unary, transition, lengths, temperature, stacked)
 
@@ -97,9 +92,3 @@ def relaxed_by(
     # The softmax divides by the temperature; with the largest at 0 nothing overflows.
     logits = logits - logits.detach().amax(-1, keepdim=True)
     return torch.where(told, (logits / temperature).softmax(-1), 0.0)
-
-
-def _gumbel(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Gumbel noise, finite; from doubles, so that states of mass 1e-8 are drawn too."""
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device)
-    return -(-uniform.clamp_(min=2.0**-54).log_()).log_().to(like.dtype)

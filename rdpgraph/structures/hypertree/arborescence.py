@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree.descent import Pick
+from rdpgraph.structures.draws import Pick
 
 _ROUNDING = 1e-12
 """What a marginal of zero may come out as."""

@@ -84,14 +84,6 @@ def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def checked_temperature(temperature: float) -> None:
-    """Above 0, and finite."""
-    if not 0 < temperature < math.inf:
-        raise ModelError(
-            f"Relaxed samples need a temperature above 0, and finite; got {temperature}."
-        )
-
-
 def checked_lengths(owner: str, lengths: Tensor, batch: Sequence[int], total: int) -> Tensor:
     """Lengths (*batch,) as int64."""
     whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)

@@ -12,13 +12,13 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.checks import checked_lengths, checked_temperature
-from rdpgraph.structures.hypertree.descent import gumbel
+from rdpgraph.structures.hypertree.checks import checked_lengths
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.hypertree.restricted_dependencies import (
     RestrictedDependencies,
     restricted,
 )
+from rdpgraph.structures.relaxation import perturbed
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,10 +175,9 @@ class Dependencies(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        shape = (count, *self.unary.shape)
-        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(shape[:-2])
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
         return replace(self, unary=unary, lengths=lengths).marginals()
 
     def entropy(self) -> Tensor:

@@ -13,10 +13,10 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedErro
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.checks import checked_temperature
+from rdpgraph.structures.draws import Pick, drawn, largest
 from rdpgraph.structures.hypertree.derivation_lists import Forest
-from rdpgraph.structures.hypertree.descent import Pick, drawn, gumbel, largest
 from rdpgraph.structures.hypertree.moments import entropy_of
+from rdpgraph.structures.relaxation import perturbed
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +161,10 @@ class Derivations(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        noise = gumbel((count, *self.unary.shape), self.unary, generator)
-        return self.with_unary((self.unary + noise) / temperature).marginals()
+        unary, _ = perturbed(
+            self.unary, None, count=count, temperature=temperature, generator=generator
+        )
+        return self.with_unary(unary).marginals()
 
     @torch.no_grad()
     def max_marginals(self) -> Tensor:

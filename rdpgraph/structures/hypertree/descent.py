@@ -5,20 +5,18 @@ low rank first the rank. All spans of one width go at once, over all trees.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree.charts import Parts, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
 
 _BLOCK = 2**22
-Pick = Callable[[Tensor], Tensor]
-"""Chooses an entry of each row of log-values (Q, M), as (Q,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,23 +164,3 @@ class _Step:
 
 def _rows(values: Tensor) -> int:
     return max(1, 2**16 // max(values.shape[1] * values.shape[2], 1))
-
-
-def largest(logs: Tensor) -> Tensor:
-    """The first of the largest entries."""
-    return logs.argmax(1)
-
-
-def drawn(generator: torch.Generator | None) -> Pick:
-    """A draw in proportion to the exponentials."""
-
-    def pick(logs: Tensor) -> Tensor:
-        return (logs + gumbel(logs.shape, logs.double(), generator)).argmax(1)
-
-    return pick
-
-
-def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Independent Gumbel noise, in the type and on the device of a tensor."""
-    noise = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device)
-    return -(-noise.clamp_(min=2.0**-54).log_()).log_().to(like)

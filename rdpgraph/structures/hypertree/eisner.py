@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree.descent import Pick
+from rdpgraph.structures.draws import Pick
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree import plain
 from rdpgraph.structures.hypertree.charts import Parts
-from rdpgraph.structures.hypertree.descent import Pick, descend
+from rdpgraph.structures.hypertree.descent import descend
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 

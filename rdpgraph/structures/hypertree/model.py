@@ -16,6 +16,7 @@ from rdpgraph.errors import (
 )
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.structure import Structure
+from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
@@ -28,7 +29,6 @@ from rdpgraph.structures.hypertree.checks import (
 )
 from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
-from rdpgraph.structures.hypertree.descent import drawn, largest
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.relaxed import relaxed

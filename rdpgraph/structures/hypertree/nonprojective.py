@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.draws import drawn
 from rdpgraph.structures.hypertree import arborescence, edmonds
 from rdpgraph.structures.hypertree.dependencies import Dependencies
-from rdpgraph.structures.hypertree.descent import drawn
 
 
 @dataclass(frozen=True, eq=False)

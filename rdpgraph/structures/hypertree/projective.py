@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.hypertree import eisner
 from rdpgraph.structures.hypertree.dependencies import Dependencies
-from rdpgraph.structures.hypertree.descent import drawn, largest
 from rdpgraph.structures.hypertree.eisner_forest import forest
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.checks import checked_temperature
-from rdpgraph.structures.hypertree.descent import gumbel
+from rdpgraph.structures.relaxation import perturbed
 
 if TYPE_CHECKING:
     from rdpgraph.structures.hypertree.model import Hypertree
@@ -17,10 +16,9 @@ def relaxed(
     tree: "Hypertree", count: int, temperature: float, generator: torch.Generator | None
 ) -> Tensor:
     """(count, *batch, T, T, N): see `Hypertree.rsample`."""
-    checked_temperature(temperature)
-    noise = gumbel((count, *tree.unary.shape), tree.unary, generator)
+    unary, lengths = perturbed(
+        tree.unary, tree.lengths, count=count, temperature=temperature, generator=generator
+    )
     root = None if tree.root is None else tree.root / temperature
-    lengths = None if tree.lengths is None else tree.lengths.expand(count, *tree.batch_shape)
-    unary = (tree.unary + noise) / temperature
     rules = tree.rules.scaled(1.0 / temperature)
     return replace(tree, unary=unary, rules=rules, root=root, lengths=lengths).marginals()

@@ -11,12 +11,12 @@ from torch import Tensor
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
-from rdpgraph.structures.hypertree.checks import checked_temperature
-from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
+from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.restricted_cells import Cells
 from rdpgraph.structures.hypertree.restricted_descent import descended, max_marginals
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules
+from rdpgraph.structures.relaxation import perturbed
 
 if TYPE_CHECKING:
     from rdpgraph.structures.hypertree.model import Hypertree
@@ -103,11 +103,10 @@ class RestrictedHypertree(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        shape = (count, *self.unary.shape)
-        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(shape[:-3])
-        states = self.states.expand(shape)
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
+        states = self.states.expand(unary.shape)
         tracked = torch.is_grad_enabled() and any(
             part.requires_grad for part in (unary, self.cells.root, *self.original.rules.parts)
         )

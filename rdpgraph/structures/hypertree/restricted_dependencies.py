@@ -11,9 +11,9 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
-from rdpgraph.structures.hypertree.checks import checked_temperature
-from rdpgraph.structures.hypertree.descent import Pick, drawn, gumbel, largest
+from rdpgraph.structures.draws import Pick, drawn, largest
 from rdpgraph.structures.hypertree.moments import entropy_of
+from rdpgraph.structures.relaxation import perturbed
 
 if TYPE_CHECKING:
     from rdpgraph.structures.hypertree.dependencies import Dependencies
@@ -85,12 +85,11 @@ class RestrictedDependencies(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        shape = (count, *self.unary.shape)
-        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(shape[:-2])
-        many = replace(self, unary=unary, states=self.states.expand(shape), lengths=lengths)
-        return many.marginals()
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
+        states = self.states.expand(unary.shape)
+        return replace(self, unary=unary, states=states, lengths=lengths).marginals()
 
     def factor_graph(self) -> NoReturn:
         """There is none.

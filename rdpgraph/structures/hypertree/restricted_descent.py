@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree.best import outside
-from rdpgraph.structures.hypertree.descent import Pick
 from rdpgraph.structures.hypertree.restricted_cells import BLOCK, Cells, Rows, blocks, sides
 
 

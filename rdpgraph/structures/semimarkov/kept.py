@@ -21,7 +21,7 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree.descent import Pick
+from rdpgraph.structures.draws import Pick
 
 _AT_ONCE = 2**22  # pairs of labels that are looked at together
 

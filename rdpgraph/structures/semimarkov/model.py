@@ -14,8 +14,7 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.parts import table_of
-from rdpgraph.structures.hypertree.checks import checked_temperature
-from rdpgraph.structures.hypertree.descent import gumbel
+from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
     best,
     comparison,
@@ -288,10 +287,9 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        shape = (count, *self.unary.shape)
-        unary = (self.unary + gumbel(shape, self.unary, generator)) / temperature
-        lengths = None if self.lengths is None else self.lengths.expand(shape[:-3])
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
         transition = table_of(self.transition, of="SemiMarkov") / temperature
         return SemiMarkov(unary, transition, lengths=lengths).marginals()
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
-from rdpgraph.structures.hypertree.checks import checked_temperature
-from rdpgraph.structures.hypertree.descent import drawn, gumbel, largest
+from rdpgraph.structures.draws import drawn, largest
+from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov.kept import KeptSegments
 
 if TYPE_CHECKING:
@@ -102,17 +102,20 @@ class RestrictedSemiMarkov(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        checked_temperature(temperature)
-        shape = (count, *self.unary.shape)
         tracked = torch.is_grad_enabled() and is_tracked(self)
         with torch.enable_grad():
-            unary = self.unary + gumbel(shape, self.unary, generator)
+            unary, lengths = perturbed(
+                self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+            )
             unary = unary if unary.requires_grad else unary.requires_grad_()
-            lengths = None if self.lengths is None else self.lengths.expand(shape[:-3])
-            many = replace(self, unary=unary, states=self.states.expand(shape), lengths=lengths)
-            log_z = many.kept.log_partition(temperature)
+            states = self.states.expand(unary.shape)
+            kept = replace(self, unary=unary, states=states, lengths=lengths).kept
+            # The scores of transitions are looked up, and take the temperature here.
+            log_z = replace(kept, unary=kept.unary * temperature).log_partition(temperature)
             possible = (log_z.detach() > -math.inf).to(log_z)
-            (found,) = torch.autograd.grad(log_z, unary, possible, create_graph=tracked)
+            (found,) = torch.autograd.grad(
+                log_z, unary, possible / temperature, create_graph=tracked
+            )
         return found if tracked else found.detach()
 
     def factor_graph(self) -> NoReturn:

@@ -1,0 +1,33 @@
+"""Choosing among alternatives by their log-values: the largest, or a draw by Gumbel noise."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Pick = Callable[[Tensor], Tensor]
+"""Chooses an entry of each row of log-values (Q, M), as (Q,)."""
+
+
+def largest(logs: Tensor) -> Tensor:
+    """The first of the largest entries."""
+    return logs.argmax(1)
+
+
+def drawn(generator: torch.Generator | None) -> Pick:
+    """A draw in proportion to the exponentials."""
+
+    def pick(logs: Tensor) -> Tensor:
+        return (logs + gumbel(logs.shape, logs.double(), generator)).argmax(1)
+
+    return pick
+
+
+def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard Gumbel noise, finite, in the type and on the device of a tensor.
+
+    From doubles, so that what has a mass of 1e-8 is drawn too.
+    """
+    device = like.device if generator is None else generator.device
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+    return -(-uniform.clamp_(min=2.0**-54).log_()).log_().to(like)
