@@ -1,25 +1,35 @@
-"""The dimension words of the library, as jaxtyping aliases.
+"""Shapes of the arrays that recursions take, in shared words, as jaxtyping aliases.
 
-Shapes are annotations in shared words. They are checked in the tests and cost nothing in use.
+Kernels take one batch dim; what users pass has any number of them, and is described in words. The
+annotations cost nothing in use; the tests have them checked at every call (`tests/conftest.py`).
 
 ========  =====================================================================
 word      meaning
 ========  =====================================================================
-batch     leading dims over evidence rows or parameter sets
+batch     items of one shape: evidence rows, parameter sets, sequences
+steps     positions of a sequence, of the longest in the batch
 states    states of one variable
+words     words of a sentence; heads are words + 1 positions, the first the root
+draws     samples, or the k best, in front
 factors   factors of one block
 arity     slots of a factor
-kept      states kept of a variable by a support
 ========  =====================================================================
 """
 
 from typing import TypeAlias
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-LogValues: TypeAlias = Float[Tensor, "*shape"]
-Probabilities: TypeAlias = Float[Tensor, "*shape"]
-States: TypeAlias = Int[Tensor, "*shape"]
 Scopes: TypeAlias = Int[Tensor, "factors arity"]
-LogPartition: TypeAlias = Float[Tensor, "*batch"]
+
+Lengths: TypeAlias = Int[Tensor, "batch"]
+LogZ: TypeAlias = Float[Tensor, "batch"]
+Doubt: TypeAlias = Bool[Tensor, "batch"]
+
+Unary: TypeAlias = Float[Tensor, "batch steps states"]
+Transition: TypeAlias = Float[Tensor, "*each states states"]
+Paths: TypeAlias = Int[Tensor, "*draws batch steps"]
+
+Arcs: TypeAlias = Float[Tensor, "batch words words+1"]
+Heads: TypeAlias = Int[Tensor, "*draws words"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -13,6 +14,18 @@ hypothesis.settings.register_profile("rdpgraph", deadline=None, derandomize=True
 hypothesis.settings.load_profile("rdpgraph")
 
 ROOT = Path(__file__).parents[1]
+
+# Modules whose annotations have shapes, checked at every call. Before any of them is imported.
+CHECKED = {
+    "structures.chain": (
+        "decode", "filtering", "logs", "paths", "recursion", "sampling", "scaled", "scan",
+    ),
+    "structures.hypertree": ("arborescence", "edmonds", "eisner"),
+}  # fmt: skip
+install_import_hook(
+    [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],
+    "beartype.beartype",
+)
 
 
 @pytest.fixture(scope="session")

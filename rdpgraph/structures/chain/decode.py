@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
 from rdpgraph.structures.chain.factors import step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
@@ -31,7 +32,7 @@ class KBest:
     scores: Tensor
 
 
-def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def viterbi(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Paths, LogZ]:
     """The best sequence of each item, (B, T), and its score in nats, (B,).
 
     States are -1 beyond the length. An item without a possible sequence has states -1 and score
@@ -50,7 +51,7 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor,
     return states, score(unary, transition, lengths, states)
 
 
-def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> tuple[Paths, Tensor]:
     """The k best sequences of each item, (k, B, T), and their scores in nats, (k, B).
 
     Distinct, the best first. Where there are fewer than k possible ones, the rest have states -1
@@ -75,7 +76,7 @@ def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> tuple[
     return states.gather(0, order.unsqueeze(-1).expand_as(states)), scores
 
 
-def max_marginals(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """(B, T, N) the score in nats of the best sequence through each state; -inf beyond the length.
 
     Not normalised: the largest of each step is the score of `viterbi`. The gradient of an entry
@@ -187,7 +188,7 @@ def _blocks(state: Tensor) -> list[tuple[int, int]]:
     return [(start, min(start + rows, states)) for start in range(0, states, rows)]
 
 
-def _best_lists(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
+def _best_lists(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> Tensor:
     """(k, B, T) the states of the k best sequences, the best first."""
     batch, total, states = unary.shape
     device = unary.device

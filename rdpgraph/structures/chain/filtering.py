@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Lengths, Transition, Unary
 from rdpgraph.structures.chain import logs
 
 
-def forward(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """(B, T, N) log-probability of the state given the prefix that ends there; differentiable.
 
     Up to a constant in each row, to which no gradient goes: their softmax over states is the

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Lengths, LogZ, Transition, Unary
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import step_of, steps_of
 
@@ -14,7 +15,7 @@ _BLOCK = 2**18
 holes too large for what is kept and, once that is in them, too small for the next block."""
 
 
-def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats; differentiable any number of times.
 
     O(T N^2) exponentials per item. What is kept for the gradient is O(T N); the rest is computed
@@ -46,7 +47,7 @@ def _totals(unary: Tensor, transition: Tensor) -> list[Tensor]:
     return totals
 
 
-def forward(unary: Tensor, transition: Tensor) -> Tensor:
+def forward(unary: Unary, transition: Transition) -> Unary:
     """Log-probabilities of the state at each step given the prefix, (B, T, N)."""
     state, room = _normalised(unary[:, 0]), room_for(unary)
     states = [state]
@@ -56,7 +57,7 @@ def forward(unary: Tensor, transition: Tensor) -> Tensor:
     return torch.stack(states, 1)
 
 
-def backward(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def backward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     """Log of the sum over suffixes after each step, (B, T, N), its maximum 0; -inf beyond."""
     batch, total, states = unary.shape
     result = unary.new_full((batch, total, states), -math.inf)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potential import Potential
 
 Noise = Callable[[int], Tensor]
 
 
 def traceback(
-    messages: Tensor, transition: Tensor, lengths: Tensor, *, count: int, noise: Noise | None
-) -> Tensor:
+    messages: Unary, transition: Transition, lengths: Lengths, *, count: int, noise: Noise | None
+) -> Paths:
     """(count, B, T) states decided from the last step backwards, -1 beyond the length.
 
     At each step the state is the argmax of `conditionals` given the state after it, plus noise.
@@ -70,7 +71,7 @@ def conditionals(
     return messages + torch.where(goes_on.unsqueeze(2), columns, 0.0)
 
 
-def score(unary: Tensor, transition: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+def score(unary: Unary, transition: Transition, lengths: Lengths, states: Paths) -> Tensor:
     """(*lead, B) log-potentials (nats) of sequences (*lead, B, T), summed; O(T) for each.
 
     A sequence with -1 within its length scores -inf. The gradient is the sequence's one-hots;

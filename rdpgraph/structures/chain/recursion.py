@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._compiler import opaque
+from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
 
@@ -30,7 +31,7 @@ class Messages:
 
 
 @opaque
-def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N^2) per item, as scaled products of matrices; what is kept for the gradient is O(T N).
@@ -75,7 +76,7 @@ def _routes(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype,
 
 
 def _first_safe(
-    routes: list[tuple[torch.dtype, Route]], unary: Tensor, transition: Tensor, lengths: Tensor
+    routes: list[tuple[torch.dtype, Route]], unary: Unary, transition: Transition, lengths: Lengths
 ) -> Tensor:
     """By the first route; items it is in doubt about by the next ones."""
     (dtype, route), *others = routes
@@ -88,13 +89,13 @@ def _first_safe(
     return values.index_copy(0, rows, again.to(values.dtype))
 
 
-def _in_logs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
     values = logs.log_partition(masked(unary, lengths), transition, lengths)
     return values, torch.zeros_like(lengths, dtype=torch.bool)
 
 
 @torch.no_grad()
-def messages(unary: Tensor, transition: Tensor, lengths: Tensor) -> Messages:
+def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages:
     """Forward and backward messages; arguments and routes as for `log_partition`, no gradient."""
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     work = dtype if dtype == torch.float64 else torch.float32
@@ -107,7 +108,7 @@ def messages(unary: Tensor, transition: Tensor, lengths: Tensor) -> Messages:
 
 
 def _safe_messages(
-    dtypes: list[torch.dtype], unary: Tensor, transition: Tensor, lengths: Tensor
+    dtypes: list[torch.dtype], unary: Unary, transition: Transition, lengths: Lengths
 ) -> tuple[Tensor, Tensor]:
     """By scaled sweeps in the first type; what is in doubt in the next, and then in logs.
 
@@ -143,7 +144,9 @@ def _before(turned: Factors, states: Tensor, lengths: Tensor) -> Tensor:
     return found - peak(found, (2,))
 
 
-def _messages_in_logs(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def _messages_in_logs(
+    unary: Unary, transition: Transition, lengths: Lengths
+) -> tuple[Unary, Unary]:
     unary = masked(unary, lengths)
     within = inside(lengths, unary.shape[1]).unsqueeze(2)
     forward = torch.where(within, logs.forward(unary, transition), -math.inf)

@@ -8,6 +8,7 @@ in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import filtering
 from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.draws import gumbel
@@ -16,9 +17,9 @@ from rdpgraph.structures.relaxation import checked_temperature
 
 @torch.no_grad()
 def draw(
-    unary: Tensor, transition: Tensor, lengths: Tensor, count: int,
+    unary: Unary, transition: Transition, lengths: Lengths, count: int,
     generator: torch.Generator | None,
-) -> Tensor:  # fmt: skip
+) -> Paths:  # fmt: skip
     """Independent exact draws of sequences, (count, B, T); -1 beyond the length.
 
     An item without a possible sequence has states -1; the caller says so. Costs the forward
@@ -40,7 +41,7 @@ def draw(
 
 
 def relaxed(
-    unary: Tensor, transition: Tensor, lengths: Tensor, count: int, temperature: float,
+    unary: Unary, transition: Transition, lengths: Lengths, count: int, temperature: float,
     generator: torch.Generator | None,
 ) -> Tensor:  # fmt: skip
     """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
@@ -72,7 +73,7 @@ def relaxed(
 
 
 def relaxed_by(
-    unary: Tensor, transition: Tensor, lengths: Tensor, temperature: float, noise: Tensor
+    unary: Unary, transition: Transition, lengths: Lengths, temperature: float, noise: Tensor
 ) -> Tensor:
     """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
     count = noise.shape[0]

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain import fused, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, masked
 from rdpgraph.structures.chain.sweeps import Forward
 
 
-def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
     """Log Z of each item, (B,), and whether underflow may have taken some of it, (B,) bool.
 
     O(T N^2) per item, as products of matrices; keeps O(T N). Twice differentiable.
@@ -24,7 +25,7 @@ def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[T
     return _Scaled.apply(unary, transition, lengths, 0.0)  # pyright: ignore
 
 
-def certified(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def certified(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
     """The same in float64, in doubt only where what underflow took may matter: see `ranges`."""
     return _Scaled.apply(unary, transition, lengths, ranges.FLOOR)  # pyright: ignore
 
@@ -34,7 +35,7 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, floor: float
+        ctx: Any, unary: Unary, transition: Transition, lengths: Lengths, floor: float
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # pyright: ignore
         factors = Factors.of(unary, transition, lengths)

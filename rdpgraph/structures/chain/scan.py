@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
 _CALL = 5e-6
@@ -34,7 +35,7 @@ def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
     return scan < recursion
 
 
-def log_partition(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
     """As `scaled.log_partition`, in O(log T) calls; O(T N^3) time and O(T N^2) memory per item."""
     steps, states = unary.shape[1:]
     unary = masked(unary, lengths)

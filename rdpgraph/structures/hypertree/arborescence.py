@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Arcs, Heads, Lengths, LogZ
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import Pick
 
@@ -17,7 +18,7 @@ _ROUNDING = 1e-12
 """What a marginal of zero may come out as."""
 
 
-def log_partition(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
+def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
 
     With one root only the part that is linear in the weights of the root's arcs is kept (Koo et
@@ -59,7 +60,7 @@ def _added(first: Tensor, second: Tensor) -> Tensor:
     return soft_sum(torch.stack([first, second]), 0)
 
 
-def draw(unary: Tensor, lengths: Tensor, count: int, pick: Pick, multiroot: bool) -> Tensor:  # noqa: FBT001
+def draw(unary: Arcs, lengths: Lengths, count: int, pick: Pick, multiroot: bool) -> Heads:  # noqa: FBT001
     """(count * B, n) heads, one word after the other given those before it."""
     scores = unary.detach().double().repeat(count, 1, 1)
     many = lengths.repeat(count)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rdpgraph._types import Arcs, Lengths
+
 Scores = list[list[float]]
 """Of each word, those of its heads 0..n, nats."""
 
 
-def best(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
+def best(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Tensor:
     """(B, n) the heads of one best tree of each item, all of which have one.
 
     Args:
@@ -29,7 +31,7 @@ def best(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
     return heads.to(unary.device)
 
 
-def k_best(unary: Tensor, lengths: Tensor, k: int, *, multiroot: bool) -> Tensor:
+def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Tensor:
     """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
 
     The trees that remain are parted by the first word whose head differs from that of the one
@@ -42,7 +44,7 @@ def k_best(unary: Tensor, lengths: Tensor, k: int, *, multiroot: bool) -> Tensor
     return heads.to(unary.device)
 
 
-def max_marginals(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
+def max_marginals(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Arcs:
     """(B, n, n + 1) the score of the best tree with each arc, -inf where there is none.
 
     One best tree for each arc: O(n^5). Arguments as for `best`.
@@ -56,7 +58,7 @@ def max_marginals(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
     return result.to(unary)
 
 
-def _items(unary: Tensor, lengths: Tensor) -> list[tuple[int, Scores]]:
+def _items(unary: Arcs, lengths: Lengths) -> list[tuple[int, Scores]]:
     """Those of any words, with their scores."""
     values = unary.detach().double().cpu()
     return [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._types import Arcs, Heads, Lengths, LogZ
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import Pick
 
@@ -48,7 +49,7 @@ class _Side:
             self.parts = torch.cat([values[:, 1:, None], self.parts[:, 1:]], 2)
 
 
-def charts(unary: Tensor, temperature: float = 1.0) -> Charts:
+def charts(unary: Arcs, temperature: float = 1.0) -> Charts:
     """All spans, differentiable; maxima at temperature 0.
 
     Args:
@@ -81,14 +82,14 @@ def charts(unary: Tensor, temperature: float = 1.0) -> Charts:
     return Charts(*(_square(rows) for rows in (rights, lefts, right_arcs, left_arcs)))
 
 
-def log_partition(unary: Tensor, lengths: Tensor, *, multiroot: bool) -> Tensor:
+def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
     """(B,) log Z in nats."""
     return total(charts(unary), unary, lengths, multiroot=multiroot)
 
 
 def total(
-    found: Charts, unary: Tensor, lengths: Tensor, *, multiroot: bool, temperature: float = 1.0
-) -> Tensor:
+    found: Charts, unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float = 1.0
+) -> LogZ:
     """(B,) the sum over trees, or the best of them."""
     if not unary.shape[1]:
         return unary.sum((1, 2))
@@ -98,7 +99,7 @@ def total(
     return torch.where(lengths > 0, sums, 0.0)
 
 
-def _roots(found: Charts, unary: Tensor, lengths: Tensor) -> Tensor:
+def _roots(found: Charts, unary: Arcs, lengths: Lengths) -> Tensor:
     """(B, n) log-values of the trees with each word under the root."""
     after = found.right[:, 1:].gather(2, lengths.reshape(-1, 1, 1).expand(-1, unary.shape[1], 1))
     return unary[:, :, 0] + found.left[:, 1, 1:] + after.squeeze(2)
@@ -109,8 +110,8 @@ _RIGHT, _LEFT, _RIGHT_ARC, _LEFT_ARC = range(4)
 
 @torch.no_grad()
 def descend(
-    found: Charts, unary: Tensor, lengths: Tensor, *, count: int, pick: Pick, multiroot: bool
-) -> Tensor:
+    found: Charts, unary: Arcs, lengths: Lengths, *, count: int, pick: Pick, multiroot: bool
+) -> Heads:
     """(count * B, n) heads, chosen from the widest spans down; a stack of spans for each tree."""
     batch, words = unary.shape[:2]
     device = unary.device

@@ -294,8 +294,10 @@ class Hypertree(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        with torch.no_grad():
-            _require_possible(self.log_partition())
+        if not bool((self.log_partition().detach() > -math.inf).all()):
+            raise ImpossibleEvidenceError(
+                "A hypertree has no best tree: at least one item has no possible one."
+            )
         weights, states = self.marginals().detach().max(-1)
         shape = Hypertree.span_scores(weights, lengths=self.lengths).mode()
         return Trees(torch.where(shape >= 0, states, -1))
@@ -394,10 +396,3 @@ class Hypertree(Structure):
             run = 1 if rules.parent is None else states
             return form.batch * (splits * rank + spans * rank * (2 * states + run))
         return form.batch * (spans * states**3 + splits * states**2)
-
-
-def _require_possible(log_z: Tensor) -> None:
-    if not bool((log_z > -math.inf).all()):
-        raise ImpossibleEvidenceError(
-            "A hypertree has no best tree: at least one item has no possible one."
-        )
