@@ -7,6 +7,7 @@ from enum import StrEnum
 import torch
 import typer
 
+from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Proposal
@@ -82,4 +83,8 @@ def estimator_of(
 
 def seeded(seed: int | None) -> torch.Generator | None:
     """A generator; without a seed, torch's own randomness."""
-    return None if seed is None else torch.Generator().manual_seed(seed)
+    if seed is None:
+        return None
+    if not -(2**63) <= seed < 2**64:
+        raise ModelError(f"--seed needs a whole number of 64 bits; got {seed}.")
+    return torch.Generator().manual_seed(seed)

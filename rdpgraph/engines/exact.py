@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.contraction import (
     Upward,
     downward,
@@ -43,11 +44,11 @@ class ExactSolution(Solution):
     def _layout(self) -> tuple[int, ...]:
         return tuple(len(group.scopes) for group in self.network.groups)
 
-    @cached_property
+    @differentiable_property
     def _sums(self) -> Upward:
         return upward(compiled(self.tree, self._layout), self.network.groups)
 
-    @cached_property
+    @differentiable_property
     def _maxima(self) -> Upward:
         return upward(compiled(self.tree, self._layout), self.network.groups, maximise=True)
 
@@ -55,7 +56,7 @@ class ExactSolution(Solution):
         """(B,) log Z in nats, differentiable."""
         return self._log_partition
 
-    @cached_property
+    @differentiable_property
     def _log_partition(self) -> Tensor:
         network = self.network
         if network.impossible:
@@ -67,7 +68,7 @@ class ExactSolution(Solution):
         total = log_total(up).to(network.constant) + network.constant
         return total.expand(network.batch)
 
-    @cached_property
+    @differentiable_property
     def _beliefs(self) -> tuple[Tensor, ...]:
         """Per group (batch or 1, F, *sizes) probabilities."""
         down = downward(self._sums)

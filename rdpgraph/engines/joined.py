@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
@@ -212,7 +213,7 @@ class JoinedSolution(Approximation):
         """(B,) the join graph's approximation of log Z."""
         return self._log_partition
 
-    @cached_property
+    @differentiable_property
     def _log_partition(self) -> Tensor:
         network, run = self.network, self._run
         if network.impossible:
@@ -230,7 +231,7 @@ class JoinedSolution(Approximation):
         total = torch.where(total.isnan() | (total == math.inf), -math.inf, total)
         return total.to(network.constant)
 
-    @cached_property
+    @differentiable_property
     def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Per variable (B, k) and per tensor (B, *sizes), each from its smallest cluster."""
         run, graph = self._run, self.graph
@@ -297,7 +298,7 @@ class JoinedSolution(Approximation):
             total = total + (belief * logs).flatten(1).sum(1)
         return torch.where(self._alive, total, 0.0).to(network.constant)
 
-    @cached_property
+    @differentiable_property
     def _other(self) -> Solution:
         return self.loopy()
 

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Match, Structure
@@ -40,7 +41,7 @@ class MatchedSolution(Solution):
     match: Match
     general: Callable[[], Solution]
 
-    @cached_property
+    @differentiable_property
     def _general(self) -> Solution:
         return self.general()
 
@@ -48,7 +49,7 @@ class MatchedSolution(Solution):
     def _structure(self) -> Structure:
         return self.match.structure
 
-    @cached_property
+    @differentiable_property
     def _each(self) -> Tensor:
         """(B, M) log Z of each of the structures that the graph falls into."""
         log_z = self._structure.log_partition()

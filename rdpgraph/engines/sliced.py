@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.exact import ExactSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -38,7 +38,7 @@ class SlicedSolution(Solution):
         """(B,) log Z in nats."""
         return _log_sum(self._log_partitions)
 
-    @cached_property
+    @differentiable_property
     def _log_partitions(self) -> Tensor:
         return torch.stack([part.log_partition() for part in self._slices()])
 

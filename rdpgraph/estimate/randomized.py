@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._compiler import opaque
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator, Kept, Model, Problem
 from rdpgraph.estimate.pilot import Pilot
@@ -48,7 +49,13 @@ class Randomized(Estimator):
     defensive: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.replicates < 1 or not 0.0 <= self.defensive < 1.0:
+        if not isinstance(self.proposal, Proposal) or not isinstance(self.selection, Selection):
+            raise ModelError(
+                "Randomized needs a Proposal, as Local(), and a Selection, as TopTail(8, 8); got "
+                f"{self.proposal!r} and {self.selection!r}."
+            )
+        whole = isinstance(self.replicates, int) and self.replicates >= 1
+        if not whole or not 0.0 <= self.defensive < 1.0:
             raise ModelError(
                 "Randomized needs replicates >= 1 and a defensive share in [0, 1); got "
                 f"{self.replicates} and {self.defensive}."
@@ -65,7 +72,7 @@ class Randomized(Estimator):
             keep: how many states of each variable, or what share of them.
             replicates: as for the class.
         """
-        return Randomized(broad(), _halves(keep), replicates=replicates)
+        return Randomized(broad(), _halves("default", keep), replicates=replicates)
 
     @staticmethod
     def piloted(*, keep: Size, replicates: int = 1) -> "Randomized":
@@ -79,8 +86,9 @@ class Randomized(Estimator):
             keep: how many states of each variable, or what share of them.
             replicates: as for the class; one pilot serves all.
         """
-        return Randomized(Pilot(), _halves(keep), replicates=replicates)
+        return Randomized(Pilot(), _halves("piloted", keep), replicates=replicates)
 
+    @opaque
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
@@ -134,8 +142,8 @@ class Randomized(Estimator):
         )
 
 
-def _halves(keep: Size) -> Selection:
-    checked_size("Randomized.default", "keep", keep)
+def _halves(of: str, keep: Size) -> Selection:
+    checked_size(f"Randomized.{of}", "keep", keep)
     top = keep / 2 if isinstance(keep, float) else keep // 2
     # Two halves of an odd number of states may round to less than all.
     return TopSystematic(top, keep if keep == 1.0 else keep - top)

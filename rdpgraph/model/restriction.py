@@ -104,7 +104,8 @@ def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int
                 f"The support of {entry.name!r} needs shape (*batch, *{entry.shape}, kept); "
                 f"got {tuple(support.states.shape)}."
             )
-        low, high = (int(bound) for bound in support.states.aminmax())
+        states = support.states
+        low, high = (int(bound) for bound in states.aminmax()) if states.numel() else (0, 0)
         if low < 0 or high >= entry.size:
             raise ModelError(
                 f"The support of {entry.name!r} names state {low if low < 0 else high}; "

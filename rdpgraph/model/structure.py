@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
 
 
@@ -49,6 +50,7 @@ class Structure(ABC):
         """
         return None
 
+    @by_autograd
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities: the gradient of log Z in the unary potentials.
 
@@ -62,6 +64,7 @@ class Structure(ABC):
             log_z = self.with_unary(unary).log_partition()
             possible = log_z.detach() > -torch.inf
             (found,) = torch.autograd.grad(log_z, unary, possible.to(log_z), create_graph=tracked)
+        found = found.to(log_z.dtype)
         return found if tracked else found.detach()
 
     def entropy(self) -> Tensor | None:

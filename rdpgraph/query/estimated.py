@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
@@ -42,7 +43,7 @@ class EstimatedSolution(Solution):
     exact: bool
     solve: Callable[[FactorGraph], Solution]
 
-    @cached_property
+    @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z."""
         flat = self.inner.log_partition().reshape(self.kept.replicates, self._batch)
@@ -65,7 +66,7 @@ class EstimatedSolution(Solution):
     def _places(self) -> Tensor:
         return self._merged(self.layout.places)
 
-    @cached_property
+    @differentiable_property
     def _marginals(self) -> Tensor:
         """(replicates, B, S') probabilities of the kept states."""
         flat = self.inner.variable_marginals()
@@ -127,7 +128,7 @@ class EstimatedSolution(Solution):
         flat = self.inner.expected_score().reshape(self.kept.replicates, self._batch)
         return self.replicates.mean(flat - weighed.sum(-1))
 
-    @cached_property
+    @differentiable_property
     def _unweighted(self) -> Solution:
         """The solution on the same states, each counted as it is."""
         return self._solved(unweighted(self.kept.supports))[1]
@@ -137,7 +138,7 @@ class EstimatedSolution(Solution):
         assert isinstance(graph, FactorGraph)
         return graph, self.solve(graph)
 
-    @cached_property
+    @differentiable_property
     def _possible(self) -> "EstimatedSolution":
         """The same with every replicate possible; for those that were, the same states."""
         possible = self.replicates.log_partitions.detach() > -math.inf

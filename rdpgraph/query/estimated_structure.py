@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
 from rdpgraph.estimate.exact import Kept, Model
@@ -35,7 +36,7 @@ class EstimatedStructuredPosterior:
     inner: StructuredPosterior
     solve: Callable[[Model], StructuredPosterior] = field(repr=False)
 
-    @cached_property
+    @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z."""
         return Replicates(self.inner.log_partition)
@@ -55,7 +56,7 @@ class EstimatedStructuredPosterior:
     def status(self) -> Status:
         """Whether the answers are exact, and how sure."""
         own = self.inner.status
-        many = self.replicates.count > 1
+        many = self.replicates.count > 1 and self.log_partition.numel() > 0
         return replace(
             own,
             biased=not own.exact,
@@ -91,7 +92,7 @@ class EstimatedStructuredPosterior:
         assert support is not None
         return support
 
-    @cached_property
+    @differentiable_property
     def _marginals(self) -> Tensor:
         return self.inner.marginals()
 
@@ -118,7 +119,7 @@ class EstimatedStructuredPosterior:
         expected = self.replicates.mean(score - weighed)
         return torch.where(alive, torch.where(alive, total, 0.0) - expected, 0.0)
 
-    @cached_property
+    @differentiable_property
     def _possible(self) -> "EstimatedStructuredPosterior":
         """The same with every replicate possible; for those that were, the same states.
 
@@ -136,7 +137,7 @@ class EstimatedStructuredPosterior:
         kept = replace(self.kept, supports=repaired(self.kept.supports, possible))
         return replace(self, kept=kept, inner=self.solve(kept.restrict(kept.supports)))
 
-    @cached_property
+    @differentiable_property
     def _unweighted(self) -> StructuredPosterior:
         return self.solve(self.kept.restrict(unweighted(self.kept.supports)))
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
@@ -33,7 +33,7 @@ class FactorisedSolution(Solution):
     inner: Solution
     solve: Callable[[FactorGraph], Solution]
 
-    @cached_property
+    @differentiable_property
     def _whole(self) -> Solution:
         found = self.solve(self.plain)
         if self.inner.status().exact and not found.status().exact:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
@@ -54,7 +55,7 @@ class Posterior:
         """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible."""
         return self.solution.log_partition().reshape(self.graph.batch_shape)
 
-    @cached_property
+    @differentiable_property
     def _flat(self) -> Tensor:
         return self.solution.variable_marginals()
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.loopy.beyond import Beyond
 from rdpgraph.engines.loopy.slots import started
 from rdpgraph.engines.loopy.solution import LoopySolution
@@ -62,7 +62,7 @@ class RedrawnSolution(Approximation):
             flat = flat.index_copy(1, places.flatten().to(flat.device), found)
         return flat
 
-    @cached_property
+    @differentiable_property
     def log_beliefs(self) -> tuple[Tensor, ...]:
         """For each group (replicates, *batch, sites, states), unnormalised."""
         return _log_beliefs(self.beyond, self.view)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.support import Support
 
@@ -27,12 +27,12 @@ class Replicates:
         """How many there are."""
         return self.log_partitions.shape[0]
 
-    @cached_property
+    @differentiable_property
     def log_partition(self) -> Tensor:
         """(*batch,) the log of the mean of Z, which is unbiased for Z and too low for log Z."""
         return soft_sum(self.log_partitions, 0) - math.log(self.count)
 
-    @cached_property
+    @differentiable_property
     def weights(self) -> Tensor:
         """(replicates, *batch) each one's share of the mean; zero where log Z is -inf."""
         total = self.log_partition + math.log(self.count)
@@ -69,7 +69,7 @@ class Replicates:
         )
         merged = (weights * values).movedim(0, -2).flatten(-2)
         places = states.expand(values.shape).movedim(0, -2).flatten(-2)
-        empty = values.new_zeros(*merged.shape[:-1], count)
+        empty = merged.new_zeros(*merged.shape[:-1], count)
         return empty.scatter_add(-1, places, merged)
 
     def choose(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import EvidenceError
 from rdpgraph.model.domain import Entry
@@ -34,12 +34,12 @@ class StructuredPosterior:
     status: Status
     general: "Lazy" = field(repr=False)
 
-    @cached_property
+    @differentiable_property
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
         return self.structure.log_partition()
 
-    @cached_property
+    @differentiable_property
     def _marginals(self) -> Tensor:
         return self.structure.marginals()
 
@@ -94,7 +94,7 @@ class Lazy:
 
     solve: Callable[[], object]
 
-    @cached_property
+    @differentiable_property
     def _posterior(self) -> Posterior:
         answer = self.solve()
         assert isinstance(answer, Posterior)

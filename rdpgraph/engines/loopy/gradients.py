@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+from rdpgraph.model.gradients import differentiable_once
 
 
 class Gradient(ABC):
@@ -94,7 +95,7 @@ class _AtFixedPoint(torch.autograd.Function):
         return tuple(message.clone() for message in messages)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx, *grads: Tensor):  # pyright: ignore
         field, how = ctx.field, ctx.how  # pyright: ignore
         with torch.enable_grad():

@@ -15,9 +15,9 @@ MISSING = -1
 
 def hmm_unary(
     start: Tensor, transition: Tensor | LowRank, emission: Tensor | LowRank,
-    observations: Tensor | None,
+    observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from log-probabilities, checked."""
+    """(*batch, T, N) from log-probabilities, checked, but for what stands beyond the lengths."""
     states = start.shape[-1] if start.ndim else 0
     if start.ndim != 1 or tuple(transition.shape) != (states, states):
         raise ModelError(
@@ -34,9 +34,11 @@ def hmm_unary(
         )
     if observations is None:
         unary = emission if isinstance(emission, Tensor) else emission.table(2)
+        if lengths is not None:
+            unary = within_lengths(unary, checked_lengths(lengths, unary))
     else:
         checked_rows("Chain.hmm's emission", emission)
-        unary = _emitted(emission, observations)
+        unary = _emitted(emission, observations, lengths)
     return _at(unary, start, torch.arange(unary.shape[-2], device=unary.device) == 0)
 
 
@@ -44,7 +46,9 @@ def crf_unary(
     emissions: Tensor, start: Tensor | None, end: Tensor | None,
     lengths: Tensor | Sequence[int] | int | None,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from scores."""
+    """(*batch, T, N) from scores; what stands beyond the lengths may be anything, and is 0."""
+    if lengths is not None and emissions.ndim > 1:
+        emissions = within_lengths(emissions, checked_lengths(lengths, emissions))
     checked_unary(emissions)
     steps = torch.arange(emissions.shape[-2], device=emissions.device)
     for name, values in (("start", start), ("end", end)):
@@ -68,7 +72,15 @@ def _at(unary: Tensor, values: Tensor, where: Tensor) -> Tensor:
     return torch.where(where.unsqueeze(-1), unary + values, unary)
 
 
-def _emitted(emission: Tensor | LowRank, observations: Tensor) -> Tensor:
+def within_lengths(values: Tensor, lengths: Tensor) -> Tensor:
+    """(*batch, T, N) values, 0 beyond the lengths (*batch,)."""
+    within = torch.arange(values.shape[-2], device=values.device) < lengths.unsqueeze(-1)
+    return torch.where(within.unsqueeze(-1), values, 0.0)
+
+
+def _emitted(
+    emission: Tensor | LowRank, observations: Tensor, lengths: Tensor | Sequence[int] | None
+) -> Tensor:
     """(*batch, T, N) log-probabilities of the symbols seen, 0 where none was."""
     symbols = emission.shape[1]
     if not isinstance(observations, Tensor) or observations.is_floating_point():
@@ -76,6 +88,9 @@ def _emitted(emission: Tensor | LowRank, observations: Tensor) -> Tensor:
     if observations.ndim < 1:
         raise EvidenceError("Chain.hmm needs observations of shape (*batch, T); got a number.")
     seen = observations.to(device=emission.device, dtype=torch.long)
+    if lengths is not None:
+        own = checked_lengths(lengths, seen.unsqueeze(-1)).unsqueeze(-1)
+        seen = torch.where(torch.arange(seen.shape[-1], device=seen.device) < own, seen, MISSING)
     wrong = seen[(seen < MISSING) | (seen >= symbols)]
     if len(wrong):
         raise EvidenceError(

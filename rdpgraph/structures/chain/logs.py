@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Transition, Unary
+from rdpgraph.model.gradients import regradient
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import step_of, steps_of
 
@@ -84,6 +85,10 @@ def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Te
     return _Advance.apply(state, transition, room)  # pyright: ignore
 
 
+def _summed(state: Tensor, transition: Tensor) -> Tensor:
+    return soft_sum(state.unsqueeze(2) + transition, 1)
+
+
 class _Advance(torch.autograd.Function):
     """A step of the recursion in blocks of columns; keeps its arguments and its result alone."""
 
@@ -104,11 +109,7 @@ class _Advance(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor):  # pyright: ignore
         state, transition, result = ctx.saved_tensors
         if torch.is_grad_enabled():
-            wanted = [part for part in (state, transition) if part.requires_grad]
-            summed = soft_sum(state.unsqueeze(2) + transition, 1)
-            found = iter(torch.autograd.grad(summed, wanted, gradient, create_graph=True))
-            first = next(found) if state.requires_grad else None
-            return first, next(found) if transition.requires_grad else None, None
+            return *regradient(_summed, (state, transition), gradient), None
         shift = torch.where(result > -math.inf, result, 0.0)
         whole, parts = torch.zeros_like(state), list[Tensor]()
         width = _width(state.numel())

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rdpgraph.model.gradients import regradient
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import lowrank_messages, lowrank_ranks
 from rdpgraph.structures.chain.factors import inside, masked, peak, product, step_of
@@ -144,10 +145,12 @@ class _Scaled(torch.autograd.Function):
             return None, None, None, None
         parts = LowRankParts(*ctx.saved_tensors[:4])
         if torch.is_grad_enabled():
-            values = lowrank_messages.log_partition(parts)
-            wanted = [part for part in parts[:3] if part.requires_grad]
-            found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True))
-            return (*(next(found) if part.requires_grad else None for part in parts[:3]), None)
+
+            def again(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
+                alike = LowRankParts(unary, left, right, parts.lengths)
+                return lowrank_messages.log_partition(alike)
+
+            return *regradient(again, parts[:3], gradient), None
         factors = _Factors(*ctx.saved_tensors[4:8])
         with ctx.products:
             return (*_backward(parts, factors, ctx.saved_tensors[8:], gradient), None)

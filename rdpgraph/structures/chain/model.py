@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
@@ -119,7 +119,7 @@ class Chain(Structure):
             >>> hmm.mode()
             tensor([1, 0, 0])
         """
-        unary = hmm_unary(start, transition, emission, observations)
+        unary = hmm_unary(start, transition, emission, observations, lengths)
         return cls(unary, transition, lengths=as_lengths(lengths))
 
     @classmethod
@@ -189,10 +189,12 @@ class Chain(Structure):
         alive = log_z.detach() > -math.inf
         return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
 
+    @by_autograd
     def edge_marginals(self) -> Tensor:
         """(*batch, T - 1, N, N) joint probabilities of neighbours; as large as that."""
         return self._shaped(moments.edge_marginals(self._parts()))
 
+    @by_autograd
     def edge_counts(self) -> Tensor:
         """(*batch, N, N) the expected number of steps with each pair of states, [from, to].
 
@@ -218,7 +220,8 @@ class Chain(Structure):
         if self.unary.shape != other.unary.shape or not torch.equal(own.lengths, parts.lengths):
             raise ModelError(
                 "Chains are compared if their shapes and lengths agree; got "
-                f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}."
+                f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}, lengths "
+                f"{own.lengths.tolist()} and {parts.lengths.tolist()}."
             )
         parts = Parts(parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths)
         messages = self._tables.messages, other._tables.messages
@@ -360,11 +363,11 @@ class Chain(Structure):
     def _parts(self) -> Parts:
         return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
 
-    @cached_property
+    @property
     def _tables(self) -> ByTables:
         return ByTables(self._parts())
 
-    @cached_property
+    @property
     def _route(self) -> Route:
         low = self.transition
         if not isinstance(low, LowRank):

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.structures.chain.pairs import inside_of, pair_sums, product
 from rdpgraph.structures.chain.parts import Parts
 from rdpgraph.structures.chain.recursion import Messages, log_partition
@@ -62,7 +62,7 @@ class _CrossEntropy(torch.autograd.Function):
         return torch.where(possible, torch.where(allowed, total, math.inf), 0.0)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:

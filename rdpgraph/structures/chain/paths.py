@@ -114,7 +114,7 @@ def _columns(transition: Tensor, steps: Tensor, following: Tensor) -> Tensor:
     """(count, B, S, N) the log-potentials from every state to the ones that follow."""
     if transition.ndim == 2:
         rows = transition.mT.index_select(0, following.reshape(-1))
-        return rows.reshape(*following.shape, -1)
+        return rows.reshape(*following.shape, transition.shape[0])
     batch = following.shape[1]
     items = torch.arange(batch, device=following.device) % transition.shape[0]
     return transition.mT[items.unsqueeze(1), steps, following]

@@ -1,7 +1,6 @@
 """Hidden Markov models whose transitions, and emissions if one likes, are of low rank."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -108,8 +107,12 @@ class LowRankHMM:
             EvidenceError: a symbol out of range.
             ModelError: lengths that do not fit.
         """
-        missing = torch.full_like(observations, -1)
-        return self.log_score(observations, lengths) - self.log_score(missing, lengths)
+        # Both at once: the matrices of the symbols are made once.
+        both = torch.stack([observations, torch.full_like(observations, -1)])
+        if lengths is not None:
+            lengths = torch.as_tensor(lengths).expand(2, *observations.shape[:-1])
+        seen, every = self.log_score(both, lengths)
+        return seen - every
 
     def log_score(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(*batch,) log of the summed values: log-probabilities if rows are; see `log_prob`."""
@@ -150,14 +153,14 @@ class LowRankHMM:
         unary = unary.reshape(*batch, *unary.shape[1:])
         return Chain(unary, self.transition, lengths=own.reshape(batch))
 
-    @cached_property
+    @property
     def _any(self) -> Tensor:
         """(N,) the symbols of each state summed: zeros in an ordinary hidden Markov model."""
         if isinstance(self.emission, Tensor):
             return soft_sum(self.emission, 1)
         return soft_sum(self.emission.log_left + soft_sum(self.emission.log_right, 0), 1)
 
-    @cached_property
+    @property
     def _matrices(self) -> _Symbols:
         """Those of every symbol, and of any symbol as the last."""
         if isinstance(self.emission, Tensor):

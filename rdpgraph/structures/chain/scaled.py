@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph.model.gradients import regradient
 from rdpgraph.structures.chain import fused, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, masked
 from rdpgraph.structures.chain.sweeps import Forward
@@ -62,14 +63,12 @@ class _Scaled(torch.autograd.Function):
             return None, None, None, None
         unary, transition, lengths, emission, matrix, states, scales = ctx.saved_tensors  # pyright: ignore
         if torch.is_grad_enabled():
-            values = sweeps.unrolled(masked(unary, lengths), transition, lengths, ctx.floor)  # pyright: ignore
-            wanted = [part for part in (unary, transition) if part.requires_grad]
-            found = iter(torch.autograd.grad(values, wanted, gradient, create_graph=True))
-            return (
-                *(next(found) if p.requires_grad else None for p in (unary, transition)),
-                None,
-                None,
-            )
+            floor = ctx.floor  # pyright: ignore
+
+            def again(unary: Tensor, transition: Tensor) -> Tensor:
+                return sweeps.unrolled(masked(unary, lengths), transition, lengths, floor)
+
+            return *regradient(again, (unary, transition), gradient), None, None
         factors = Factors(unary, transition, emission, matrix, scales, lengths)
         marginals, ahead = backward(factors, Forward(states, scales, scales, scales), gradient)
         edges = edge_gradient(factors, states, ahead) if ctx.needs_input_grad[1] else None  # pyright: ignore

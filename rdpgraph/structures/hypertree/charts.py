@@ -6,6 +6,7 @@ by end and falling width, so that split m is at the same place in both slices.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,11 @@ class Parts:
     def tensors(self) -> tuple[Tensor, ...]:
         """All that gradients may flow to."""
         return (self.leaves, self.spans, *self.rules.parts)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "Parts":
+        """Others in the place of `tensors`."""
+        leaves, spans, *parts = tensors
+        return Parts(leaves, spans, self.rules.with_parts(parts), self.lengths, self.split)
 
     def rows(self, rows: Tensor) -> "Parts":
         """Some of the items."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NoReturn, Self
 
 import torch
@@ -15,6 +14,7 @@ from rdpgraph.errors import (
     UnsupportedError,
 )
 from rdpgraph.io.grammar import Grammar
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
@@ -154,7 +154,7 @@ class Hypertree(Structure):
         """The hypertree as its kernels take it."""
         return Form(self)
 
-    @cached_property
+    @property
     def _best(self) -> tuple[Parts, list[Tensor]]:
         return self.form.best()
 
@@ -192,6 +192,7 @@ class Hypertree(Structure):
         """(*batch, T, T) the probability that a span is a constituent, in whatever state."""
         return self.marginals().sum(-1)
 
+    @by_autograd
     def rule_marginals(self) -> tuple[Tensor, ...]:
         """The gradients of log Z in the tensors of the rules, each with all batch dims in front.
 
@@ -204,6 +205,7 @@ class Hypertree(Structure):
         found = found[1 : 1 + len(wide.rules.parts)]
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in found)
 
+    @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where no tree is possible. Differentiable.
 
@@ -218,6 +220,7 @@ class Hypertree(Structure):
             rules = DenseRules(rules.table(self.form.states, self.unary.shape[-1]))
         return moments.entropy(self.form.flat(rules)).reshape(self.batch_shape)
 
+    @by_autograd
     def cross_entropy(self, other: "Hypertree") -> Tensor:
         """(*batch,) the expectation under this hypertree of minus the other's log-probability.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.structures.draws import drawn
 from rdpgraph.structures.hypertree import arborescence, edmonds
 from rdpgraph.structures.hypertree.dependencies import Dependencies
@@ -55,6 +56,7 @@ class NonProjectiveDependencies(Dependencies):
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         return edmonds.k_best(unary, lengths, k, multiroot=self.multiroot)
 
+    @by_autograd
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph.model.gradients import regradient
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.hypertree.charts import Parts, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
@@ -26,14 +27,13 @@ Rows: TypeAlias = list[Tensor]
 
 def recomputed(parts: Parts, gradient: Tensor) -> list[Tensor | None]:
     """The gradient of `scaled` in leaves, spans and rules, with a graph of its own."""
-    values = scaled(parts)
-    item = torch.arange(len(parts.lengths), device=values[-1].device)
-    found = _at_root(values, parts, item)
-    wanted = [part for part in parts.tensors if part.requires_grad]
-    given = torch.autograd.grad(found, wanted, gradient, create_graph=True, allow_unused=True,
-                                materialize_grads=True)  # fmt: skip
-    rest = iter(given)
-    return [next(rest) if part.requires_grad else None for part in parts.tensors]
+
+    def again(*tensors: Tensor) -> Tensor:
+        alike = parts.with_tensors(tensors)
+        item = torch.arange(len(parts.lengths), device=gradient.device)
+        return _at_root(scaled(alike), alike, item)
+
+    return regradient(again, parts.tensors, gradient)
 
 
 def log_roots(parts: Parts) -> Tensor:

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
 from rdpgraph.structures.draws import drawn, largest
@@ -50,6 +51,7 @@ class RestrictedHypertree(Structure):
         cells = self.cells
         return cells.total(cells.rows(1.0), cells.root).reshape(self.batch_shape)
 
+    @by_autograd
     def entropy(self) -> Tensor:
         """(*lead,) log Z less the expected score, weights included; 0 where nothing is possible."""
         cells, rules = self.cells, self.original.rules
@@ -92,6 +94,7 @@ class RestrictedHypertree(Structure):
         """
         return self._descended(count, temperature=1.0, generator=generator)
 
+    @by_autograd
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -136,7 +139,7 @@ class RestrictedHypertree(Structure):
         """
         raise UnsupportedError("A RestrictedHypertree is no factor graph; ask it directly.")
 
-    @cached_property
+    @differentiable_property
     def cells(self) -> Cells:
         """The spans as the recursions take them."""
         form = self.original.form

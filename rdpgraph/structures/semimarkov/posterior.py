@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.structures.semimarkov.coupling import Coupling
 from rdpgraph.structures.semimarkov.recursion import Prefixes, at_last, prefixes
 
@@ -65,7 +65,7 @@ class _Posterior(Function):
         return posterior(segments, Coupling.of(transition), lengths, found, grad)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *along: Tensor
     ) -> tuple[Tensor | None, ...]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
 from rdpgraph.structures.draws import drawn, largest
@@ -46,6 +47,7 @@ class RestrictedSemiMarkov(Structure):
         """(*lead,) log Z in nats, differentiable; O(T (D K)^2) kept, O(T D K r) at rank r."""
         return self._shaped(self.kept.log_partition(1.0))
 
+    @by_autograd
     def entropy(self) -> Tensor:
         """(*lead,) log Z less the expected score, weights included; 0 where nothing is possible.
 
@@ -92,6 +94,7 @@ class RestrictedSemiMarkov(Structure):
         found = self.kept.descended(count, 1.0, drawn(generator))
         return found.reshape(count, *self.unary.shape[:-1])
 
+    @by_autograd
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
     ) -> Tensor:

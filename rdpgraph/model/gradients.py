@@ -1,0 +1,90 @@
+"""Gradients within gradients of the recursions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Answer = TypeVar("Answer")
+
+
+def by_autograd(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A method whose answer is a gradient: it answers within ``torch.inference_mode()`` too."""
+
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Answer:
+        if not torch.is_inference_mode_enabled():
+            return method(*args, **kwargs)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return method(*(_ordinary(part) for part in args), **kwargs)
+
+    return called
+
+
+def _ordinary(value: Any) -> Any:
+    """The same with copies of tensors that take no part in gradients."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: _ordinary(part) for name, part in parts.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(_ordinary(part) for part in value)
+    return value
+
+
+def regradient(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
+) -> list[Tensor | None]:
+    """The gradients of a function in those inputs that need one, to be differentiated once more.
+
+    None for the others. In aliases of the inputs: one of them may have been computed from another,
+    and its part in the gradient is not the function's to count.
+
+    Args:
+        function: of the inputs; a tensor.
+        inputs: as saved for the backward pass, with their history.
+        gradient: of the function's value.
+    """
+    aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
+    wanted = [alias for alias in aliases if alias.requires_grad]
+    values = function(*aliases)
+    if not values.requires_grad:  # no input has a part in it
+        return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
+    found = iter(
+        torch.autograd.grad(
+            values, wanted, gradient, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    )
+    return [next(found) if part.requires_grad else None for part in inputs]
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For the backward pass of a function: a gradient of its gradient is refused, not zero."""
+
+    def wrapped(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            outputs = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return outputs
+        return tuple(
+            _Refused.apply(part.requires_grad_()) if isinstance(part, Tensor) else part
+            for part in outputs
+        )
+
+    return wrapped
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004
+        raise RuntimeError(
+            "This answer is differentiable once: its gradient has no gradient of its own."
+        )

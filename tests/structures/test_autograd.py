@@ -1,0 +1,243 @@
+"""Structures and autograd: no_grad, create_graph, steps in place, inference mode, pickles."""
+
+import math
+import pickle
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.chain import logs
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def bilinear(seed=1):
+    return rg.Bilinear(normal(3, 2, seed=seed), normal(3, 2, seed=seed + 1))
+
+
+def low_rank(seed=1):
+    return rg.LowRank(normal(3, 2, seed=seed), normal(3, 2, seed=seed + 1))
+
+
+MODELS = {
+    "chain": lambda u: rg.Chain(u, normal(3, 3, seed=1)),
+    "embedded chain": lambda u: rg.Chain(u, bilinear()),
+    "chain of low rank": lambda u: rg.Chain(u, low_rank()),
+    "semi-Markov": lambda u: rg.SemiMarkov(u.reshape(2, 2, 3), normal(3, 3, seed=1)),
+    "hypertree": lambda u: rg.Hypertree(u.reshape(2, 2, 3), rg.DenseRules(normal(3, 3, 3))),
+    "projective": lambda u: rg.ProjectiveDependencies(u.reshape(3, 4)),
+    "non-projective": lambda u: rg.NonProjectiveDependencies(u.reshape(3, 4)),
+    "graph": lambda u: rg.Chain(u, normal(3, 3, seed=1)).factor_graph(),
+}
+ESTIMATORS = {"exact": rg.Exact(), "estimated": rg.Randomized.default(keep=2, replicates=2)}
+ANSWERS = {
+    "log Z": lambda p: p.log_partition,
+    "marginals": lambda p: marginals(p).square().sum(),
+    "entropy": lambda p: p.entropy(),
+}
+
+
+def marginals(posterior):
+    found = posterior.marginals()
+    return next(iter(found.values())) if isinstance(found, dict) else found
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_asked_without_gradients_cuts_none(name, estimator, answer):
+    def asked(before):
+        unary = normal(4, 3).requires_grad_()
+        model = MODELS[name](unary)
+        posterior = rg.infer(model, estimator=ESTIMATORS[estimator], generator=seeded())
+        if before:
+            with torch.no_grad():
+                posterior.sample(2, generator=seeded(1))
+                posterior.mode()
+                for other in ANSWERS.values():
+                    other(posterior)
+        value = ANSWERS[answer](posterior)
+        return value.detach(), torch.autograd.grad(value.sum(), unary)[0]
+
+    plain, after = asked(before=False), asked(before=True)
+    torch.testing.assert_close(after, plain)
+
+
+def test_a_distribution_that_was_drawn_from_keeps_its_gradients():
+    unary = torch.zeros(3, 2, requires_grad=True)
+    drawn = rg.distributions.LinearChain(unary, torch.zeros(2, 2))
+    sequence = drawn.sample()
+    (gradient,) = torch.autograd.grad(drawn.log_prob(sequence), unary)
+    expected = torch.nn.functional.one_hot(sequence, 2) - 0.5
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("make", [lambda f: f, rg.Table, None], ids=["tensor", "table", "bilinear"])
+def test_steps_in_place_are_seen(make):
+    unary = torch.zeros(3, 3, requires_grad=True)
+    table = torch.zeros(3, 3, requires_grad=True)
+    transition = rg.Bilinear(table, torch.eye(3)) if make is None else make(table)
+    chain = rg.Chain(unary, transition)
+    asked = (
+        chain.log_partition, chain.entropy, chain.marginals, chain.edge_counts, chain.mode,
+        chain.max_marginals, chain.filtered,
+    )  # fmt: skip
+    for ask in asked:
+        ask()
+    with torch.no_grad():
+        unary[:, 0] += 5
+        table[1, 0] += 2
+    fresh = rg.Chain(unary, transition)
+    for ask in asked:
+        torch.testing.assert_close(ask(), getattr(fresh, ask.__name__)())
+    for _ in range(2):  # a second backward pass has a graph of its own
+        chain.log_partition().backward()
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize("low", [False, True])
+def test_gradients_with_a_graph_are_those_without(scale, low):
+    """In both forms of the recursion; the unary potentials come from the transition too."""
+    weights = (scale * normal(3, 3)).requires_grad_()
+    inputs = normal(5, 3, seed=1)
+
+    def log_z(weights):
+        table = rg.LowRank(weights, weights.mT) if low else weights
+        return rg.Chain(inputs @ weights, table).log_partition()
+
+    value = log_z(weights)
+    (plain,) = torch.autograd.grad(value, weights, retain_graph=True)
+    (graphed,) = torch.autograd.grad(value, weights, create_graph=True)
+    torch.testing.assert_close(graphed.detach(), plain, rtol=1e-7, atol=1e-7)
+    if scale == 1.0:
+        assert torch.autograd.gradgradcheck(log_z, (weights,))
+
+
+def test_second_gradients_in_logs_count_each_step_once():
+    """Log-space, where every step is a function of its own: brute force over all sequences."""
+    unary, table = 3 * normal(4, 3), (3 * normal(3, 3, seed=1)).requires_grad_()
+    lengths = torch.tensor([4])
+    every = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    pairs = torch.nn.functional.one_hot(every[:, :-1] * 3 + every[:, 1:], 9).sum(1).double()
+
+    def enumerated(table):
+        scores = unary[torch.arange(4), every].sum(1) + pairs @ table.flatten()
+        return scores.logsumexp(0)
+
+    answers = []
+    for ask in (lambda t: logs.log_partition(unary.unsqueeze(0), t, lengths)[0], enumerated):
+        (first,) = torch.autograd.grad(ask(table), table, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), table)
+        answers.append((first.detach(), second))
+    torch.testing.assert_close(*answers)
+
+
+def test_expected_transitions_at_any_range():
+    for scale in (1.0, 60.0, 300.0):
+        unary, table = scale * normal(6, 4), (scale * normal(4, 4, seed=1)).requires_grad_()
+        counts = rg.Chain(unary, table).edge_counts()
+        with torch.no_grad():
+            plain = rg.Chain(unary, table).edge_counts()
+        torch.testing.assert_close(counts.detach(), plain)
+        assert abs(float(counts.detach().sum()) - 5) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda u: rg.Chain(u, torch.zeros(3, 3)).entropy(),
+        lambda u: rg.Chain(u, torch.zeros(3, 3)).kl_divergence(rg.Chain(u * 2, torch.eye(3))),
+    ],
+)
+def test_a_gradient_too_many_is_refused(ask):
+    unary = torch.randn(4, 3, generator=seeded(), requires_grad=True)
+    (gradient,) = torch.autograd.grad(ask(unary), unary, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("transition", [torch.zeros(3, 3), None])
+def test_sequences_of_one_step(transition):
+    parts = [torch.zeros(3, 2, requires_grad=True) for _ in range(2)]
+    table = rg.LowRank(*parts) if transition is None else transition.requires_grad_()
+    unary = torch.randn(2, 1, 3, generator=seeded(), requires_grad=True)
+    chain = rg.Chain(unary, table)
+    torch.testing.assert_close(chain.marginals(), unary.softmax(-1))
+    assert not chain.edge_counts().any()
+    (gradient,) = torch.autograd.grad(chain.log_partition().sum(), unary, create_graph=True)
+    gradient.square().sum().backward()
+    chain.entropy().sum().backward()
+    crf = rg.nn.CRF(3, batch_first=True)
+    torch.testing.assert_close(crf.marginals(unary).sum(-1), torch.ones(2, 1))
+    crf.entropy(unary).sum().backward()
+
+
+@pytest.mark.parametrize("transition", [torch.zeros(3, 3), torch.zeros(3, 3, 3), "low rank"])
+def test_nothing_to_do(transition):
+    """No items, and no draws."""
+    if isinstance(transition, str):
+        transition = rg.LowRank(torch.zeros(3, 2), torch.zeros(3, 2))
+    chain = rg.Chain(torch.zeros(0, 4, 3), transition)
+    assert chain.mode().shape == (0, 4)
+    assert chain.sample(2).shape == (2, 0, 4)
+    assert chain.rsample(2, temperature=1.0).shape == (2, 0, 4, 3)
+    assert chain.max_marginals().shape == chain.marginals().shape == (0, 4, 3)
+    assert chain.entropy().shape == (0,)
+    estimator = rg.Randomized.default(keep=2, replicates=2)
+    assert rg.infer(chain, estimator=estimator).status.standard_error is None
+    full = rg.Chain(torch.zeros(2, 4, 3), transition)
+    assert full.sample(0).shape == (0, 2, 4)
+    assert full.rsample(0, temperature=1.0).shape == (0, 2, 4, 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_mode(name):
+    expected = rg.infer(MODELS[name](normal(4, 3)))
+    with torch.inference_mode():
+        found = rg.infer(MODELS[name](normal(4, 3)))
+        torch.testing.assert_close(marginals(found), marginals(expected))
+        torch.testing.assert_close(found.entropy(), expected.entropy())
+        found.sample(2, generator=seeded())
+        found.mode()
+        if name != "graph":
+            found.rsample(temperature=0.5, generator=seeded())
+
+
+def test_types_are_promoted_in_every_answer():
+    chain = rg.Chain(torch.zeros(4, 6), torch.zeros(6, 6, dtype=torch.float64))
+    estimated = rg.infer(chain, estimator=rg.Randomized.default(keep=4))
+    for posterior in (rg.infer(chain), estimated):
+        assert posterior.log_partition.dtype == torch.float64
+        assert posterior.marginals().dtype == torch.float64
+        assert posterior.entropy().dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "graph"])
+def test_structures_that_were_used_are_pickled(name):
+    model = MODELS[name](normal(4, 3))
+    model.log_partition()
+    model.mode()
+    again = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(again.log_partition(), model.log_partition())
+
+
+def test_what_stands_beyond_a_length_may_be_anything():
+    lengths = torch.tensor([2, 4])
+    emissions, table = normal(2, 4, 3), normal(3, 3, seed=1)
+    clean = rg.Chain.crf(emissions, table, lengths=lengths)
+    emissions[0, 2:] = torch.tensor([math.nan, math.inf, -math.inf])
+    torch.testing.assert_close(
+        rg.Chain.crf(emissions, table, lengths=lengths).marginals(), clean.marginals()
+    )
+    start, step, shown = (normal(*s).log_softmax(-1) for s in ((3,), (3, 3), (3, 5)))
+    seen = torch.tensor([[0, 4, -100, 99], [1, 2, 3, -1]])
+    hmm = rg.Chain.hmm(start, step, shown, seen, lengths=lengths)
+    first = rg.Chain.hmm(start, step, shown, seen[0, :2])
+    torch.testing.assert_close(hmm.log_partition()[0], first.log_partition())
