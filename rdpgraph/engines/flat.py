@@ -81,7 +81,7 @@ def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]
             places = (places.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(2)
         values = flat.new_ones(1, 1, 1) if group < 0 else beliefs(group).flatten(2)
         index = (batch, members.reshape(1, -1, 1), places)
-        values = values.expand(network.batch, len(members), -1)
+        values = values.to(flat.dtype).expand(network.batch, len(members), -1)
         flat = flat.index_put(tuple(i.to(flat.device) for i in index), values)
     return flat.reshape([*shape[:2], *sizes])
 

@@ -15,6 +15,7 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.values import safe_log
+from rdpgraph.model.gradients import refused
 from rdpgraph.plan.joingraph import ClusterGraph
 
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
@@ -45,15 +46,15 @@ class _Run:
     down: list[Tensor]
     trace: list[float] = field(default_factory=list[float])
     converged: bool = False
+    lost: bool = False  # a message to underflow
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedSolution(Approximation):
     """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
 
-    Exact where the join graph is a junction tree. Computes in float64. Log Z is the join graph's
-    free energy; its gradient, with messages held fixed, is the beliefs. Marginals and entropy
-    have no gradient through the messages.
+    Computes in float64. Log Z is the join graph's free energy; its gradient, with messages held
+    fixed, is the beliefs. Marginals have no gradient, and that of the entropy is refused.
 
     Attributes:
         network: the reduced model.
@@ -109,6 +110,28 @@ class JoinedSolution(Approximation):
             return self._clusters()
 
     @cached_property
+    def _narrow(self) -> bool:
+        """Whether possible values of a cluster are lost to underflow."""
+        for scope, members, own in zip(
+            self.graph.scopes, self.graph.tensors, self._fixed, strict=True
+        ):
+            if bool((own.values > 0).all()):
+                continue
+            possible = torch.ones((), dtype=torch.bool, device=own.values.device)
+            for tensor in members:
+                group, row = self._tensors[tensor]
+                table, variables = self._table(group, row)
+                possible = possible & _aligned(table > -math.inf, variables, scope)
+            if bool(((own.values == 0) & possible).any()):
+                return True
+        return False
+
+    def _table(self, group: int, row: int) -> tuple[Tensor, list[int]]:
+        own = self.network.groups[group]
+        table = own.each()
+        return table[:, row if table.shape[1] > 1 else 0], own.scopes[row].tolist()
+
+    @cached_property
     def _at(self) -> list[list[int]]:
         """Per cluster the numbers of its links."""
         found: list[list[int]] = [[] for _ in self.graph.scopes]
@@ -159,7 +182,9 @@ class JoinedSolution(Approximation):
         targets = [n for n in self._at[cluster] if (links[n].child == cluster) is upwards]
         if not targets:
             return 0.0
-        table = self._belief(run, self._fixed[cluster], cluster)[0]
+        own = self._fixed[cluster]
+        table = self._belief(run, own, cluster)[0]
+        alive = (own.values > 0).flatten(1).any(1).expand(len(table))
         change = 0.0
         for number in targets:
             said, heard = (run.up, run.down) if upwards else (run.down, run.up)
@@ -168,6 +193,7 @@ class JoinedSolution(Approximation):
             peak = new.flatten(1).amax(1).reshape(-1, *(1,) * (new.ndim - 1))
             old = said[number]
             # Where all underflowed, or nothing is possible, nothing new is said.
+            run.lost = run.lost or bool(((peak <= 0).flatten() & alive).any())
             new = torch.where(peak > 0, new / torch.where(peak > 0, peak, 1.0), old)
             change = max(change, float((new - old).abs().amax()))
             if keep:
@@ -192,16 +218,18 @@ class JoinedSolution(Approximation):
     def status(self) -> Status:
         """Whether the messages converged."""
         run = self._run
-        exact = self.graph.exact and run.converged
+        # Of a junction tree log Z and marginals are exact, but not the modes.
         remedy = ""
-        if not run.converged:
+        if self._narrow or run.lost:
+            remedy = "values are too far apart for the clusters' tables: Loopy() works in logs"
+        elif not run.converged:
             remedy = "the join graph's messages have not converged: allow more time, or damp them"
-        elif not exact:
+        else:
             remedy = "approximate: more memory or time allows larger clusters"
         return Status(
-            exact=exact,
-            converged=run.converged,
-            biased=not exact,
+            exact=False,
+            converged=run.converged and not (self._narrow or run.lost),
+            biased=True,
             iterations=len(run.trace),
             residual=run.trace[-1] if run.trace else 0.0,
             trace=tuple(run.trace),
@@ -296,7 +324,10 @@ class JoinedSolution(Approximation):
             belief = self._of_group(number)
             logs = torch.where(belief > 0, group.each().double(), 0.0)
             total = total + (belief * logs).flatten(1).sum(1)
-        return torch.where(self._alive, total, 0.0).to(network.constant)
+        total = torch.where(self._alive, total, 0.0).to(network.constant)
+        return refused(
+            total, "A join graph's entropy has no gradient; Contraction() and Loopy() have one."
+        )
 
     @differentiable_property
     def _other(self) -> Solution:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import UnsupportedError
+
 Answer = TypeVar("Answer")
 
 
@@ -71,20 +73,28 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return outputs
         return tuple(
-            _Refused.apply(part.requires_grad_()) if isinstance(part, Tensor) else part
+            refused(part.requires_grad_(), _ONCE) if isinstance(part, Tensor) else part
             for part in outputs
         )
 
     return wrapped
 
 
+_ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
+
+
+def refused(values: Tensor, why: str) -> Tensor:
+    """The same values, whose gradient is an error."""
+    found: Tensor = _Refused.apply(values, why)  # pyright: ignore
+    return found
+
+
 class _Refused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
-        return gradient.view_as(gradient)
+    def forward(ctx: Any, values: Tensor, why: str) -> Tensor:
+        ctx.why = why
+        return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004
-        raise RuntimeError(
-            "This answer is differentiable once: its gradient has no gradient of its own."
-        )
+        raise UnsupportedError(ctx.why)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.network import Network, reduce_graph
@@ -11,6 +11,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.plan import Plan
+from rdpgraph.schedulers.contraction import Contraction
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, topology_of
 
@@ -19,8 +20,9 @@ from rdpgraph.schedulers.scheduler import Scheduler, budget_of, topology_of
 class JoinGraph(Scheduler):
     """Messages between clusters of factors: better than `Loopy`, and dearer, up to exact.
 
-    The clusters are as large as memory and time allow. Runs in float64. Modes come from loopy
-    max-product.
+    The clusters are as large as memory and time allow; one that holds all is solved exactly, as by
+    `Contraction`. Runs in float64. The gradient of log Z is that at fixed messages; marginals have
+    none, and that of the entropy is refused. Modes and max-marginals come from loopy max-product.
 
     Args:
         memory: bytes for the clusters' tables; None: 60% of what the machine has available.
@@ -61,6 +63,10 @@ class JoinGraph(Scheduler):
             seconds=self.seconds,
             batch=network.batch,
         )
+        if clusters.exact:
+            whole, run = Contraction(budget.memory_bytes, self.seconds).plan_network(network)
+            if whole.fits and whole.num_slices == 1:
+                return replace(whole, why="the join graph is a junction tree, solved as one"), run
         largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)
         plan = Plan(
             route="join graph",

@@ -35,18 +35,25 @@ def share(logs: Tensor, temperature: float) -> Tensor:
     return values / torch.where(total > 0, total, 1.0)
 
 
-_SEEN = 40.0
+FAINT = 40.0
+"""Nats past the precision of float64: around loops, hard constraints may drive logs down for ever,
+and below this nothing is told apart."""
+BOTTOM = 1e30
+"""The same where logs are bounded: -inf alone lies below."""
 
 
 @torch.no_grad()
-def change(new: Tensor, old: Tensor) -> Tensor:
+def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
     """(B, n): how much log-messages (B, K, n) differ: in nats, relatively beyond one nat.
 
-    Not as probabilities, where what is on its way from far evidence may be too small to see. Below
-    -40 nats, which is past the precision of float64, nothing is told apart: around loops, hard
-    constraints may drive logs down for ever.
+    Not as probabilities, where what is on its way from far evidence may be too small to see.
+
+    Args:
+        new: log-messages.
+        old: the same before.
+        seen: nats below zero at which nothing is told apart any more, `FAINT` or `BOTTOM`.
     """
-    new, old = new.clamp(min=-_SEEN), old.clamp(min=-_SEEN)
+    new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)
 
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import floored, normalised, share, take
+from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, normalised, share, take
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
 from rdpgraph.model.semiring import soft_sum
@@ -46,6 +46,7 @@ class Field:
         vanishing: whether a message may hold a hard zero. Where all batch items share their hard
             zeros it cannot: the states that they rule out have been dropped.
         lowest: no log-message goes below this, but for hard zeros.
+        forest: whether the factor graph is known to have no cycle.
     """
 
     edges: Edges
@@ -57,6 +58,7 @@ class Field:
     batch: int
     vanishing: bool
     lowest: float
+    forest: bool = False
 
     def flat_messages(self) -> Messages:
         """Messages that say nothing."""
@@ -118,6 +120,11 @@ class Field:
     def bounded(self) -> bool:
         """Whether no message can grow without bound."""
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
+
+    @property
+    def seen(self) -> float:
+        """How far below zero log-messages are told apart: see `arithmetic.change`."""
+        return BOTTOM if self.bounded or self.forest else FAINT
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the factors answer, not normalised."""

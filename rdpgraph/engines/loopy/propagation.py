@@ -11,8 +11,10 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.damping import Damping
 from rdpgraph.engines.loopy.field import Field, Messages
-from rdpgraph.engines.loopy.schedules import Schedule
-from rdpgraph.engines.loopy.sweepers import sweeper_for
+from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Schedule, Sequential
+from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
+
+_THOROUGH = Flooding | Sequential | RandomSubsets
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
         return Outcome(messages, ~done, torch.zeros(field.batch), ())
     trace: list[float] = []
     any_done = False
+    schedule = limits.schedule
+    thorough = isinstance(schedule, _THOROUGH) or schedule.looks_at_residuals
     for number in range(limits.sweeps):
         before = messages
         messages, largest = sweeper.sweep(messages, number)
@@ -92,6 +96,9 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
             messages = tuple(torch.where(keep, old, new) for new, old in pairs)
             largest = torch.where(done, residual, largest.cpu().double())
         residual = largest.cpu().double()
+        if not thorough and bool((residual <= limits.tolerance).any()):
+            # What a schedule of the user's own leaves out may not have settled.
+            residual = torch.maximum(residual, residual_of_all(field, messages).cpu().double())
         worst = float(residual.amax())
         trace.append(worst)
         if worst <= limits.tolerance or field.batch > 1:

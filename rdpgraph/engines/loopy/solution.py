@@ -54,7 +54,8 @@ class LoopySolution(Approximation):
     def field(self) -> Field:
         """The equations."""
         with torch.enable_grad():  # wherever it is first asked for
-            return field_of(self.network, self.edges, self.counting, self.temperature)
+            found = field_of(self.network, self.edges, self.counting, self.temperature)
+        return found if found.bounded else replace(found, forest=self.network_is_forest)
 
     @property
     def outcome(self) -> Outcome:

@@ -1,6 +1,7 @@
 """Carrying out the sweeps of a schedule: which of several equal ways is quickest."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -45,6 +46,26 @@ class Sweeper(ABC):
     @abstractmethod
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
         """The messages after one sweep, and (B,) the largest change."""
+
+    def _chosen(self, residuals: Callable[[], Tensor], number: int) -> Iterator[Tensor | None]:
+        """What the schedule chooses, checked."""
+        count, some = self.field.edges.count, False
+        for chosen in self.schedule.sweep(self.field.edges, residuals, number):
+            if chosen is not None:
+                fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64
+                if not fits or (
+                    len(chosen) and not 0 <= int(chosen.amin()) <= int(chosen.amax()) < count
+                ):
+                    raise ModelError(
+                        f"{type(self.schedule).__name__}.sweep yields numbers of messages, int64 "
+                        f"from 0 to {count - 1}, or None for all; got {chosen!r:.80}."
+                    )
+                if not len(chosen):
+                    continue
+            some = True
+            yield chosen
+        if not some:
+            raise ModelError(f"{type(self.schedule).__name__}.sweep yielded no message.")
 
     def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
         """Damped, and normalised again."""
@@ -93,16 +114,16 @@ class _Masked(Sweeper):
 
         def residuals() -> Tensor:
             pairs = zip(field.update(current), current, strict=True)
-            return torch.cat([change(new, old)[0] for new, old in pairs]).cpu()
+            return torch.cat([change(new, old, field.seen)[0] for new, old in pairs]).cpu()
 
         looks = self.schedule.looks_at_residuals
         changes: list[Tensor] = []
-        for chosen in self.schedule.sweep(edges, residuals if looks else _none, number):
+        for chosen in self._chosen(residuals if looks else _none, number):
             found = field.update(current)
             pairs = list(zip(found, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
-                changes.append(_largest([change(new, old) for new, old in pairs]))
+                changes.append(_largest([change(new, old, field.seen) for new, old in pairs]))
                 current = mixed
                 self.updates += edges.count
                 continue
@@ -110,7 +131,9 @@ class _Masked(Sweeper):
             here[chosen] = True
             masks = torch.split(here.to(field.unary_device), [c.count for c in edges.classes])
             parts = zip(masks, pairs, strict=True)
-            changes.append(_largest([torch.where(m, change(*pair), 0.0) for m, pair in parts]))
+            changes.append(
+                _largest([torch.where(m, change(*pair, field.seen), 0.0) for m, pair in parts])
+            )
             current = tuple(
                 torch.where(mask, new, old)
                 for mask, new, old in zip(masks, mixed, current, strict=True)
@@ -134,7 +157,7 @@ class _InTurn(Sweeper):
         messages = _own(messages)
         beliefs = list(field.beliefs(messages))
         changes: list[Tensor] = []
-        for chosen in self.schedule.sweep(edges, _none, number):
+        for chosen in self._chosen(_none, number):
             everything = torch.arange(edges.count) if chosen is None else chosen
             messages, beliefs, here = self._some(messages, beliefs, everything)
             changes.append(here)
@@ -158,7 +181,7 @@ class _InTurn(Sweeper):
         for part, values in zip(selected.parts, new, strict=True):
             number = field.edges.segments[part.segment].size_class
             old = take(messages[number], part.places)
-            changes.append(change(values, old))
+            changes.append(change(values, old, field.seen))
             mixed.append(self._mixed(values, old))
         messages = written(field, messages, selected, mixed)
         beliefs = refreshed(field, messages, beliefs, selected)
@@ -179,14 +202,14 @@ class _ByResidual(Sweeper):
             beliefs = list(field.beliefs(messages))
             ready = _own(field.update(messages))
             changes = zip(ready, messages, strict=True)
-            residual = torch.cat([change(new, old)[0] for new, old in changes])
+            residual = torch.cat([change(new, old, field.seen)[0] for new, old in changes])
         else:
             messages, beliefs, ready, residual = self._state
 
         def residuals() -> Tensor:
             return residual
 
-        for chosen in self.schedule.sweep(edges, residuals, number):
+        for chosen in self._chosen(residuals, number):
             everything = torch.arange(edges.count) if chosen is None else chosen
             selected = selection(edges, everything)
             mixed: list[Tensor] = []
@@ -216,7 +239,7 @@ def _renewed(
     for c, new, old in zip(field.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()
         if len(places):
-            residual[places + c.first] = change(take(new, places), take(old, places))[0]
+            residual[places + c.first] = change(take(new, places), take(old, places), field.seen)[0]
     return residual
 
 
@@ -227,6 +250,13 @@ def _own(messages: Messages) -> Messages:
 
 def _none() -> Tensor:
     raise ModelError("A Schedule that calls residuals() must say so in looks_at_residuals.")
+
+
+@torch.no_grad()
+def residual_of_all(field: Field, messages: Messages) -> Tensor:
+    """(B,) the largest change that any message would make now."""
+    pairs = zip(field.update(messages), messages, strict=True)
+    return _largest([change(new, old, field.seen) for new, old in pairs])
 
 
 def _largest(parts: list[Tensor]) -> Tensor:

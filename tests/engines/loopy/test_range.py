@@ -394,3 +394,32 @@ def test_the_gradient_of_contractions_in_logs_has_no_nan():
         assert bool(slope.isfinite().all())
     leaves = [randn(2, 2, 3, 4, 5).requires_grad_(), randn(3, 2, 4, 5).requires_grad_()]
     assert torch.autograd.gradcheck(log_sum, leaves)
+
+
+@pytest.mark.parametrize("scale", [20.0, 100.0, 1000.0])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"schedule": rg.Residual()}, {"schedule": rg.Sequential()}, {"damping": 0.5}],
+    ids=["flooding", "residual", "sequential", "damped"],
+)
+@pytest.mark.parametrize("hard", [False, True])
+def test_trees_of_any_range_are_exact(scale, options, hard):
+    """What changes far below the best state is waited for, be there hard zeros or not."""
+    generator = torch.Generator().manual_seed(int(scale))
+    for _ in range(20):
+        xs = [rg.Variable(f"x{i}", 2) for i in range(6)]
+        factors = []
+        for child in range(1, 6):
+            parent = int(torch.randint(child, (1,), generator=generator))
+            logs = scale * torch.randn(2, 2, generator=generator, dtype=torch.float64)
+            if hard and child == 3:
+                logs[0, 0] = -math.inf
+            factors.append(rg.Factor((xs[parent], xs[child]), rg.Table(logs)))
+        graph = rg.FactorGraph(factors)
+        found = rg.infer(graph, scheduler=rg.Loopy(**options))
+        truth = rg.infer(graph, scheduler=rg.Contraction())
+        assert found.status.exact
+        for x in xs:
+            torch.testing.assert_close(found.marginal(x), truth.marginal(x), rtol=0, atol=1e-3)
+            most = found.max_marginals()[x], truth.max_marginals()[x]
+            torch.testing.assert_close(*most, rtol=1e-4, atol=1e-3)

@@ -421,3 +421,36 @@ def test_what_loopy_does_not_answer():
 def test_schedule_names_cover_every_schedule_of_the_package():
     kinds = {type(schedule(name, 3)) for name in SCHEDULES}
     assert kinds == {rg.Flooding, rg.Sequential, rg.Residual, rg.RandomSubsets}
+
+
+class Half(rg.Schedule):
+    """Never says every other message."""
+
+    def sweep(self, edges, residuals, number):
+        yield torch.arange(0, edges.count, 2)
+
+
+class Given(rg.Schedule):
+    def __init__(self, *chosen):
+        self.chosen = chosen
+
+    def sweep(self, edges, residuals, number):
+        yield from self.chosen
+
+
+def test_messages_that_a_schedule_leaves_out_have_not_converged():
+    graph = random_grid(0, 1, 5, coupling=1.0)[1]
+    posterior = rg.infer(graph, scheduler=rg.Loopy(schedule=Half(), sweeps=20))
+    assert not posterior.status.converged
+    assert not posterior.status.exact
+    everything = rg.infer(graph, scheduler=rg.Loopy(schedule=Given(None)))
+    assert everything.status.exact
+
+
+@pytest.mark.parametrize(
+    "chosen", [(), (torch.zeros(0, dtype=torch.long),), ([0, 1],), (torch.tensor([99]),)]
+)
+def test_what_is_no_choice_of_messages_is_refused(chosen):
+    graph = random_grid(0, 1, 5, coupling=1.0)[1]
+    with pytest.raises(rg.ModelError, match="sweep yield"):
+        rg.infer(graph, scheduler=rg.Loopy(schedule=Given(*chosen))).log_partition  # noqa: B018
