@@ -45,7 +45,12 @@ def infer(
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
     """
+    _require("a scheduler", scheduler, Scheduler, "an object such as Loopy()")
+    _require("an estimator", estimator, Estimator, "an object such as Randomized.default(keep=0.1)")
+    _require("a generator", generator, torch.Generator, "a torch.Generator")
     scheduler = scheduler or Auto()
+    if isinstance(model, FactorGraph):
+        _checked(model)
 
     def solve(other: Model) -> Answer:
         return infer(other, scheduler=scheduler, generator=generator)
@@ -120,4 +125,17 @@ def _checked(model: object) -> FactorGraph:
         raise ModelError(
             f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}."
         )
+    if 0 in model.batch_shape:
+        raise ModelError(f"A FactorGraph of batch shape {model.batch_shape} has no item to answer.")
+    if any(part._version != version for block in model.blocks for part, version in block.copied):
+        raise ModelError(
+            "A table was changed in place, as by an optimizer, after the graph took a copy of it "
+            "with others of its shape: declare the graph anew for each step, or hold the tables in "
+            "one FactorBlock."
+        )
     return model
+
+
+def _require(name: str, value: object, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ModelError(f"infer needs {name} as {example}; got {value!r:.80}.")

@@ -1,5 +1,6 @@
 """What the options say, as values."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -57,7 +58,7 @@ def memory(text: str) -> float:
     """Bytes of ``4GB``, ``512MiB``, ``1e9``."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     value = _number(match[1]) if match else None
-    if match is None or value is None or value <= 0:
+    if match is None or value is None or not 0 < value < math.inf:
         raise typer.BadParameter(f"expected an amount such as 4GB or 512MiB; got {text!r}")
     unit = match[2].lower()
     return value * (_BINARY[unit] if match[3] and unit else _BYTES[unit])
@@ -67,7 +68,7 @@ def seconds(text: str) -> float:
     """Seconds of ``60s``, ``2m``, ``500ms``, ``60``."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(ms|s|min|m|h|)\s*", text, re.IGNORECASE)
     value = _number(match[1]) if match else None
-    if match is None or value is None or value <= 0:
+    if match is None or value is None or not 0 < value < math.inf:
         raise typer.BadParameter(f"expected a time such as 60s or 2m; got {text!r}")
     return value * _SECONDS[match[2].lower()]
 

@@ -1,5 +1,6 @@
 """Pictures of factor graphs."""
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -33,6 +34,10 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
             f"A picture of {count:,} variables and {graph.num_factors:,} factors is not readable; "
             f"draw takes up to {_MOST} variables."
         )
+    if not count:
+        raise UnsupportedError("There is no variable to draw.")
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     try:
         import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
         from matplotlib.figure import Figure

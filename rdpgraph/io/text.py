@@ -83,5 +83,9 @@ def write_text_atomically(path: PathLike, text: str) -> None:
         if target.exists():
             shutil.copymode(target, scratch)
         os.replace(scratch, target)
+    except OSError as error:
+        if str(error.filename) != str(scratch):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the name asked for
     finally:
         scratch.unlink(missing_ok=True)

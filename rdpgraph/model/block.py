@@ -26,6 +26,7 @@ class Block:
         shape: the potential's own block dims.
         rows: (F,) for each factor its place in the flattened block dims; None: its own number.
         declared: (F,) the place of each factor in the order of declaration.
+        copied: parameters that the potential holds a copy of, and their versions then.
     """
 
     scopes: Scopes
@@ -33,6 +34,7 @@ class Block:
     shape: tuple[int, ...]
     rows: Tensor | None
     declared: Tensor
+    copied: tuple[tuple[Tensor, int], ...] = ()
 
     @property
     def count(self) -> int:
@@ -129,7 +131,9 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
         return Block(listed, group[0][0].potential, (), None, places)
     stacked = Table(torch.stack(kept, dim=kept[0].ndim - arity))
     own = None if len(kept) == len(group) else torch.tensor(rows)
-    return Block(listed, stacked, (len(kept),), own, places)
+    leaves = [part for part in kept if part.requires_grad and part.is_leaf]
+    copied = tuple((part, part._version) for part in leaves)
+    return Block(listed, stacked, (len(kept),), own, places, copied)
 
 
 def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:

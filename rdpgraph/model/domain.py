@@ -46,6 +46,14 @@ class Domain:
                 raise ModelError(
                     f"Two variables named {entry.name!r} differ: {_brief(known)}, {_brief(entry)}."
                 )
+        for name, entry in entries.items():
+            # A name that is split is that of a member; most are not.
+            array = entries.get(_split(name)[0]) if name.endswith("]") else None
+            if isinstance(entry, Variable) and isinstance(array, VariableArray):
+                raise ModelError(
+                    f"Variable {name!r} has the name of a member of array {array.name!r}; use the "
+                    "member itself, or another name."
+                )
         return Domain(tuple(entries.values()))
 
     @cached_property

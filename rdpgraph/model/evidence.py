@@ -38,8 +38,12 @@ def states_given(given: Mapping[Named, Any], domain: Domain) -> Tensor:
         columns.append((numbers.reshape(-1), states))
         batch = _joint_batch(item, batch, tuple(states.shape[:-1]))
     result = torch.full((*batch, domain.count), MISSING, dtype=torch.long)
-    for numbers, states in columns:
-        result[..., numbers] = states.expand(*batch, len(numbers))
+    for (item, _), (numbers, states) in zip(given.items(), columns, strict=True):
+        new, old = states.expand(*batch, len(numbers)), result[..., numbers]
+        if bool(((new != MISSING) & (old != MISSING) & (new != old)).any()):
+            name = item if isinstance(item, str) else item.name
+            raise EvidenceError(f"The evidence gives {name!r} two different states.")
+        result[..., numbers] = torch.where(new == MISSING, old, new)
     return result
 
 

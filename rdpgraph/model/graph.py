@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.potential import Potential
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -219,6 +220,13 @@ class FactorGraph:
     def factors(self) -> Iterator[Factor]:
         """Every factor with a table of its own, in order of declaration."""
         found: list[tuple[int, int, int]] = []
+        for block in self.blocks:
+            if math.prod(block.sizes) > _MOST_TABULATED:
+                raise UnsupportedError(
+                    f"A {type(block.potential).__name__} over {block.arity} variables would be "
+                    f"written out to {math.prod(block.sizes):,} entries; at most "
+                    f"{_MOST_TABULATED:,} are."
+                )
         tables = [block.select().table(block.arity) for block in self.blocks]
         for place, block in enumerate(self.blocks):
             found.extend((number, place, row) for row, number in enumerate(block.declared.tolist()))
@@ -234,9 +242,7 @@ class FactorGraph:
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type."""
         items = [
-            Block(
-                b.scopes, Table(b.potential.table(b.arity).to(*args)), b.shape, b.rows, b.declared
-            )
+            Block(b.scopes, _moved(b.potential, *args), b.shape, b.rows, b.declared)
             for b in self.blocks
         ]
         return FactorGraph.from_blocks(self.domain, items, self.observed)
@@ -270,3 +276,21 @@ def _described(entry: Entry) -> str:
 def _some(parts: Sequence[str], most: int = 6) -> str:
     shown = "; ".join(parts[:most]) or "none"
     return shown if len(parts) <= most else f"{shown}; and {len(parts) - most:,} more"
+
+
+_MOST_TABULATED = 2**28
+
+
+def _moved(potential: Potential, *args: Any) -> Potential:
+    """A potential with its tensors on another device, and floating ones of another type."""
+    if not is_dataclass(potential):
+        return potential
+    changes: dict[str, Tensor] = {}
+    for field in fields(potential):
+        value = getattr(potential, field.name)
+        if field.init and isinstance(value, Tensor):
+            moved = torch.empty(0, dtype=value.dtype, device=value.device).to(*args)
+            changes[field.name] = (
+                value.to(*args) if value.is_floating_point() else value.to(moved.device)
+            )
+    return replace(potential, **changes)

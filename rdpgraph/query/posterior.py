@@ -15,6 +15,7 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.domain import Entry, Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 
 Assignment: TypeAlias = dict[Entry, Tensor]
@@ -89,8 +90,11 @@ class Posterior:
         if isinstance(factor, FactorBlock):
             columns = [self._numbers(slot, factor.shape) for slot in factor.scopes]
             return self._joint(torch.stack(columns, 1), factor.shape)
-        items = factor.variables if isinstance(factor, Factor) else tuple(factor)
-        numbers = [int(self.graph.domain.numbers(item)) for item in items]
+        items = _several("factor_marginal", factor)
+        places = [self.graph.domain.numbers(item) for item in items]
+        if any(place.ndim for place in places):
+            raise ModelError("factor_marginal needs single variables, or a block; got an array.")
+        numbers = [int(place) for place in places]
         if len(set(numbers)) < len(numbers):
             raise ModelError("factor_marginal needs different variables; one is named twice.")
         return self._joint(torch.tensor([numbers], dtype=torch.long), ())
@@ -162,7 +166,7 @@ class Posterior:
             BudgetError: the constrained order does not fit the budget.
         """
         self._require_possible("a marginal mode")
-        domain, items = self.graph.domain, list(variables)
+        domain, items = self.graph.domain, _several("marginal_mode", variables)
         numbers = [domain.numbers(item).reshape(-1) for item in items]
         if not numbers:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
@@ -248,3 +252,13 @@ def _find(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
         if min(places) >= 0:
             return torch.tensor(places), slots
     return None
+
+
+def _several(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
+    """The variables of a factor, or those listed."""
+    if isinstance(items, Factor):
+        return list(items.variables)
+    if isinstance(items, str | Variable | VariableArray):
+        name = items if isinstance(items, str) else items.name
+        raise ModelError(f"{asked} needs a list of variables, as [{name!r}]; got {name!r} alone.")
+    return list(items)

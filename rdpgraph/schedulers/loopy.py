@@ -63,9 +63,10 @@ class Loopy(Scheduler):
     supports: Redrawn | None = None
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or not self.tolerance >= 0 or not self.temperature >= 0:
+        finite = 0 <= self.temperature < math.inf
+        if self.sweeps < 1 or not self.tolerance >= 0 or not finite:
             raise ModelError(
-                "Loopy needs sweeps >= 1, tolerance >= 0 and temperature >= 0; got "
+                "Loopy needs sweeps >= 1, tolerance >= 0 and a finite temperature >= 0; got "
                 f"{self.sweeps}, {self.tolerance} and {self.temperature}."
             )
         self._limits()

@@ -230,7 +230,7 @@ def test_message_passing_on_request(run, method):
     assert code == 0
     found, exact = json.loads(out), json.loads(run(*arguments[:4], "--format", "json")[1])
     assert found["converged"]
-    assert found["sweeps"] >= 1
+    assert found["exact"] or found["sweeps"] >= 1  # a junction tree needs none
     for name, values in exact["marginals"].items():
         assert found["marginals"][name] == pytest.approx(values, abs=0.05)
     assert "sweeps" in run(*arguments)[1]

@@ -1,6 +1,7 @@
 """Counting numbers: how much of each factor's entropy the approximation of log Z holds."""
 
 import heapq
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -51,8 +52,10 @@ class Fractional(Counting):
     number: float
 
     def __post_init__(self) -> None:
-        if not self.number > 0:
-            raise ModelError(f"Fractional needs a counting number above 0; got {self.number}.")
+        if not 0 < self.number < math.inf:
+            raise ModelError(
+                f"Fractional needs a counting number above 0, and finite; got {self.number}."
+            )
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """The number, for every factor."""
