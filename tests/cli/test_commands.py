@@ -233,7 +233,7 @@ def test_message_passing_on_request(run, method):
     assert found["exact"] or found["sweeps"] >= 1  # a junction tree needs none
     for name, values in exact["marginals"].items():
         assert found["marginals"][name] == pytest.approx(values, abs=0.05)
-    assert "sweeps" in run(*arguments)[1]
+    assert found["exact"] or "sweeps" in run(*arguments)[1]
     assert run(*arguments, "--sweeps", "0")[0] == 1
     assert run("infer", ASIA, "--damping", "0.2")[0] == 2
 
