@@ -16,7 +16,7 @@ from rdpgraph.estimate.exact import Kept, Supports
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.replicates import Replicates, repaired, unweighted
+from rdpgraph.query.replicates import Replicates, repaired, taken, turns, unweighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +174,9 @@ class EstimatedSolution(Solution):
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws: a replicate in proportion to its Z, then a configuration of it."""
         chosen, other = self.replicates.choose(count, generator), self._possible
-        drawn = other.inner.sample(count, generator)
-        drawn = drawn.reshape(count, self.kept.replicates, self._batch, -1)
+        most = int(turns(chosen).amax()) + 1 if chosen.numel() else 0
+        drawn = other.inner.sample(most, generator)
+        drawn = drawn.reshape(most, self.kept.replicates, self._batch, self.graph.num_variables)
         return other._original(drawn, chosen)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
@@ -189,14 +190,13 @@ class EstimatedSolution(Solution):
         )
 
     def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
-        """(n, B, V): kept-state numbers (n, replicates, B, V), those of the replicates chosen."""
+        """(n, B, V) states by kept-state numbers (many, replicates, B, V), of replicates chosen."""
         kept = self.layout.states
         starts = self.layout.starts(torch.arange(self.graph.num_variables))
         places = (states.to(kept.device) + starts.to(kept.device)).clamp(min=0)
-        index = chosen.to(kept.device).reshape(len(chosen), 1, -1, 1)
-        mine = places.take_along_dim(index, 1).squeeze(1)
+        chosen = chosen.to(kept.device)
         batch = torch.arange(self._batch, device=kept.device).reshape(1, -1, 1)
-        return kept[index.squeeze(1), batch, mine]
+        return kept[chosen.unsqueeze(-1), batch, taken(places, chosen)]
 
 
 @dataclass(frozen=True, eq=False)

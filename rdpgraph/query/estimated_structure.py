@@ -15,7 +15,7 @@ from rdpgraph.estimate.exact import Kept, Model
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.replicates import Replicates, repaired, unweighted
+from rdpgraph.query.replicates import Replicates, repaired, taken, turns, unweighted
 from rdpgraph.query.structured import StructuredPosterior
 
 
@@ -170,7 +170,8 @@ class EstimatedStructuredPosterior:
             raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
         other = self._possible
         chosen = self.replicates.choose(count, generator)
-        return other._original(other.inner.sample(count, generator=generator), chosen)
+        most = int(turns(chosen).amax()) + 1 if chosen.numel() else 0
+        return other._original(other.inner.sample(most, generator=generator), chosen)
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
         """(*batch, *sites, states): one relaxed one-hot draw, zero where a state was not kept.
@@ -191,13 +192,10 @@ class EstimatedStructuredPosterior:
         return empty.scatter_add(-1, states, values)
 
     def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
-        """(n, *batch, *sites) from numbers (n, replicates, *batch, *sites); -1 stays."""
+        """(n, *batch, *sites) from numbers (many, replicates, *batch, *sites); -1 stays."""
         kept = self.supports.states.unsqueeze(0)
         found = kept.expand(*states.shape, -1).gather(-1, states.clamp(min=0).unsqueeze(-1))
-        found = torch.where(states < 0, states, found.squeeze(-1))
-        index = chosen.unsqueeze(1)
-        index = index.reshape(*index.shape, *(1,) * (found.ndim - index.ndim))
-        return found.take_along_dim(index, 1).squeeze(1)
+        return taken(torch.where(states < 0, states, found.squeeze(-1)), chosen)
 
 
 def _at(values: Tensor, chosen: Tensor) -> Tensor:

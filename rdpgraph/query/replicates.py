@@ -86,6 +86,30 @@ class Replicates:
         return (heights.unsqueeze(1) <= target).sum(0).clamp(max=self.count - 1)
 
 
+def turns(chosen: Tensor) -> Tensor:
+    """(count, *batch) for each draw how many before it came from the same replicate.
+
+    So many draws of every replicate are enough.
+
+    Args:
+        chosen: (count, *batch) the replicate of each draw.
+    """
+    ordered, order = chosen.sort(dim=0, stable=True)
+    place = torch.arange(len(chosen), device=chosen.device)
+    place = place.reshape(-1, *(1,) * (chosen.ndim - 1)).expand_as(chosen)
+    new = torch.ones_like(chosen, dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(new, place, 0).cummax(0).values if len(chosen) else place
+    return torch.zeros_like(chosen).scatter(0, order, place - first)
+
+
+def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
+    """(count, *batch, ...): of draws (many, replicates, *batch, ...) the next of those chosen."""
+    index = turns(chosen) * drawn.shape[1] + chosen
+    index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
+    return drawn.flatten(0, 1).take_along_dim(index, 0)
+
+
 def repaired(supports: Sequence[Support | None], possible: Tensor) -> tuple[Support | None, ...]:
     """Supports with those of a possible replicate in the place of an impossible one's.
 

@@ -35,6 +35,8 @@ def perturbed(
         ModelError: a temperature that is not above 0.
     """
     checked_temperature(temperature)
+    if not isinstance(count, int) or count < 0:
+        raise ModelError(f"Relaxed samples need a whole count >= 0; got {count!r}.")
     noise = gumbel((count, *unary.shape), unary, generator)
     many = None if lengths is None else lengths.expand(count, *lengths.shape)
     return (unary + noise) / temperature, many

@@ -225,3 +225,32 @@ def test_gradients_are_expectations_on_the_states_kept(make):
         expected = (found.marginal(entry).detach() * added).sum()
     (gradient,) = torch.autograd.grad(found.log_partition.sum(), scale)
     assert torch.allclose(gradient, expected)
+
+
+@pytest.mark.parametrize("make", [embedded, chain], ids=["graph", "chain"])
+def test_no_more_is_drawn_than_is_wanted(make):
+    """Of each replicate what is chosen of it; draws stay exact."""
+    model = make()
+    estimator = rg.Randomized(rg.Uniform(), rg.TopTail(2, 2), replicates=50)
+    posterior = rg.infer(model, estimator=estimator, generator=seeded())
+    inner = posterior.solution.inner if isinstance(posterior, rg.Posterior) else posterior.inner
+    asked = []
+    sample = type(inner).sample
+
+    def recorded(self, count, *args, **kwargs):
+        asked.append(count)
+        return sample(self, count, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(inner), "sample", recorded)
+        drawn = posterior.sample(5000, generator=seeded(1))
+    assert max(asked) < 2500
+    if isinstance(drawn, dict):
+        (drawn,) = drawn.values()
+        (marginals,) = posterior.marginals().values()
+    else:
+        marginals = posterior.marginals()
+    hot = torch.nn.functional.one_hot(drawn.clamp(min=0), marginals.shape[-1]).double()
+    hot = hot * (drawn >= 0).unsqueeze(-1)
+    spread = (marginals * (1 - marginals) / 5000).sqrt()
+    assert bool(((hot.mean(0) - marginals).abs() <= 5 * spread + 1e-9).all())

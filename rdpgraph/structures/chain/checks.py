@@ -47,7 +47,10 @@ def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape
-    given = torch.as_tensor(lengths)
+    try:
+        given = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise ModelError(f"Chain needs integer lengths; got {lengths!r:.80}.") from None
     whole = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
     if not (whole or not given.numel()) or tuple(given.shape) != tuple(batch):
         raise ModelError(
@@ -119,8 +122,8 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
 
 def checked_count(count: int) -> int:
     """How many draws, if that can be."""
-    if count < 0:
-        raise ModelError(f"A chain needs a count of draws >= 0; got {count}.")
+    if not isinstance(count, int) or count < 0:
+        raise ModelError(f"A chain needs a count of draws, a whole number >= 0; got {count!r}.")
     return count
 
 

@@ -216,6 +216,8 @@ class Chain(Structure):
         Raises:
             ModelError: the chains differ in shape or in lengths.
         """
+        if not isinstance(other, Chain):
+            raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
         own, parts = self._parts(), other._parts()
         if self.unary.shape != other.unary.shape or not torch.equal(own.lengths, parts.lengths):
             raise ModelError(
@@ -256,8 +258,8 @@ class Chain(Structure):
         Raises:
             ModelError: k below 1.
         """
-        if k < 1:
-            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        if not isinstance(k, int) or k < 1:
+            raise ModelError(f"k_best needs a whole k >= 1; got {k!r}.")
         states, scores = decode.k_best(*self._parts(), k)
         batch = self.batch_shape
         return KBest(states.reshape([k, *batch, states.shape[-1]]), scores.reshape([k, *batch]))

@@ -1,5 +1,7 @@
 """What the fields of a semi-Markov chain must be; errors in one line."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,9 @@ from rdpgraph.structures.semimarkov.lowrank import checked_transition
 
 
 def checked_fields(
-    segments: Tensor, transition: Tensor | Potential, lengths: Tensor | None
-) -> None:
-    """Segments (*batch, T, D, N), a transition (N, N), lengths (*batch,) in 0..T."""
+    segments: Tensor, transition: Tensor | Potential, lengths: Tensor | Sequence[int] | None
+) -> Tensor | None:
+    """Segments (*batch, T, D, N), a transition (N, N), lengths (*batch,) in 0..T; the lengths."""
     checked_log_values("SemiMarkov's segments", segments)
     if isinstance(transition, Tensor):
         checked_log_values("SemiMarkov's transition", transition)
@@ -23,7 +25,8 @@ def checked_fields(
         )
     checked_transition(transition, segments)
     if lengths is None:
-        return
+        return None
+    lengths = torch.as_tensor(lengths)
     whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     if not whole or tuple(lengths.shape) != shape[:-3]:
         raise ModelError(
@@ -35,3 +38,4 @@ def checked_fields(
             f"SemiMarkov of {shape[-3]} positions needs lengths from 0 to {shape[-3]}; got "
             f"{int(lengths.min())} to {int(lengths.max())}."
         )
+    return lengths

@@ -1,6 +1,7 @@
 """The semi-Markov chain as a structure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.checks import as_lengths, checked_count
 from rdpgraph.structures.chain.parts import table_of
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
@@ -66,7 +68,8 @@ class SemiMarkov(Structure):
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
-        checked_fields(self.unary, self.transition, self.lengths)
+        lengths = checked_fields(self.unary, self.transition, self.lengths)
+        object.__setattr__(self, "lengths", lengths)
 
     @classmethod
     def from_unary(
@@ -75,7 +78,7 @@ class SemiMarkov(Structure):
         transition: Tensor | Potential,
         duration: Tensor,
         *,
-        lengths: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
     ) -> "SemiMarkov":
         """The chain whose segments score the sum over their positions, plus their duration.
 
@@ -103,7 +106,7 @@ class SemiMarkov(Structure):
             padded = pad(unary, (0, 0, longest - 1, 0), value=-math.inf)
             windows = padded.unfold(-2, longest, 1).flip(-1)
             segments = windows.cumsum(-1).transpose(-1, -2) + duration
-        return cls(segments, transition, lengths=lengths)
+        return cls(segments, transition, lengths=as_lengths(lengths))
 
     @property
     def segments(self) -> Tensor:
@@ -269,6 +272,7 @@ class SemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
+        count = checked_count(count)
         segments, lengths = self._positions()
         low = self.transition
         table = low if isinstance(low, LowRank) else table_of(low, of="SemiMarkov")
