@@ -41,7 +41,10 @@ class LogMatrix:
         peak = _peak(rows)
         total = (rows - peak).exp() @ self.weights.mT
         limits = torch.finfo(total.dtype)
-        low = total.detach() < limits.tiny / limits.eps * max(1, self.logs.shape[-1])
+        least = limits.tiny / limits.eps * max(1, self.logs.shape[-1])
+        if total.requires_grad:
+            least = max(least, steep(total.dtype))
+        low = total.detach() < least
         logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
         result = logs + peak + self.peaks.unsqueeze(-2)
         return self._mended(result, low, rows) if bool(low.any()) else result
@@ -63,6 +66,11 @@ class LogMatrix:
         ]
         flat = result.reshape(-1, *result.shape[-2:])
         return flat.index_put(places.unbind(1), torch.cat(found)).reshape(result.shape)
+
+
+def steep(dtype: torch.dtype) -> float:
+    """Below this a number's log has a second derivative that may overflow."""
+    return 64 * math.sqrt(torch.finfo(dtype).tiny)
 
 
 def log_products(first: Tensor, second: Tensor) -> Tensor:

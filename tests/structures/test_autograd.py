@@ -241,3 +241,61 @@ def test_what_stands_beyond_a_length_may_be_anything():
     hmm = rg.Chain.hmm(start, step, shown, seen, lengths=lengths)
     first = rg.Chain.hmm(start, step, shown, seen[0, :2])
     torch.testing.assert_close(hmm.log_partition()[0], first.log_partition())
+
+
+def ranged(kind, scale, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def leaf(*shape):
+        values = scale * torch.randn(*shape, generator=generator, dtype=dtype)
+        return values.requires_grad_()
+
+    if kind in ("semi-Markov", "semi-Markov of low rank"):
+        leaves = [leaf(6, 3, 5)]
+    else:
+        leaves = [leaf(10, 5)]
+    if "low rank" in kind:
+        leaves += [leaf(5, 2), leaf(5, 2)]
+        transition = rg.LowRank(*leaves[1:])
+    else:
+        leaves.append(leaf(9, 5, 5) if kind == "by steps" else leaf(5, 5))
+        transition = leaves[1]
+    made = rg.SemiMarkov if "semi" in kind else rg.Chain
+    return made(leaves[0], transition), leaves
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [2.0, 20.0, 30.0, 100.0, 1000.0])
+@pytest.mark.parametrize(
+    "kind", ["chain", "by steps", "low rank", "semi-Markov", "semi-Markov of low rank"]
+)
+def test_no_range_makes_a_gradient_that_is_no_number(kind, scale, dtype):
+    for seed in range(12):
+        model, leaves = ranged(kind, scale, dtype, seed)
+        with torch.no_grad():
+            plain = model.marginals()
+        assert bool(plain.isfinite().all())
+        noise = torch.Generator().manual_seed(seed)
+        answers = (
+            model.log_partition(),
+            model.marginals().square().sum(),
+            model.entropy(),
+            model.rsample(1, temperature=0.3, generator=noise).square().sum(),
+        )
+        for answer in answers:
+            for gradient in torch.autograd.grad(answer, leaves, allow_unused=True):
+                assert gradient is None or bool(gradient.isfinite().all())
+
+
+def test_an_item_of_wide_range_leaves_the_others_alone():
+    generator = torch.Generator().manual_seed(8)
+    unary = torch.randn(8, 12, 6, generator=generator)
+    unary[3] *= 30
+    table = 30 * torch.randn(6, 6, generator=generator)
+    leaves = [unary.requires_grad_(), table.requires_grad_()]
+    log_z = rg.Chain(*leaves).log_partition()
+    found = torch.autograd.grad(log_z.sum(), leaves)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = torch.autograd.grad(rg.Chain(*wide).log_partition().sum(), wide)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-3, atol=1e-3)

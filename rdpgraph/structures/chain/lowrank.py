@@ -65,8 +65,16 @@ def _first_safe(types: list[torch.dtype], parts: LowRankParts) -> Tensor:
     values, doubtful = _Scaled.apply(*parts)  # pyright: ignore
     if not bool(doubtful.any()):
         return values
-    rows = doubtful.nonzero().squeeze(1)
-    return values.index_copy(0, rows, _first_safe(types[1:], parts.items(rows)).to(values))
+    rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
+    again = _first_safe(types[1:], parts.items(rows)).to(values)
+    found = torch.zeros_like(values).index_copy(0, rows, again)
+    if not len(sure):
+        return found
+    kept = values[sure]
+    if kept.requires_grad:
+        # Anew, or what underflowed in the others, times no gradient, might be no number.
+        kept, _ = _Scaled.apply(*parts.items(sure))  # pyright: ignore
+    return found.index_copy(0, sure, kept)
 
 
 class _Sweep(NamedTuple):

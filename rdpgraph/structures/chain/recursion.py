@@ -83,10 +83,21 @@ def _first_safe(
     values, doubtful = route(unary.to(dtype), transition.to(dtype), lengths)
     if not others or not bool(doubtful.any()):
         return values
-    rows = doubtful.nonzero().squeeze(1)
-    own = transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
-    again = _first_safe(others, unary[rows], own, lengths[rows])
-    return values.index_copy(0, rows, again.to(values.dtype))
+    rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
+    again = _first_safe(others, unary[rows], _of(transition, rows), lengths[rows])
+    found = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
+    if not len(sure):
+        return found
+    kept = values[sure]
+    if kept.requires_grad:
+        # Anew, or what underflowed in the others, times no gradient, might be no number.
+        kept, _ = route(unary[sure].to(dtype), _of(transition, sure).to(dtype), lengths[sure])
+    return found.index_copy(0, sure, kept)
+
+
+def _of(transition: Tensor, rows: Tensor) -> Tensor:
+    """The transitions of some items."""
+    return transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
 
 
 def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:

@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from rdpgraph.model.logmatrix import steep
 from rdpgraph.model.semiring import soft_sum
 
 
@@ -24,7 +25,7 @@ class Coupling:
         transition: (N, N) log-potentials, [from, to].
         weights: (N, N) their exponentials, each column scaled to a maximum of one.
         peaks: (N,) the logs of what the columns were scaled by.
-        faint: totals below this are summed again in logs.
+        faint: totals below this are summed again in logs; those to be differentiated sooner.
         bounded: no total of a possible step can be below it.
     """
 
@@ -41,7 +42,7 @@ class Coupling:
         info = torch.finfo(transition.dtype)
         faint = info.tiny / info.eps * transition.shape[0]
         lowest = float((transition.detach() - peaks).amin())
-        bounded = lowest > math.log(faint)
+        bounded = lowest > math.log(max(faint, steep(transition.dtype)))
         return cls(transition, (transition - peaks).exp(), peaks, faint, bounded)
 
     def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,8 +63,9 @@ class Coupling:
 
     def lost(self, logs: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
         """The rows and columns of (B, N) totals that are possible and too faint to trust."""
+        least = max(self.faint, steep(totals.dtype)) if totals.requires_grad else self.faint
         with torch.no_grad():
-            faint = totals < self.faint
+            faint = totals < least
             if self.bounded or not bool(faint.any()):
                 none = torch.zeros(0, dtype=torch.long, device=totals.device)
                 return none, none
@@ -83,10 +85,10 @@ class Coupling:
         own = torch.where(logs > -math.inf, logs - peak, 0.0)
         scores = torch.where(self.transition > -math.inf, self.transition - self.peaks, 0.0)
         sums = (values * (inner - own)) @ self.weights - values @ (self.weights * scores)
-        alive = totals > 0
+        rows, columns = self.lost(logs, totals)
+        alive = _without(totals > 0, rows, columns)
         divisor = torch.where(alive, totals, 1.0)
         found = torch.where(alive, sums / divisor + divisor.log(), 0.0)
-        rows, columns = self.lost(logs, totals)
         if len(rows):
             chances, entropy = conditional(logs[rows] + self.transition.T[columns], 1)
             exact = entropy + (chances * inner[rows]).sum(1)
@@ -103,13 +105,20 @@ class Coupling:
         """
         values, totals, _ = self.scaled(logs)
         sums = (values * inner) @ self.weights + values @ (self.weights * scores)
-        found = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1.0), 0.0)
         rows, columns = self.lost(logs, totals)
+        alive = _without(totals > 0, rows, columns)
+        found = torch.where(alive, sums / torch.where(alive, totals, 1.0), 0.0)
         if len(rows):
             chances, _ = conditional(logs[rows] + self.transition.T[columns], 1)
             exact = (chances * (inner[rows] + scores.T[columns])).sum(1)
             found = found.index_put((rows, columns), exact)
         return found
+
+
+def _without(alive: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """All but some entries: divided by what is too faint, no gradient would be no number."""
+    alive[rows, columns] = False
+    return alive
 
 
 def conditional(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
