@@ -158,7 +158,7 @@ def train(
     least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 1,
     characters: Annotated[bool, typer.Option("--characters")] = False,  # noqa: FBT002
     seed: int = 0,
-    sentences: Annotated[int, typer.Option(help="only so many sentences; 0: all")] = 0,
+    sentences: Annotated[int, typer.Option(min=0, help="only so many sentences; 0: all")] = 0,
     save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
 ) -> None:
     """Train, or go on training what the folder holds; then the model is of the sizes it has."""
@@ -174,6 +174,10 @@ def train(
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), fused=True)
     if state["optimiser"] is not None:
         optimiser.load_state_dict(state["optimiser"])
+    if state["characters"] != characters:
+        raise typer.BadParameter(
+            f"{out} was begun {'with' if state['characters'] else 'without'} --characters"
+        )
     data = numbered(lines, state["words"])
     held = [] if valid is None else numbered(read(valid, characters=characters), state["words"])
     typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")

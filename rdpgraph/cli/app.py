@@ -185,7 +185,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        _fail("Out of memory; lower --memory so that the plan stays within what there is.")
+        _fail("Out of memory; ask for less at once, or lower --memory.")
 
 
 def _fail(message: str) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from rdpgraph.cli.estimation import seeded
 from rdpgraph.cli.trees import draw_tree
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
 from rdpgraph.io.grammar import Grammar, read_grammar
@@ -97,11 +98,10 @@ def answers(
             ]
         return rows
     if task is ParseTask.SAMPLE:
-        generator = torch.Generator()
-        if seed is None:
+        generator = seeded(seed)
+        if generator is None:
+            generator = torch.Generator()
             generator.seed()
-        else:
-            generator.manual_seed(seed)
         trees = Trees(tree.sample(count, generator))
     else:
         one = tree.viterbi() if task is ParseTask.VITERBI else tree.mbr()
@@ -147,12 +147,12 @@ def parse_command(
     found = parsed(read_grammar(grammar), sentences)
     rows = answers(found, task, count=count, seed=seed)
     text = _as_json(rows) if style is ParseFormat.JSON else _as_text(rows, found)
+    if output is not None:
+        write_text_atomically(output, text)
     if draw is not None:
         draw_tree(rows[0]["trees"][0]["tree"], draw)
     if output is None:
         sys.stdout.write(text)
-    else:
-        write_text_atomically(output, text)
 
 
 def _as_text(rows: Sequence[dict[str, Any]], found: Parsed) -> str:

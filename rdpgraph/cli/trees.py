@@ -49,7 +49,7 @@ def draw_tree(bracketed: str, target: Path) -> None:
             waiting.append((part, level + 1))
         axes.text(
             node.x, y, node.label, ha="center", va="center", fontsize=10, zorder=2,
-            fontweight="bold" if node.parts else "normal",
+            fontweight="bold" if node.parts else "normal", parse_math=False,
             bbox={"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"},
         )  # fmt: skip
     axes.margins(0.12)

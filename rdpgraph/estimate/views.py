@@ -30,7 +30,7 @@ def view_of(model: Model, generator: torch.Generator | None) -> View:
         if type(model).restrict is Structure.restrict:
             raise ModelError(
                 f"{type(model).__name__} implements no restrict(states, log_weights), which "
-                "randomized estimators need; give infer its factor_graph() instead."
+                "randomized estimators need; give infer its factor_graph() instead, if it has one."
             )
         return StructureView(model, generator)
     return GraphView(opened(model), generator)

@@ -10,6 +10,7 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.nn.features import FeatureMap
 from rdpgraph.structures.chain import lowrank_ranks
+from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.model import Chain
 
 _CELLS = 2**24
@@ -192,6 +193,7 @@ class HMM(nn.Module):
         batch, total = tokens.shape
         if lengths is None:
             lengths = torch.full((batch,), total, device=tokens.device)
+        lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
         steps = torch.arange(total, device=tokens.device)
         tokens = torch.where(steps < lengths.unsqueeze(1), tokens.long(), 0)
         wrong = tokens[(tokens < 0) | (tokens >= len(self.tokens))]
@@ -200,7 +202,7 @@ class HMM(nn.Module):
                 f"HMM of {len(self.tokens)} tokens got token {int(wrong[0])}; use 0 to "
                 f"{len(self.tokens) - 1}."
             )
-        return tokens, lengths.long()
+        return tokens, lengths
 
     def extra_repr(self) -> str:
         """What `repr` shows."""

@@ -5,8 +5,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
+
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
+
+
+def checked_count(count: int) -> int:
+    """How many draws, if that can be.
+
+    Raises:
+        ModelError: a number below 0, or none.
+    """
+    if not isinstance(count, int) or count < 0:
+        raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r}.")
+    return count
 
 
 def largest(logs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.draws import gumbel
+from rdpgraph.structures.draws import checked_count, gumbel
 
 
 def checked_temperature(temperature: float) -> None:
@@ -35,9 +35,7 @@ def perturbed(
         ModelError: a temperature that is not above 0.
     """
     checked_temperature(temperature)
-    if not isinstance(count, int) or count < 0:
-        raise ModelError(f"Relaxed samples need a whole count >= 0; got {count!r}.")
-    noise = gumbel((count, *unary.shape), unary, generator)
+    noise = gumbel((checked_count(count), *unary.shape), unary, generator)
     many = None if lengths is None else lengths.expand(count, *lengths.shape)
     return (unary + noise) / temperature, many
 

@@ -190,3 +190,12 @@ def test_what_is_no_text_is_refused():
         made(torch.zeros(2, 3))
     with pytest.raises(rg.ModelError, match="dropout"):
         HMM(states=2, vocabulary=2, dropout=1.0)
+
+
+@pytest.mark.parametrize("batch", [1, 1000])
+@pytest.mark.parametrize("length", [4, -2, 1.5])
+def test_lengths_are_checked_whatever_the_route(batch, length):
+    model = rg.nn.HMM(states=4, vocabulary=6, rank=3)
+    tokens = torch.zeros(batch, 3, dtype=torch.long)
+    with pytest.raises(rg.ModelError, match="lengths"):
+        model.log_likelihood(tokens, torch.full((batch,), length))

@@ -120,13 +120,6 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
     return None if lengths is None else torch.as_tensor(lengths)
 
 
-def checked_count(count: int) -> int:
-    """How many draws, if that can be."""
-    if not isinstance(count, int) or count < 0:
-        raise ModelError(f"A chain needs a count of draws, a whole number >= 0; got {count!r}.")
-    return count
-
-
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

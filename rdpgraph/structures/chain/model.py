@@ -18,7 +18,6 @@ from rdpgraph.model.table import Table
 from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths, recursion
 from rdpgraph.structures.chain.checks import (
     as_lengths,
-    checked_count,
     checked_lengths,
     checked_sequences,
     checked_transition,
@@ -32,6 +31,7 @@ from rdpgraph.structures.chain.parts import MOST_TABULATED, Parts, table_of
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.restriction import restricted
 from rdpgraph.structures.chain.routes import ByRanks, ByTables, Route
+from rdpgraph.structures.draws import checked_count
 
 
 @dataclass(frozen=True, eq=False)

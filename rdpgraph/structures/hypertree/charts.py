@@ -146,7 +146,8 @@ def normalised(raw: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """(B, S, M) with (1 or B, M, N) as (B, S, N)."""
     if len(matrix) == 1:
-        return (rows.reshape(-1, rows.shape[-1]) @ matrix[0]).reshape(*rows.shape[:-1], -1)
+        products = rows.reshape(-1, rows.shape[-1]) @ matrix[0]
+        return products.reshape(*rows.shape[:-1], matrix.shape[-1])
     return rows @ matrix
 
 

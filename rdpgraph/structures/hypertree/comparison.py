@@ -28,7 +28,8 @@ def cross_entropy(own: "Hypertree", other: "Hypertree") -> Tensor:
     if not alike or not torch.equal(own.form.lengths, other.form.lengths):
         raise ModelError(
             "Hypertrees are compared if their shapes, preterminals and lengths agree; got "
-            f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}."
+            f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
+            f"{own.form.lengths.tolist()} and {other.form.lengths.tolist()}."
         )
     one, two = _written_out(own), _written_out(other)
     log_p, found = moments.of(one)

@@ -103,7 +103,16 @@ class Dependencies(Structure):
             scores: (*batch, n + 1, n + 1, labels), [head, dependent, label].
             multiroot: as for `from_arcs`.
             lengths: (*batch,).
+
+        Raises:
+            ModelError: shapes that do not fit, NaN or +inf.
         """
+        checked_log_values(f"{cls.__name__}'s scores", scores)
+        if scores.ndim < 3 or not scores.shape[-1]:
+            raise ModelError(
+                f"{cls.__name__}.from_labelled_arcs needs scores (*batch, n + 1, n + 1, labels), "
+                f"labels >= 1; got {tuple(scores.shape)}."
+            )
         return cls.from_arcs(soft_sum(scores, -1), multiroot=multiroot, lengths=lengths)
 
     @property

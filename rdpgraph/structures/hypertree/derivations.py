@@ -9,11 +9,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.draws import Pick, drawn, largest
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree.derivation_lists import Forest
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
@@ -110,9 +110,38 @@ class Derivations(Structure):
         return entropy_of(self)
 
     def score(self, uses: Tensor) -> Tensor:
-        """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses."""
+        """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses.
+
+        -inf for numbers that no derivation has: a node is used as often as it is needed.
+
+        Raises:
+            EvidenceError: another shape.
+        """
+        if tuple(uses.shape[-self.unary.ndim :]) != tuple(self.unary.shape):
+            raise EvidenceError(
+                f"Derivations needs numbers of uses (*lead, *{tuple(self.unary.shape)}); got "
+                f"{tuple(uses.shape)}."
+            )
         values = torch.where(uses > 0, self.unary, 0.0)
-        return (values * uses).sum(-1)
+        return torch.where(self._balanced(uses), (values * uses).sum(-1), -math.inf)
+
+    def _balanced(self, uses: Tensor) -> Tensor:
+        """(*lead, *batch) whether every node is derived as often as it is needed, the goal once."""
+        lead = (*uses.shape[:-1], self.nodes + 1)
+        derived = uses.new_zeros(lead).index_add(-1, self.heads.to(uses.device), uses)
+        needed = uses.new_zeros(lead)
+        needed[..., self.nodes - 1] = 1
+        tails = torch.where(self.tails < 0, self.nodes, self.tails).to(uses.device)
+        for slot in tails.unbind(1):
+            needed = needed.index_add(-1, slot, uses)
+        same = (derived == needed)[..., : self.nodes].all(-1)
+        return same & (uses >= 0).all(-1)
+
+    def log_prob(self, uses: Tensor) -> Tensor:
+        """(*lead, *batch) the log-probabilities of derivations, given their numbers of uses."""
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, self.score(uses) - torch.where(alive, log_z, 0.0), -math.inf)
 
     def mode(self) -> Tensor:
         """(*batch, E) how often one best derivation uses each hyperedge.
@@ -151,7 +180,7 @@ class Derivations(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._descended(count, 1.0, drawn(generator))
+        return self._descended(checked_count(count), 1.0, drawn(generator))
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None

@@ -63,7 +63,7 @@ class Form:
         elif tree.root.ndim == 1:
             root = tree.root.unsqueeze(0)
         else:
-            root = tree.root.expand(*tree.batch_shape, -1).reshape(self.batch, -1)
+            root = tree.root.expand(*tree.batch_shape, -1).reshape(self.batch, self.states)
         return pad(root, (0, tree.preterminals), value=-math.inf)
 
     @property
@@ -124,7 +124,7 @@ class Form:
         unary = tree.unary.reshape(*batch, *tree.unary.shape[-3:])
         root = tree.root
         if root is not None:
-            root = root.expand(*tree.batch_shape, -1).reshape(*batch, -1)
+            root = root.expand(*tree.batch_shape, -1).reshape(*batch, self.states)
         rules = flat.with_parts(each)
         return replace(tree, unary=unary, rules=rules, root=root, lengths=self.lengths)
 

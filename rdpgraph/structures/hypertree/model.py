@@ -16,7 +16,7 @@ from rdpgraph.errors import (
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
-from rdpgraph.structures.draws import drawn, largest
+from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
@@ -313,8 +313,7 @@ class Hypertree(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        if count < 0:
-            raise ModelError(f"A hypertree needs a count of draws >= 0; got {count}.")
+        count = checked_count(count)
         parts, pick = self.form.parts.to(torch.float64), drawn(generator)
         rows = inside.charts(parts)
         return self.form.descended(parts, rows, count=count, pick=pick, temperature=1.0)

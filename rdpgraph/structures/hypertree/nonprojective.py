@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import by_autograd
-from rdpgraph.structures.draws import drawn
+from rdpgraph.structures.draws import checked_count, drawn
 from rdpgraph.structures.hypertree import arborescence, edmonds
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 
@@ -30,6 +30,10 @@ class NonProjectiveDependencies(Dependencies):
         unary, lengths = self._parts()
         found = arborescence.log_partition(unary, lengths, multiroot=self.multiroot)
         return found.reshape(self.batch_shape)
+
+    def marginals(self) -> Tensor:
+        """(*batch, n, n + 1) probabilities of the arcs: the gradient of log Z, not below 0."""
+        return super().marginals().clamp(min=0.0)
 
     def mode(self) -> Tensor:
         """(*batch, n) the heads of one most probable tree; -1 beyond the length.
@@ -69,5 +73,7 @@ class NonProjectiveDependencies(Dependencies):
         unary, lengths = self._parts()
         with torch.no_grad():
             self._require_possible(self.log_partition())
-        heads = arborescence.draw(unary, lengths, count, drawn(generator), self.multiroot)
+        heads = arborescence.draw(
+            unary, lengths, checked_count(count), drawn(generator), self.multiroot
+        )
         return self._shaped(heads, (count,), lengths)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.draws import drawn, largest
+from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import eisner
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.hypertree.eisner_forest import forest
@@ -45,7 +45,7 @@ class ProjectiveDependencies(Dependencies):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._descended(count, 1.0, generator)
+        return self._descended(checked_count(count), 1.0, generator)
 
     def max_marginals(self) -> Tensor:
         """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.

@@ -55,7 +55,7 @@ def mean_values(tree: "Hypertree", landmarks: int, generator: torch.Generator | 
     above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
     below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
     found = above + below
-    return found.reshape(*(tree.batch_shape if len(found) > 1 else ()), *found.shape[1:])
+    return found.reshape(*(tree.batch_shape if len(found) == form.batch else ()), *found.shape[1:])
 
 
 def log_masses(tree: "Hypertree", states: Tensor, log_weights: Tensor) -> Tensor | None:

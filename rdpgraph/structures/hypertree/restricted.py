@@ -139,6 +139,15 @@ class RestrictedHypertree(Structure):
         """
         raise UnsupportedError("A RestrictedHypertree is no factor graph; ask it directly.")
 
+    def work(self) -> float:
+        """The multiply-adds of log Z."""
+        total, kept = self.unary.shape[-2:]
+        splits, count = total**3 / 6, math.prod(self.batch_shape)
+        ranks = self.cells.ranks
+        if ranks is None:
+            return count * splits * float(kept) ** 3
+        return count * ranks.left.shape[2] * (splits + 1.5 * total**2 * kept)
+
     @differentiable_property
     def cells(self) -> Cells:
         """The spans as the recursions take them."""

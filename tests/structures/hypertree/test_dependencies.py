@@ -351,3 +351,19 @@ def test_wrong_models_are_refused():
             kind(torch.zeros(3, 4), lengths=torch.tensor(4))
         with pytest.raises(rg.EvidenceError, match="Heads"):
             kind(torch.zeros(3, 4)).score(torch.tensor([0, 1, 4]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_that_are_no_numbers_are_refused(kind):
+    scores = torch.zeros(4, 4, 2)
+    scores[0, 2, 1] = math.nan
+    for wrong in (scores, torch.full((4, 4, 2), math.inf), torch.zeros(4, 4, 0)):
+        with pytest.raises(rg.ModelError):
+            kind.from_labelled_arcs(wrong)
+
+
+def test_no_probability_is_negative():
+    for seed in range(30):
+        for dtype in (torch.float32, torch.float64):
+            model = NonProjectiveDependencies(50 * normal(4, 5, seed=seed, dtype=dtype))
+            assert bool((model.marginals() >= 0).all())

@@ -46,6 +46,11 @@ def test_every_answer_is_that_of_all_derivations(hard):
     ])  # fmt: skip
     torch.testing.assert_close(scores, expected, **CLOSE)
     torch.testing.assert_close(model.log_partition(), scores.logsumexp(0), **CLOSE)
+    torch.testing.assert_close(model.log_prob(every), scores.log_softmax(0), **CLOSE)
+    for wrong in (every[0] * 2, torch.zeros_like(every[0]), torch.ones_like(every[0])):
+        assert model.score(wrong) == -math.inf
+    with pytest.raises(rg.EvidenceError, match="numbers of uses"):
+        model.score(every[0, 1:])
     chances = scores.softmax(0)
     torch.testing.assert_close(model.marginals(), (chances.unsqueeze(1) * every).sum(0), **CLOSE)
     torch.testing.assert_close(model.entropy(), entropy_of(scores), **CLOSE)

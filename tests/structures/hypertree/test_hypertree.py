@@ -485,3 +485,23 @@ def test_answers_through_infer():
     soft = posterior.rsample(temperature=0.5, generator=torch.Generator().manual_seed(0))
     other = model.rsample(1, temperature=0.5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(soft, other[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_items(kind):
+    model = Hypertree(torch.zeros(0, 3, 3, 4), rules_of(kind, 4, 4))
+    assert model.sample(2).shape == (2, 0, 3, 3)
+    assert model.log_partition().shape == model.entropy().shape == (0,)
+    assert model.kl_divergence(model).shape == (0,)
+    for estimator in (rg.Randomized.default(keep=2), rg.Randomized.piloted(keep=2, replicates=2)):
+        found = rg.infer(model, estimator=estimator)
+        assert found.marginals().shape == (0, 3, 3, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_of_an_estimate_has_its_work(kind):
+    model = Hypertree(torch.zeros(6, 6, 50), rules_of(kind, 50, 50))
+    few, more = (
+        rg.explain(model, estimator=rg.Randomized.default(keep=keep)).flops for keep in (5, 10)
+    )
+    assert 0 < few < more
