@@ -103,7 +103,14 @@ def controlled(
     problem = estimator.prepare(model, solve=solve, generator=generator)
     if problem.kept is None:
         raise ModelError("controlled needs a model with variables that are not observed.")
-    few = view_of(surrogate, generator).restrict(problem.kept.supports)
+    chosen, other = (view_of(one, generator) for one in (problem.kept.original, surrogate))
+    mine, theirs = ([tuple(g.unary.shape) for g in view.groups] for view in (chosen, other))
+    if mine != theirs:
+        raise ModelError(
+            "controlled needs a surrogate of the same variables, states and batch; the model has "
+            f"sites (*batch, *sites, states) {mine}, the surrogate {theirs}."
+        )
+    few = other.restrict(problem.kept.supports)
     return ControlledEstimate(
         solve(problem.model).log_partition,
         solve(few).log_partition,

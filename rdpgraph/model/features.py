@@ -155,6 +155,14 @@ class RandomFeatures:
             right: (M, dimension).
             centred: as for `low_rank`.
         """
+        for name, side in (("left", left), ("right", right)):
+            if side.ndim != 2 or side.shape[1] != self.dimension or not len(side):
+                raise ModelError(
+                    f"RandomFeatures of dimension {self.dimension} need {name} embeddings (N, "
+                    f"{self.dimension}), N >= 1; got {tuple(side.shape)}."
+                )
+            if not bool(side.isfinite().all()):
+                raise ModelError(f"RandomFeatures need finite {name} embeddings.")
         left, right = (_some(side.detach().double(), _MOST) for side in (left, right))
         return self._predicted(left, right, centred=centred)
 

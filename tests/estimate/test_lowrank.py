@@ -185,3 +185,21 @@ def test_an_estimate_below_zero_says_so():
     expected = torch.tensor([math.exp(2.0) - 2, math.e])
     assert torch.allclose(found.log_absolute, expected.log())
     assert torch.allclose(found.log_partition, torch.tensor([0.0, 1.0]))
+
+
+def test_a_surrogate_of_other_states_is_refused():
+    generator = torch.Generator().manual_seed(0)
+    model, other = (
+        rg.Chain(torch.zeros(4, states), torch.zeros(states, states)) for states in (4, 5)
+    )
+    estimator = rg.Randomized.default(keep=2)
+    with pytest.raises(rg.ModelError, match="same variables, states and batch"):
+        rg.controlled(model, other, estimator=estimator, solve=rg.infer, generator=generator)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3, 5), torch.zeros(0, 2), torch.full((3, 2), float("nan"))]
+)
+def test_features_have_no_error_on_what_are_no_embeddings(wrong):
+    with pytest.raises(rg.ModelError, match="embeddings"):
+        rg.RandomFeatures(2, 3).predicted_error(wrong, torch.zeros(3, 2))

@@ -156,11 +156,11 @@ class LowRankRules(Rules):
             checked_log_values("LowRankRules", part)
         shapes = [tuple(part.shape) for part in self.parts]
         ranks = {shape[-1] for shape in shapes if len(shape) >= 2}
-        fits = all(len(shape) >= 2 for shape in shapes) and len(ranks) == 1
+        fits = all(len(shape) >= 2 for shape in shapes) and len(ranks) == 1 and 0 not in ranks
         if not fits or shapes[1] != shapes[2] or not 0 < shapes[0][-2] <= shapes[1][-2]:
             raise ModelError(
                 "LowRankRules needs log-factors parent (*batch, N, r), left and right (*batch, C, "
-                f"r), 0 < N <= C; got {', '.join(map(str, shapes))}."
+                f"r), 0 < N <= C, r > 0; got {', '.join(map(str, shapes))}."
             )
         if shapes[0][:-2] != shapes[1][:-2]:
             raise ModelError(
@@ -227,9 +227,15 @@ class FactorisedRules(Rules):
         for part in self.parts:
             checked_log_values("FactorisedRules", part)
         shape = tuple(self.left.shape)
-        if len(shape) < 3 or shape != tuple(self.right.shape) or not 0 < shape[-3] <= shape[-2]:
+        if (
+            len(shape) < 3
+            or shape != tuple(self.right.shape)
+            or not 0 < shape[-3] <= shape[-2]
+            or not shape[-1]
+        ):
             raise ModelError(
-                "FactorisedRules needs log-features left and right (*batch, N, C, r), 0 < N <= C; "
+                "FactorisedRules needs log-features left and right (*batch, N, C, r), 0 < N <= C, "
+                "r > 0; "
                 f"got {shape} and {tuple(self.right.shape)}."
             )
         if not bool((self.log_normaliser.detach() > -math.inf).all()):
