@@ -17,7 +17,7 @@ from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
-from rdpgraph.schedulers import Auto, Scheduler, require_fit
+from rdpgraph.schedulers import Auto, Loopy, Scheduler, require_fit
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
 
@@ -49,8 +49,11 @@ def infer(
     _require("an estimator", estimator, Estimator, "an object such as Randomized.default(keep=0.1)")
     _require("a generator", generator, torch.Generator, "a torch.Generator")
     scheduler = scheduler or Auto()
-    if isinstance(model, FactorGraph):
-        _checked(model)
+    empty = isinstance(model, FactorGraph) and 0 in _checked(model).batch_shape
+    if empty and not isinstance(scheduler, Loopy):
+        raise ModelError(
+            "A FactorGraph with a batch dim of 0 has no item to answer; Loopy() takes it."
+        )
 
     def solve(other: Model) -> Answer:
         return infer(other, scheduler=scheduler, generator=generator)
@@ -125,8 +128,6 @@ def _checked(model: object) -> FactorGraph:
         raise ModelError(
             f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}."
         )
-    if 0 in model.batch_shape:
-        raise ModelError(f"A FactorGraph of batch shape {model.batch_shape} has no item to answer.")
     if any(part._version != version for block in model.blocks for part, version in block.copied):
         raise ModelError(
             "A table was changed in place, as by an optimizer, after the graph took a copy of it "
