@@ -40,9 +40,15 @@ Batch = tuple[Tensor, Tensor]
 def read(path: Path, *, characters: bool) -> list[list[str]]:
     """Sentences as lists of words."""
     opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        lines = [line.rstrip("\n") for line in file]
-    return [[*(line if characters else line.split()), "<eos>"] for line in lines if line.strip()]
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = [line.rstrip("\n") for line in file]
+    except (UnicodeDecodeError, OSError) as error:
+        raise typer.BadParameter(f"{path} is no text in UTF-8: {error}.") from None
+    found = [[*(line if characters else line.split()), "<eos>"] for line in lines if line.strip()]
+    if not found:
+        raise typer.BadParameter(f"{path} has no sentences.")
+    return found
 
 
 def numbered(sentences: list[list[str]], words: dict[str, int]) -> list[Tensor]:
@@ -79,7 +85,12 @@ def perplexity(model: HMM, sentences: list[Tensor], tokens: int) -> float:
     """exp of the mean nats of a token."""
     model.eval()
     total = sum(float(model(*batch).sum()) for batch in batches(sentences, tokens, None))
-    return math.exp(-total / sum(map(len, sentences)))
+    return exponential(-total / sum(map(len, sentences)))
+
+
+def exponential(nats: float) -> float:
+    """A perplexity; infinite where a run has diverged."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def annealed(epoch: float, epochs: int) -> float:
@@ -113,6 +124,8 @@ def plot(log: list[dict[str, float]], path: Path) -> None:
 
 def load(out: Path) -> tuple[HMM, dict]:
     """The model of a checkpoint, and the checkpoint."""
+    if not (out / "checkpoint.pt").exists():
+        raise typer.BadParameter(f"{out} has no checkpoint.pt: train first.")
     state = torch.load(out / "checkpoint.pt", weights_only=True)
     model = HMM(**state["sizes"])
     model.load_state_dict(state["model"])
@@ -145,7 +158,7 @@ def save(out: Path, state: dict, model: HMM, optimiser: torch.optim.Optimizer) -
 @app.command()
 def train(
     text: Annotated[Path, typer.Argument(exists=True, help="training text")],
-    out: Annotated[Path, typer.Option(help="folder of the run")] = Path("hmm-run"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run")] = Path("hmm-run"),
     valid: Annotated[Path | None, typer.Option(exists=True, help="text to validate on")] = None,
     states: Annotated[int, typer.Option(min=1)] = 2048,
     rank: Annotated[int, typer.Option(min=0, help="of the transitions; 0: dense")] = 256,
@@ -164,8 +177,6 @@ def train(
     """Train, or go on training what the folder holds; then the model is of the sizes it has."""
     out.mkdir(parents=True, exist_ok=True)
     lines = read(text, characters=characters)[: sentences or None]
-    if not lines:
-        raise typer.BadParameter(f"{text} has no sentences.")
     if (out / "checkpoint.pt").exists():
         model, state = load(out)
     else:
@@ -204,14 +215,14 @@ def train(
                 state["total"] -= float(log_likelihood.detach())
                 state["count"] += int(lengths.sum())
                 state["step"] = step + 1
-                note = f"perplexity {math.exp(state['total'] / state['count']):.1f}"
+                note = f"perplexity {exponential(state['total'] / state['count']):.1f}"
                 bar.update(task, advance=1, note=note)
                 state["seconds"] = time.monotonic() - began[0]
                 state["cpu"] = time.process_time() - began[1]
                 if time.monotonic() - saved > save_every:
                     save(out, state, model, optimiser)
                     saved = time.monotonic()
-        entry = {"epoch": state["epoch"] + 1, "train": math.exp(state["total"] / state["count"])}
+        entry = {"epoch": state["epoch"] + 1, "train": exponential(state["total"] / state["count"])}
         if held:
             entry["valid"] = perplexity(model, held, 2 * tokens)
         state["seconds"] = time.monotonic() - began[0]

@@ -29,6 +29,7 @@ import torch
 import typer
 from rich.progress import Progress
 from scipy.io import loadmat
+from scipy.io.matlab import MatReadError
 from torch import Tensor, nn
 
 import rdpgraph as rg
@@ -104,7 +105,11 @@ def expected(parameters: Parameters, rolls: list[Tensor]) -> Parameters:
 
 def read(path: Path, part: str) -> list[Tensor]:
     """The sequences of a part of the data, each (steps, 88)."""
-    return [torch.from_numpy(roll.astype("float32")) for roll in loadmat(path)[part][0]]
+    try:
+        rolls = loadmat(path)[part][0]
+    except (KeyError, ValueError, MatReadError) as error:
+        raise typer.BadParameter(f"{path} is no piano roll with {part}: {error}.") from None
+    return [torch.from_numpy(roll.astype("float32")) for roll in rolls]
 
 
 def batches(music: list[Tensor], steps: int, generator: torch.Generator) -> Iterator[list[Tensor]]:
@@ -128,7 +133,9 @@ def nats(parameters: Parameters, music: list[Tensor]) -> float:
 @app.command()
 def main(
     path: Annotated[Path, typer.Argument(exists=True, help="the .mat file")],
-    out: Annotated[Path, typer.Option(help="folder of the run")] = Path("music-run"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run")] = Path(
+        "music-run"
+    ),
     states: Annotated[int, typer.Option(min=1)] = 512,
     rank: Annotated[int, typer.Option(min=1, help="of the transitions")] = 128,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99, help="share of states")] = 0.3,
