@@ -20,12 +20,12 @@ class differentiable_property(Generic[Value]):
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = f"{name} with gradient", f"{name} without"
+        self.keys = f"{name} with gradient", f"{name} without"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         if instance is None:
             return self  # pyright: ignore[reportReturnType]
-        kept, (tracked, untracked) = instance.__dict__, self.name
+        kept, (tracked, untracked) = instance.__dict__, self.keys
         if tracked in kept:
             return kept[tracked]
         if torch.is_grad_enabled():

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,20 +83,27 @@ class JoinedSolution(Approximation):
             for row in range(len(group.scopes))
         ]
 
-    def _clusters(self) -> list[_Cluster]:
+    def _tables(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
+        """Of each cluster its scope, and the log-tables of its factors as views over that."""
         groups = self.network.groups
         tables = [group.each() for group in groups]
         scopes = [group.scopes.tolist() for group in groups]
-        found: list[_Cluster] = []
         for scope, members in zip(self.graph.scopes, self.graph.tensors, strict=True):
+            found: list[Tensor] = []
+            for tensor in members:
+                group, row = self._tensors[tensor]
+                own = tables[group][:, row if tables[group].shape[1] > 1 else 0]
+                found.append(_aligned(own, scopes[group][row], scope))
+            yield scope, found
+
+    def _clusters(self) -> list[_Cluster]:
+        found: list[_Cluster] = []
+        for scope, tables in self._tables():
             sizes = [self.graph.sizes[v] for v in scope]
             total = torch.zeros(1, *(1 for _ in sizes), dtype=torch.float64)
             total = total.to(self.network.constant.device)
-            for tensor in members:
-                group, row = self._tensors[tensor]
-                table = tables[group]
-                own = table[:, row if table.shape[1] > 1 else 0].double()
-                total = total + _aligned(own, scopes[group][row], scope)
+            for table in tables:
+                total = total + table.double()
             total = total.expand(-1, *sizes)
             peak = total.detach().flatten(1).amax(1)
             peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
@@ -112,24 +119,14 @@ class JoinedSolution(Approximation):
     @cached_property
     def _narrow(self) -> bool:
         """Whether possible values of a cluster are lost to underflow."""
-        for scope, members, own in zip(
-            self.graph.scopes, self.graph.tensors, self._fixed, strict=True
-        ):
-            if bool((own.values > 0).all()):
-                continue
-            possible = torch.ones((), dtype=torch.bool, device=own.values.device)
-            for tensor in members:
-                group, row = self._tensors[tensor]
-                table, variables = self._table(group, row)
-                possible = possible & _aligned(table > -math.inf, variables, scope)
-            if bool(((own.values == 0) & possible).any()):
-                return True
+        for (_, tables), own in zip(self._tables(), self._fixed, strict=True):
+            lost = own.values == 0
+            if bool(lost.any()):
+                for table in tables:
+                    lost = lost & (table > -math.inf)
+                if bool(lost.any()):
+                    return True
         return False
-
-    def _table(self, group: int, row: int) -> tuple[Tensor, list[int]]:
-        own = self.network.groups[group]
-        table = own.each()
-        return table[:, row if table.shape[1] > 1 else 0], own.scopes[row].tolist()
 
     @cached_property
     def _at(self) -> list[list[int]]:

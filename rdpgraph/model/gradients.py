@@ -1,4 +1,4 @@
-"""Gradients within gradients of the recursions."""
+"""Answers that are gradients: in inference mode, differentiated again, or refusing that."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace

@@ -9,6 +9,7 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain.checks import checked_lengths, checked_rows, checked_unary
+from rdpgraph.structures.chain.factors import inside, masked
 
 MISSING = -1
 
@@ -35,7 +36,7 @@ def hmm_unary(
     if observations is None:
         unary = emission if isinstance(emission, Tensor) else emission.table(2)
         if lengths is not None:
-            unary = within_lengths(unary, checked_lengths(lengths, unary))
+            unary = masked(unary, checked_lengths(lengths, unary))
     else:
         checked_rows("Chain.hmm's emission", emission)
         unary = _emitted(emission, observations, lengths)
@@ -48,7 +49,7 @@ def crf_unary(
 ) -> Tensor:  # fmt: skip
     """(*batch, T, N) from scores; what stands beyond the lengths may be anything, and is 0."""
     if lengths is not None and emissions.ndim > 1:
-        emissions = within_lengths(emissions, checked_lengths(lengths, emissions))
+        emissions = masked(emissions, checked_lengths(lengths, emissions))
     checked_unary(emissions)
     steps = torch.arange(emissions.shape[-2], device=emissions.device)
     for name, values in (("start", start), ("end", end)):
@@ -72,12 +73,6 @@ def _at(unary: Tensor, values: Tensor, where: Tensor) -> Tensor:
     return torch.where(where.unsqueeze(-1), unary + values, unary)
 
 
-def within_lengths(values: Tensor, lengths: Tensor) -> Tensor:
-    """(*batch, T, N) values, 0 beyond the lengths (*batch,)."""
-    within = torch.arange(values.shape[-2], device=values.device) < lengths.unsqueeze(-1)
-    return torch.where(within.unsqueeze(-1), values, 0.0)
-
-
 def _emitted(
     emission: Tensor | LowRank, observations: Tensor, lengths: Tensor | Sequence[int] | None
 ) -> Tensor:
@@ -89,8 +84,8 @@ def _emitted(
         raise EvidenceError("Chain.hmm needs observations of shape (*batch, T); got a number.")
     seen = observations.to(device=emission.device, dtype=torch.long)
     if lengths is not None:
-        own = checked_lengths(lengths, seen.unsqueeze(-1)).unsqueeze(-1)
-        seen = torch.where(torch.arange(seen.shape[-1], device=seen.device) < own, seen, MISSING)
+        own = checked_lengths(lengths, seen.unsqueeze(-1))
+        seen = torch.where(inside(own, seen.shape[-1]), seen, MISSING)
     wrong = seen[(seen < MISSING) | (seen >= symbols)]
     if len(wrong):
         raise EvidenceError(

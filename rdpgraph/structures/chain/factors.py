@@ -77,13 +77,13 @@ class Factors:
 
 
 def inside(lengths: Tensor, total: int) -> Tensor:
-    """(B, T): whether a step is within the length."""
-    return torch.arange(total, device=lengths.device) < lengths.unsqueeze(1)
+    """(*batch, T): whether a step is within the length."""
+    return torch.arange(total, device=lengths.device) < lengths.unsqueeze(-1)
 
 
 def masked(unary: Tensor, lengths: Tensor) -> Tensor:
-    """Unary potentials (B, T, N), zero beyond the lengths."""
-    return torch.where(inside(lengths, unary.shape[1]).unsqueeze(2), unary, 0.0)
+    """Unary potentials (*batch, T, N), zero beyond the lengths (*batch,)."""
+    return torch.where(inside(lengths, unary.shape[-2]).unsqueeze(-1), unary, 0.0)
 
 
 def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:

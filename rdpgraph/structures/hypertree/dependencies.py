@@ -132,7 +132,7 @@ class Dependencies(Structure):
             ImpossibleEvidenceError: an item has no possible tree.
         """
 
-    def k_best(self, k: int) -> "KBestDependencies":
+    def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
         Items are taken one by one, in Python: O(n^3 + n^2 k log k) without crossing arcs, k n best

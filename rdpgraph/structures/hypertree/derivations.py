@@ -151,7 +151,7 @@ class Derivations(Structure):
         """
         return self._descended(1, 0.0, largest)[0]
 
-    def k_best(self, k: int) -> "KBestDerivations":
+    def k_best(self, k: int) -> KBestDerivations:
         """The k most probable derivations of each item, best first; the scores are differentiable.
 
         Items are taken one by one: O(E log k + nodes k log k) in Python. Derivations that swap two
