@@ -166,27 +166,35 @@ class Hypertree(Structure):
         """
         return inside.log_partition(self.form.parts, self.form.root).reshape(self.batch_shape)
 
-    def score(self, states: Tensor) -> Tensor:
+    def score(self, trees: Trees | Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of trees, differentiable.
 
         Args:
-            states: (*lead, *batch, T, T) as `Trees.states`; what is no tree of that length has
-                score -inf.
+            trees: (*lead, *batch) trees, or their states (*lead, *batch, T, T) as `mode` gives
+                them; what is not a tree of that length has score -inf.
 
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
+        states = trees.states if isinstance(trees, Trees) else trees
         lead = checked_trees(states, self.unary.shape)
         form = self.form
         flat = states.reshape(math.prod(lead), form.batch, *states.shape[-2:])
         found = score(flat, form.unruled, form.root, form.rules)
         return found.reshape([*lead, *self.batch_shape])
 
-    def log_prob(self, states: Tensor) -> Tensor:
-        """The log-probabilities of trees, (*lead, *batch, T, T) as (*lead, *batch)."""
+    def log_prob(self, trees: Trees | Tensor) -> Tensor:
+        """(*lead, *batch) the log-probabilities (nats) of trees: the score less log Z.
+
+        Args:
+            trees: as for `score`.
+
+        Raises:
+            EvidenceError: as for `score`.
+        """
         log_z = self.log_partition()
         alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
+        return torch.where(alive, self.score(trees) - torch.where(alive, log_z, 0.0), -math.inf)
 
     def span_marginals(self) -> Tensor:
         """(*batch, T, T) the probability that a span is a constituent, in whatever state."""

@@ -86,6 +86,9 @@ def test_every_answer_is_that_of_all_trees(kind, preterminals, hard, total):
     torch.testing.assert_close(((mine >= 0) * found).sum(), values.max(), **CLOSE)
     drawn = model.sample(20, torch.Generator().manual_seed(0))
     assert bool((model.log_prob(drawn) > -math.inf).all())
+    for some in (model.viterbi(), best.trees, rg.Trees(drawn)):
+        for ask in (model.score, model.log_prob):
+            torch.testing.assert_close(ask(some), ask(some.states), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
