@@ -196,7 +196,8 @@ class _Compiler:
         order: list[int] = []
         for pool, found in by_pool.items():
             rows = [row for row, _ in found]
-            whole = rows == list(range(self.pool_counts[pool]))
+            # Lengths first: a chain reads one row of a large pool at every step.
+            whole = len(rows) == self.pool_counts[pool] and rows == list(range(len(rows)))
             pieces.append((pool, None if whole else torch.tensor(rows)))
             order.extend(place for _, place in found)
         counts = tuple(len(found) for found in by_pool.values())
