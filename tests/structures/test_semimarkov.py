@@ -482,7 +482,7 @@ def test_from_unary_sums_over_spans():
     for t, d, n in itertools.product(range(5), range(3), range(2)):
         if d <= t:
             expected = unary[:, t - d : t + 1, n].sum(1) + duration[d, n]
-            torch.testing.assert_close(model.segments[:, t, d, n], expected)
+            torch.testing.assert_close(model.unary[:, t, d, n], expected)
     given = unary.clone().requires_grad_()
     log_z = SemiMarkov.from_unary(given, transition, duration).log_partition()
     (gradient,) = torch.autograd.grad(log_z.sum(), given)
@@ -497,9 +497,9 @@ def test_from_unary_at_ten_thousand_positions_in_float32():
     unary = torch.randn(10_000, 2, generator=seeded()) * 100 + 1000
     unary[5000, 1] = -math.inf
     duration = torch.zeros(4, 2)
-    segments = SemiMarkov.from_unary(unary, torch.zeros(2, 2), duration).segments
+    segments = SemiMarkov.from_unary(unary, torch.zeros(2, 2), duration).unary
     exact = SemiMarkov.from_unary(unary.double(), torch.zeros(2, 2).double(), duration.double())
-    torch.testing.assert_close(segments.double(), exact.segments, rtol=3e-7, atol=0)
+    torch.testing.assert_close(segments.double(), exact.unary, rtol=3e-7, atol=0)
 
 
 @pytest.mark.parametrize(("steps", "zeros"), [(2_000, False), (10_000, True)])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.semimarkov.recursion import Window
+from rdpgraph.structures.semimarkov.transitions import after, turned
 
 
 @torch.no_grad()
@@ -25,16 +26,16 @@ def max_marginals(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tens
     item = torch.arange(batch, device=device).reshape(-1, 1, 1)
     # A segment that starts at s ends the reversed sequence at L - 1 - s.
     ends = lengths.reshape(-1, 1, 1) - 1 - places + reach
-    turned = segments[item, ends.clamp(0, steps - 1), reach]
+    backwards = segments[item, ends.clamp(0, steps - 1), reach]
     valid = (ends >= reach) & (ends < lengths.reshape(-1, 1, 1))
-    turned = turned.masked_fill(~valid.unsqueeze(3), -math.inf)
+    backwards = backwards.masked_fill(~valid.unsqueeze(3), -math.inf)
     prefix, base = _best_before(segments, transition)
-    suffix, tail = _best_before(turned, transition.T)
+    suffix, tail = _best_before(backwards, turned(transition, lengths))
     first = start.clamp(min=0)
-    after = (lengths.reshape(-1, 1) - 1 - places.squeeze(2)).clamp(min=0)
-    after = after.unsqueeze(2).expand(-1, -1, labels)
-    rest = suffix.gather(1, after).unsqueeze(2)
-    shift = base[item, first] + tail.gather(1, after[:, :, 0]).unsqueeze(2)
+    left = (lengths.reshape(-1, 1) - 1 - places.squeeze(2)).clamp(min=0)
+    left = left.unsqueeze(2).expand(-1, -1, labels)
+    rest = suffix.gather(1, left).unsqueeze(2)
+    shift = base[item, first] + tail.gather(1, left[:, :, 0]).unsqueeze(2)
     logs = segments + prefix[item, first] + rest + shift.to(segments.dtype).unsqueeze(3)
     return logs.masked_fill(~inside.unsqueeze(3), -math.inf)
 
@@ -43,9 +44,10 @@ def _best_before(segments: Tensor, transition: Tensor) -> tuple[Tensor, Tensor]:
     """(B, T, N) the best score before a segment that starts at each position, and its base."""
     window = Window(segments)
     kept: list[tuple[Tensor, Tensor]] = []
-    for scores in segments.unbind(1):
+    for place, scores in enumerate(segments.unbind(1)):
         kept.append((window.logs[:, 0], window.base))
         best = window.terms(scores).amax(1)
-        window.push((best.unsqueeze(2) + transition).amax(1))
+        if place + 1 < segments.shape[1]:
+            window.push((best.unsqueeze(2) + after(transition, place)).amax(1))
     logs, bases = zip(*kept, strict=True)
     return torch.stack(logs, 1), torch.stack(bases, 1)

@@ -8,13 +8,13 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.semimarkov.lowrank import checked_transition
+from rdpgraph.structures.semimarkov.transitions import checked_transition
 
 
 def checked_fields(
     segments: Tensor, transition: Tensor | Potential, lengths: Tensor | Sequence[int] | None
 ) -> Tensor | None:
-    """Segments (*batch, T, D, N), a transition (N, N), lengths (*batch,) in 0..T; the lengths."""
+    """Check segments (*batch, T, D, N), their transition and lengths (*batch,); the lengths."""
     checked_log_values("SemiMarkov's segments", segments)
     if isinstance(transition, Tensor):
         checked_log_values("SemiMarkov's transition", transition)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.semimarkov import posterior
-from rdpgraph.structures.semimarkov.coupling import Coupling, conditional
+from rdpgraph.structures.semimarkov.coupling import conditional
 from rdpgraph.structures.semimarkov.recursion import at_last, walk
+from rdpgraph.structures.semimarkov.transitions import after, tables
 
 Potentials = tuple[Tensor, Tensor]
 
@@ -20,7 +21,7 @@ def cross_entropy(own: Potentials, other: Potentials, lengths: Tensor) -> Tensor
     O(T (D N + N^2)).
 
     Args:
-        own: segments (B, T, D, N) and transition (N, N) of the first chain.
+        own: segments (B, T, D, N) and transition of the first chain.
         other: those of the other.
         lengths: (B,).
     """
@@ -44,15 +45,15 @@ def _mean_score(own: Potentials, scores: Potentials, lengths: Tensor) -> Tensor:
     """(B,) the mean of the sums of finite scores over the segmentations of a chain."""
     (segments, transition), (of_segments, of_joints) = own, scores
     batch, steps, durations, labels = segments.shape
-    coupling = Coupling.of(transition)
+    couplings = tables(transition, steps)
     before = segments.new_zeros(batch, durations, labels)
     kept: list[tuple[Tensor, Tensor]] = []
-    for place, step in enumerate(walk(segments, coupling)):
+    for place, step in enumerate(walk(segments, couplings)):
         chances, _ = conditional(step.terms, 1)
         mean = (chances * (of_segments[:, place] + before)).sum(1)
         kept.append((step.leaving, mean))
         if place + 1 < steps:
-            entered = coupling.mean(step.leaving, mean, of_joints)
+            entered = couplings[place].mean(step.leaving, mean, after(of_joints, place))
             before = torch.cat([entered.unsqueeze(1), before[:, :-1]], 1)
     leaving, means = (at_last(torch.stack(part, 1), lengths) for part in zip(*kept, strict=True))
     chances, _ = conditional(leaving, 1)

@@ -22,9 +22,9 @@ class Coupling:
     """The transition between labels, prepared for products.
 
     Attributes:
-        transition: (N, N) log-potentials, [from, to].
-        weights: (N, N) their exponentials, each column scaled to a maximum of one.
-        peaks: (N,) the logs of what the columns were scaled by.
+        transition: (N, N) log-potentials, [from, to], or (B, N, N), those of each item.
+        weights: of that shape, their exponentials, each column scaled to a maximum of one.
+        peaks: (N,) or (B, N) the logs of what the columns were scaled by.
         faint: totals below this are summed again in logs; those to be differentiated sooner.
         bounded: no total of a possible step can be below it.
     """
@@ -37,19 +37,24 @@ class Coupling:
 
     @classmethod
     def of(cls, transition: Tensor) -> Self:
-        """Prepare a transition, differentiably; O(N^2)."""
-        peaks = _finite(transition.detach().amax(0))
+        """Prepare a transition, differentiably; O(N^2), for each item that has its own."""
+        peaks = _finite(transition.detach().amax(-2, keepdim=True))
         info = torch.finfo(transition.dtype)
-        faint = info.tiny / info.eps * transition.shape[0]
-        lowest = float((transition.detach() - peaks).amin())
+        faint = info.tiny / info.eps * transition.shape[-1]
+        shifted = transition - peaks
+        lowest = float(shifted.detach().amin()) if len(transition) else 0.0
         bounded = lowest > math.log(max(faint, steep(transition.dtype)))
-        return cls(transition, (transition - peaks).exp(), peaks, faint, bounded)
+        return cls(transition, shifted.exp(), peaks.squeeze(-2), faint, bounded)
 
     def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
         peak = _finite(logs.detach().amax(-1, keepdim=True))
         values = (logs - peak).exp()
-        return values, values @ self.weights, peak
+        return values, times(values, self.weights), peak
+
+    def into(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """(Q, N) log-potentials from every label to the ones (Q,) entered in the items (Q,)."""
+        return _into(self.transition, rows, columns)
 
     def enter(self, logs: Tensor) -> Tensor:
         """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
@@ -57,7 +62,7 @@ class Coupling:
         found = _safe_log(totals) + peak + self.peaks
         rows, columns = self.lost(logs, totals)
         if len(rows):
-            exact = soft_sum(logs[rows] + self.transition.T[columns], 1)
+            exact = soft_sum(logs[rows] + self.into(rows, columns), 1)
             found = found.index_put((rows, columns), exact)
         return found
 
@@ -70,7 +75,7 @@ class Coupling:
                 none = torch.zeros(0, dtype=torch.long, device=totals.device)
                 return none, none
             before = (logs > -math.inf).to(self.weights)
-            possible = before @ (self.transition > -math.inf).to(self.weights) > 0
+            possible = times(before, (self.transition > -math.inf).to(self.weights)) > 0
             rows, columns = (faint & possible).nonzero().unbind(1)
             return rows, columns
 
@@ -83,14 +88,15 @@ class Coupling:
         """
         values, totals, peak = self.scaled(logs)
         own = torch.where(logs > -math.inf, logs - peak, 0.0)
-        scores = torch.where(self.transition > -math.inf, self.transition - self.peaks, 0.0)
-        sums = (values * (inner - own)) @ self.weights - values @ (self.weights * scores)
+        relative = self.transition - self.peaks.unsqueeze(-2)
+        scores = torch.where(self.transition > -math.inf, relative, 0.0)
+        sums = times(values * (inner - own), self.weights) - times(values, self.weights * scores)
         rows, columns = self.lost(logs, totals)
         alive = _without(totals > 0, rows, columns)
         divisor = torch.where(alive, totals, 1.0)
         found = torch.where(alive, sums / divisor + divisor.log(), 0.0)
         if len(rows):
-            chances, entropy = conditional(logs[rows] + self.transition.T[columns], 1)
+            chances, entropy = conditional(logs[rows] + self.into(rows, columns), 1)
             exact = entropy + (chances * inner[rows]).sum(1)
             found = found.index_put((rows, columns), exact)
         return found
@@ -101,18 +107,27 @@ class Coupling:
         Args:
             logs: (B, N) log-mass of the labels before.
             inner: (B, N) what is averaged over them.
-            scores: (N, N) finite scores of pairs, [from, to], likewise.
+            scores: (N, N) or (B, N, N) finite scores of pairs, [from, to], likewise.
         """
         values, totals, _ = self.scaled(logs)
-        sums = (values * inner) @ self.weights + values @ (self.weights * scores)
+        sums = times(values * inner, self.weights) + times(values, self.weights * scores)
         rows, columns = self.lost(logs, totals)
         alive = _without(totals > 0, rows, columns)
         found = torch.where(alive, sums / torch.where(alive, totals, 1.0), 0.0)
         if len(rows):
-            chances, _ = conditional(logs[rows] + self.transition.T[columns], 1)
-            exact = (chances * (inner[rows] + scores.T[columns])).sum(1)
+            chances, _ = conditional(logs[rows] + self.into(rows, columns), 1)
+            exact = (chances * (inner[rows] + _into(scores, rows, columns))).sum(1)
             found = found.index_put((rows, columns), exact)
         return found
+
+
+def times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """(B, M) of rows (B, N) and a matrix (N, M), or one (B, N, M) for each of them."""
+    return rows @ matrix if matrix.ndim == 2 else (rows.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+def _into(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    return matrix.T[columns] if matrix.ndim == 2 else matrix[rows, :, columns]
 
 
 def _without(alive: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

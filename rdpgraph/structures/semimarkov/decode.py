@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.lowrank import LowRank
-from rdpgraph.structures.semimarkov.lowrank import columns, coupling_of
 from rdpgraph.structures.semimarkov.recursion import Window, at_last, prefixes
 from rdpgraph.structures.semimarkov.segmentation import Segmentation, spread
+from rdpgraph.structures.semimarkov.transitions import after, columns, couplings
 
 
 @torch.no_grad()
@@ -18,7 +18,7 @@ def viterbi(segments: Tensor, transition: Tensor, lengths: Tensor) -> Segmentati
 
     Args:
         segments: (B, T, D, N).
-        transition: (N, N).
+        transition: (N, N), or (1 or B, T - 1, N, N).
         lengths: (B,).
 
     Raises:
@@ -30,14 +30,16 @@ def viterbi(segments: Tensor, transition: Tensor, lengths: Tensor) -> Segmentati
     if not steps:
         return Segmentation(label, starts)
     window = Window(segments)
-    leaving, durations, before = list[Tensor](), list[Tensor](), list[Tensor]()
-    for scores in segments.unbind(1):
+    leaving, durations = list[Tensor](), list[Tensor]()
+    before = [torch.zeros_like(segments[:, 0, 0], dtype=torch.long)]
+    for step, scores in enumerate(segments.unbind(1)):
         best, duration = window.terms(scores).max(1)
-        entering, previous = (best.unsqueeze(2) + transition).max(1)
         leaving.append(best)
         durations.append(duration)
-        before.append(previous)
-        window.push(entering)
+        if step + 1 < steps:
+            entering, previous = (best.unsqueeze(2) + after(transition, step)).max(1)
+            before.append(previous)
+            window.push(entering)
     scores, current = at_last(torch.stack(leaving, 1), lengths).max(1)
     _refuse("mode", (scores == -math.inf) & (lengths > 0))
     place = lengths - 1
@@ -49,7 +51,7 @@ def viterbi(segments: Tensor, transition: Tensor, lengths: Tensor) -> Segmentati
         label[rows, start] = current[rows]
         starts[rows, start] = True
         place[rows] = start - 1
-        current[rows] = coming[rows, (start - 1).clamp(min=0), current[rows]]
+        current[rows] = coming[rows, start, current[rows]]
     return spread(label, starts, lengths)
 
 
@@ -67,7 +69,7 @@ def draw(
 
     Args:
         segments: (B, T, D, N).
-        transition: (N, N).
+        transition: (N, N), or (1 or B, T - 1, N, N).
         lengths: (B,).
         count: draws of each item.
         generator: the randomness.
@@ -76,7 +78,7 @@ def draw(
         ImpossibleEvidenceError: an item has none.
     """
     batch, steps, durations, _ = segments.shape
-    found = prefixes(segments, coupling_of(transition), lengths)
+    found = prefixes(segments, couplings(transition, steps), lengths)
     _refuse("sample", found.log_partition == -math.inf)
     item = torch.arange(batch, device=segments.device).repeat(count)
     place = lengths[item] - 1
@@ -100,9 +102,10 @@ def draw(
         label[rows, start] = chosen
         starts[rows, start] = True
         place[rows] = start - 1
-        before = found.leaving[source.squeeze(1), (start - 1).clamp(min=0)]
         # Whoever is at the start of the sequence draws a label that nobody reads.
-        current[rows] = _choose(before + columns(transition, chosen), generator)
+        source, end = source.squeeze(1), (start - 1).clamp(min=0)
+        before = columns(transition, source, end, chosen)
+        current[rows] = _choose(found.leaving[source, end] + before, generator)
 
 
 def _refuse(name: str, impossible: Tensor) -> None:

@@ -20,7 +20,7 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
 
     Args:
         segments: (*batch, T, D, N).
-        transition: (N, N).
+        transition: (N, N), or (*batch, T - 1, N, N).
         lengths: (*batch,).
     """
     *batch, steps, durations, labels = segments.shape
@@ -42,7 +42,7 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
 
     goes_on = (age.unsqueeze(1) + 1 == age) & (label.unsqueeze(1) == label)
     kept = torch.where(goes_on, 0.0, -math.inf).to(segments)
-    cut = ending[..., :-1, :].unsqueeze(-1) + transition[label.unsqueeze(1), label]
+    cut = ending[..., :-1, :].unsqueeze(-1) + transition[..., label.unsqueeze(1), label]
     pairs = torch.where(age == 0, cut, kept)
     reaches = (place[1:] < length).unsqueeze(-1).unsqueeze(-1)
     pairs = torch.where(reaches, pairs, 0.0)

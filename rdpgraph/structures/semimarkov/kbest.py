@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rdpgraph.structures.semimarkov.recursion import at_last
 from rdpgraph.structures.semimarkov.segmentation import Segmentation, spread
+from rdpgraph.structures.semimarkov.transitions import after
 
 
 @torch.no_grad()
@@ -18,7 +19,7 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
 
     Args:
         segments: (B, T, D, N).
-        transition: (N, N).
+        transition: (N, N), or (1 or B, T - 1, N, N).
         lengths: (B,).
         k: at least 1.
     """
@@ -32,12 +33,15 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
         (batch, durations, k, labels), -math.inf, dtype=torch.float64, device=device
     )
     window[:, 0, 0] = 0.0
-    ending, lasting, coming = list[Tensor](), list[Tensor](), list[Tensor]()
-    for scores in segments.double().unbind(1):
+    ending, lasting = list[Tensor](), list[Tensor]()
+    coming = [torch.zeros_like(window[:, 0], dtype=torch.long)]
+    for step, scores in enumerate(segments.double().unbind(1)):
         found, ways = _largest((scores.unsqueeze(2) + window).flatten(1, 2), k)
         ending.append(found.transpose(1, 2).flatten(1))
         lasting.append(ways)
-        onward = found.unsqueeze(3) + transition.double()  # (B, k, N, N)
+        if step + 1 == steps:
+            break
+        onward = found.unsqueeze(3) + after(transition, step).double().unsqueeze(-3)
         entering, sources = _largest(onward.flatten(1, 2), k)
         coming.append(sources)
         window = torch.cat([entering.unsqueeze(1), window[:, :-1]], 1)
@@ -55,7 +59,7 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
         start = place[rows] - way // k
         label[rows, start] = current[rows]
         starts[rows, start] = True
-        source = came[item[rows], (start - 1).clamp(min=0), way % k, current[rows]]
+        source = came[item[rows], start, way % k, current[rows]]
         rank[rows], current[rows] = source // labels, source % labels
         place[rows] = start - 1
 

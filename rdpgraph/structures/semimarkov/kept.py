@@ -22,6 +22,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.semimarkov.transitions import pairs, potential_after
 
 _AT_ONCE = 2**22  # pairs of labels that are looked at together
 
@@ -34,7 +35,7 @@ class KeptSegments:
         unary: (B, T, D, K) float64 log-potentials, weights included.
         states: (B, T, D, K) which labels they are.
         lengths: (B,).
-        potential: the transition.
+        potential: the transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
     """
 
     unary: Tensor
@@ -161,8 +162,8 @@ class KeptSegments:
             on = place >= 0
             row, place, follower = row[on], place[on], follower[on]
             before = self.states[item[row], place].flatten(1)
-            pairs = self.potential.evaluate([before, follower]).squeeze(2)
-            logs = ending[item[row], place].flatten(1) + pairs
+            joined = pairs(self.potential, item[row], place, before, follower.squeeze(1))
+            logs = ending[item[row], place].flatten(1) + joined
         return found
 
     @cached_property
@@ -190,17 +191,21 @@ class KeptSegments:
             low = self.potential.rows(before, after)
             ranks = soft_sum(logs + low.log_left, 1)
             return soft_sum(ranks.unsqueeze(1) + low.log_right, 2)
-        return soft_sum(logs + self.potential.evaluate([before, after]), 1, temperature)
+        potential = potential_after(self.potential, place)
+        return soft_sum(logs + potential.evaluate([before, after]), 1, temperature)
 
     def _behind(self, before: Tensor, scores: Tensor, place: int, temperature: float) -> Tensor:
         """(B, n) over the segments that start after a place, for labels (B, n) that end at it."""
         after, logs = _begun(self._labels, place + 1), _begun(scores, place + 1).unsqueeze(1)
-        if isinstance(self.potential, LowRank) and _is_one(temperature):
+        if place + 1 == self.unary.shape[1]:
+            found = torch.full_like(before, -math.inf, dtype=logs.dtype)
+        elif isinstance(self.potential, LowRank) and _is_one(temperature):
             low = self.potential.rows(before, after)
             ranks = soft_sum(logs.mT + low.log_right, 1)
             found = soft_sum(ranks.unsqueeze(1) + low.log_left, 2)
         else:
-            found = soft_sum(logs + self.potential.evaluate([before, after]), 2, temperature)
+            potential = potential_after(self.potential, place)
+            found = soft_sum(logs + potential.evaluate([before, after]), 2, temperature)
         return torch.where((self.lengths == place + 1).unsqueeze(1), 0.0, found)
 
 

@@ -29,9 +29,9 @@ from rdpgraph.structures.semimarkov import (
 )
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
-from rdpgraph.structures.semimarkov.lowrank import coupling_of, joints
 from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restricted
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
+from rdpgraph.structures.semimarkov.transitions import flattened, joints
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,12 @@ class SemiMarkov(Structure):
     Args:
         unary: (*batch, T, D, N) log-potential (nats) of the segment that ends at position t, lasts
             d + 1 steps and has label n. Those with d > t, and beyond the length, are ignored.
-        transition: (N, N) log-potentials, [from, to], of consecutive segments. A `Potential` of
-            that shape is written out, but for scores and `restrict`. With a `LowRank` of rank r,
-            log Z, its gradient, marginals and samples cost N r in the place of N^2; what else is
-            asked writes the N^2 values out, for a maximum, or the log of a sum, has no such
-            shortcut.
+        transition: (N, N) log-potentials, [from, to], of consecutive segments, shared by all
+            positions; or (*batch, T - 1, N, N), of which number t lies between a segment that ends
+            at t and one that starts at t + 1; batch dims that are absent or 1 broadcast. A
+            `Potential` of such a shape is written out, but for scores and `restrict`. With a
+            `LowRank` of rank r, (N, N), log Z, its gradient, marginals and samples cost N r in the
+            place of N^2; what else is asked writes the N^2 values out.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -65,7 +66,7 @@ class SemiMarkov(Structure):
     """
 
     unary: Tensor
-    transition: Tensor | Potential
+    transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class SemiMarkov(Structure):
 
         Args:
             unary: (*batch, T, N) log-potential of each label at each position.
-            transition: (N, N) log-potentials, [from, to].
+            transition: (N, N) log-potentials, [from, to], or (*batch, T - 1, N, N).
             duration: (D, N) log-potential of a segment of d + 1 steps.
             lengths: (*batch,).
 
@@ -110,11 +111,6 @@ class SemiMarkov(Structure):
         return cls(segments, transition, lengths=as_lengths(lengths))
 
     @property
-    def segments(self) -> Tensor:
-        """(*batch, T, D, N) log-potentials: another name of `unary`."""
-        return self.unary
-
-    @property
     def potential(self) -> Potential:
         """The transition as a `Potential`."""
         given = self.transition
@@ -128,15 +124,12 @@ class SemiMarkov(Structure):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
 
-        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept;
-        with a `LowRank` transition O(T (D N + N r)) time, O(T D N) kept.
+        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept
+        (O(T D N) where positions have their own transitions). With a `LowRank` transition
+        O(T (D N + N r)) time, O(T D N) kept.
         """
-        if isinstance(self.transition, LowRank):
-            segments, lengths = self._positions()
-            coupling = coupling_of(self.transition)
-            found = recursion.prefixes(segments, coupling, lengths).log_partition
-        else:
-            found = posterior.log_partition(*self._parts())
+        segments, lengths = self._positions()
+        found = posterior.log_partition(segments, self._compact, lengths)
         return found.reshape(self.batch_shape)
 
     def score(self, segmentation: Segmentation) -> Tensor:
@@ -162,7 +155,8 @@ class SemiMarkov(Structure):
         spans = segments[item, place, ages.clamp(max=durations - 1), state]
         total = torch.where(ends, spans, 0.0).sum(-1)
         before = state[..., :-1]
-        between = joints(self.transition, before, state[..., 1:])
+        each = len(self.transition.shape) > 2
+        between = joints(self._table if each else self.transition, before, state[..., 1:])
         total = total + torch.where((starts & inside)[..., 1:], between, 0.0).sum(-1)
         changes = pad(before != state[..., 1:], (1, 0))
         wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
@@ -275,9 +269,7 @@ class SemiMarkov(Structure):
         """
         count = checked_count(count)
         segments, lengths = self._positions()
-        low = self.transition
-        table = low if isinstance(low, LowRank) else table_of(low, of="SemiMarkov")
-        found = decode.draw(segments, table, lengths, count, generator)
+        found = decode.draw(segments, self._compact, lengths, count, generator)
         return self._shaped(found, (count,))
 
     def rsample(
@@ -340,7 +332,8 @@ class SemiMarkov(Structure):
         probability of a segment (t, d, n) is that of site t in state (d, n) and a start at t + 1.
         Tables of O(T (D N)^2): for small models.
         """
-        _, transition, lengths = self._parts()
+        _, lengths = self._positions()
+        transition = table_of(self.transition, of="SemiMarkov")
         return graph_of(self.unary, transition, lengths.reshape(self.batch_shape))
 
     def states(self, segmentation: Segmentation) -> Tensor:
@@ -360,14 +353,22 @@ class SemiMarkov(Structure):
         return float(math.prod(self.batch_shape) * steps * labels * (durations + width))
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Segments (B, T, D, N), the transition as a table, and lengths (B,)."""
+        """Segments (B, T, D, N), the transition (N, N) or (1 or B, T - 1, N, N), lengths (B,)."""
         segments, lengths = self._positions()
-        return segments, table_of(self.transition, of="SemiMarkov"), lengths
+        return segments, self._table, lengths
+
+    @property
+    def _compact(self) -> Tensor | LowRank:
+        low = self.transition
+        return low if isinstance(low, LowRank) else self._table
+
+    @property
+    def _table(self) -> Tensor:
+        return flattened(table_of(self.transition, of="SemiMarkov"), self.batch_shape)
 
     def _positions(self) -> tuple[Tensor, Tensor]:
         """Segments (B, T, D, N) and lengths (B,)."""
-        shape = self.unary.shape
-        count = math.prod(self.batch_shape)
+        shape, count = self.unary.shape, math.prod(self.batch_shape)
         segments = self.unary.reshape(count, *shape[-3:])
         if self.lengths is None:
             return segments, torch.full((count,), shape[-3], device=segments.device)

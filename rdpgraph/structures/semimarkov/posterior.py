@@ -15,20 +15,26 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from rdpgraph.model.gradients import differentiable_once
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.semimarkov.coupling import Coupling
 from rdpgraph.structures.semimarkov.recursion import Prefixes, at_last, prefixes
+from rdpgraph.structures.semimarkov.transitions import couplings, tables
 
 
-def log_partition(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+def log_partition(segments: Tensor, transition: Tensor | LowRank, lengths: Tensor) -> Tensor:
     """(B,) log Z; twice differentiable. O(T (D N + N^2)) time, O(T N) kept beside the scores.
 
-    The second derivative is that of the recursion by autograd, which keeps O(T D N).
+    The second derivative is that of the recursion by autograd, which keeps O(T D N), and so is
+    the first with a `LowRank` transition or one for each position.
 
     Args:
         segments: (B, T, D, N).
-        transition: (N, N).
+        transition: (N, N), or (1 or B, T - 1, N, N), or of low rank.
         lengths: (B,) int64.
     """
+    if isinstance(transition, LowRank) or transition.ndim > 2:
+        steps = couplings(transition, segments.shape[1])
+        return prefixes(segments, steps, lengths).log_partition
     found: Tensor = _LogPartition.apply(segments, transition, lengths)  # pyright: ignore
     return found
 
@@ -36,7 +42,7 @@ def log_partition(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tens
 class _LogPartition(Function):
     @staticmethod
     def forward(ctx: Any, segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-        found = prefixes(segments, Coupling.of(transition), lengths)
+        found = prefixes(segments, tables(transition, segments.shape[1]), lengths)
         ctx.save_for_backward(
             segments, transition, lengths, found.leaving, found.entering, found.bases
         )
@@ -72,7 +78,8 @@ class _Posterior(Function):
         segments, transition, lengths, grad = ctx.saved_tensors
         with torch.enable_grad():
             inputs = [part.detach().requires_grad_() for part in (segments, transition, grad)]
-            log_z = prefixes(inputs[0], Coupling.of(inputs[1]), lengths).log_partition
+            couplings = tables(inputs[1], segments.shape[1])
+            log_z = prefixes(inputs[0], couplings, lengths).log_partition
             first = torch.autograd.grad(
                 log_z, inputs[:2], inputs[2], create_graph=True, materialize_grads=True
             )

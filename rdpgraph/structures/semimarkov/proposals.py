@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
@@ -26,6 +27,12 @@ def mean_values(model: "SemiMarkov", landmarks: int, generator: torch.Generator 
     """(*batch, T, D, N) the log of a label's mean transition from others, and to others."""
     place, reach, length = _places(model)
     before, after = _means(model.potential, landmarks, generator)
+    if before.ndim > 1:
+        # Number t is of the step from t to t + 1: it meets segments that start, or end, there.
+        steps = torch.arange(model.unary.shape[-3], device=before.device)
+        start = (steps.unsqueeze(1) - reach.T - 1).clamp(0, max(before.shape[-2] - 1, 0))
+        before = before[..., start, :] if before.shape[-2] else before.new_zeros(1)
+        after = pad(after, (0, 0, 0, 1)).unsqueeze(-2)
     return torch.where(place > reach, before, 0.0) + torch.where(place < length - 1, after, 0.0)
 
 
@@ -51,8 +58,8 @@ def _places(model: "SemiMarkov") -> tuple[Tensor, Tensor, Tensor]:
 def _means(
     potential: Potential, landmarks: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """(N,) over the labels before and over those after; all of them if that costs O(N r)."""
-    labels = potential.shape[0]
+    """(*each, N) over the labels before and those after; all of them if that costs O(N r)."""
+    labels = potential.shape[-1]
     if isinstance(potential, LowRank):
         left, right = potential.log_left, potential.log_right
         flat = left.new_full((1, labels), -math.log(labels))
@@ -63,4 +70,4 @@ def _means(
     asked = torch.randint(labels, (landmarks,), generator=generator, device=where).to(device)
     every = torch.arange(labels, device=device)
     before, after = potential.evaluate([asked, every]), potential.evaluate([every, asked])
-    return before.logsumexp(0) - math.log(landmarks), after.logsumexp(1) - math.log(landmarks)
+    return before.logsumexp(-2) - math.log(landmarks), after.logsumexp(-1) - math.log(landmarks)

@@ -1,17 +1,18 @@
 """The forward recursion over segments.
 
-With s the segments and A the transition (Sarawagi and Cohen 2004, section 3.1, in log-space),
+With s the segments and A the transitions (Sarawagi and Cohen 2004, section 3.1, in log-space),
 
     leaving_t(n)  = log sum_d exp(s[t, d, n] + entering_{t-d}(n))
-    entering_t(n) = log sum_m exp(leaving_{t-1}(m) + A[m, n]),    entering_0 = 0.
+    entering_t(n) = log sum_m exp(leaving_{t-1}(m) + A_{t-1}[m, n]),    entering_0 = 0.
 
 Every `entering` is kept relative to a base of its own, summed up in float64, so that float32 holds
 at any length.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from torch import Tensor
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.semimarkov.coupling import Coupling, conditional
 from rdpgraph.structures.semimarkov.lowrank import LowRankCoupling
+from rdpgraph.structures.semimarkov.transitions import tables
+
+Couplings: TypeAlias = Sequence[Coupling] | Sequence[LowRankCoupling]
 
 
 class Window:
@@ -70,12 +74,12 @@ class Step:
     base: Tensor
 
 
-def walk(segments: Tensor, coupling: Coupling | LowRankCoupling) -> Iterator[Step]:
+def walk(segments: Tensor, couplings: Couplings) -> Iterator[Step]:
     """The recursion, a position at a time; differentiable, O(D N + N^2) each, or O(D N + N r).
 
     Args:
         segments: (B, T, D, N).
-        coupling: the transition.
+        couplings: the T - 1 transitions.
     """
     window, steps = Window(segments), segments.shape[1]
     for place, scores in enumerate(segments.unbind(1)):
@@ -83,7 +87,7 @@ def walk(segments: Tensor, coupling: Coupling | LowRankCoupling) -> Iterator[Ste
         leaving = soft_sum(terms, 1) if terms.requires_grad else terms.logsumexp(1)
         yield Step(terms, leaving, window.logs[:, 0], window.base)
         if place + 1 < steps:
-            window.push(coupling.enter(leaving))
+            window.push(couplings[place].enter(leaving))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +107,12 @@ class Prefixes:
     bases: Tensor
 
 
-def prefixes(segments: Tensor, coupling: Coupling | LowRankCoupling, lengths: Tensor) -> Prefixes:
+def prefixes(segments: Tensor, couplings: Couplings, lengths: Tensor) -> Prefixes:
     """Run the recursion and keep O(T N) of it; differentiable, with O(T D N) kept for that.
 
     Args:
         segments: (B, T, D, N).
-        coupling: the transition.
+        couplings: the T - 1 transitions.
         lengths: (B,) int64; what stands beyond them has no effect.
     """
     batch, steps, _, labels = segments.shape
@@ -116,7 +120,7 @@ def prefixes(segments: Tensor, coupling: Coupling | LowRankCoupling, lengths: Te
         empty = segments.new_zeros(batch, 0, labels)
         bases = torch.zeros(batch, 0, dtype=torch.float64, device=segments.device)
         return Prefixes(segments.sum((1, 2, 3)), empty, empty, bases)
-    kept = [(step.leaving, step.entering, step.base) for step in walk(segments, coupling)]
+    kept = [(step.leaving, step.entering, step.base) for step in walk(segments, couplings)]
     leaving, entering, bases = (torch.stack(part, 1) for part in zip(*kept, strict=True))
     last = at_last(leaving, lengths)
     base = at_last(bases.unsqueeze(2), lengths).squeeze(1)
@@ -140,17 +144,17 @@ def entropy(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     batch, steps, durations, labels = segments.shape
     if not steps:
         return segments.sum((1, 2, 3))
-    coupling = Coupling.of(transition)
+    couplings = tables(transition, steps)
     before = segments.new_zeros(batch, durations, labels)
     bases = torch.zeros(batch, durations, dtype=torch.float64, device=segments.device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    for step in walk(segments, coupling):
+    for step in walk(segments, couplings):
         chances, own = conditional(step.terms, 1)
         shift = (bases - bases[:, :1]).to(before.dtype).unsqueeze(2)
         inside = own + (chances * (before + shift)).sum(1)
         kept.append((step.leaving, inside, bases[:, :1]))
         if len(kept) < steps:
-            entered = coupling.surprise(step.leaving, inside)
+            entered = couplings[len(kept) - 1].surprise(step.leaving, inside)
             peak = entered.detach().amax(1, keepdim=True)
             before = torch.cat([(entered - peak).unsqueeze(1), before[:, :-1]], 1)
             bases = torch.cat([bases[:, :1] + peak, bases[:, :-1]], 1)

@@ -11,9 +11,12 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
+from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.parts import table_of
 from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov.kept import KeptSegments
+from rdpgraph.structures.semimarkov.transitions import flattened
 
 if TYPE_CHECKING:
     from rdpgraph.structures.semimarkov.model import SemiMarkov
@@ -142,7 +145,11 @@ class RestrictedSemiMarkov(Structure):
         if lengths is None:
             lengths = torch.full((batch,), shape[1], device=self.unary.device)
         unary, states = self.unary.double().reshape(shape), self.states.reshape(shape)
-        return KeptSegments(unary, states, lengths.reshape(-1), self.original.potential)
+        potential = self.original.potential
+        if len(potential.shape) > 2:
+            table = table_of(self.original.transition, of="SemiMarkov")
+            potential = Table(flattened(table, self.batch_shape))
+        return KeptSegments(unary, states, lengths.reshape(-1), potential)
 
     def _shaped(self, values: Tensor) -> Tensor:
         return values.reshape(self.batch_shape).to(self.unary)
