@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain.factors import step_of
+from rdpgraph.structures.chain import native
+from rdpgraph.structures.chain.factors import finite, step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
 _CELLS = 1 << 20  # elements of a block of sums
+_MOST_PLACES = 2**31  # in the lists of a step
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,24 @@ def viterbi(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Pat
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed.
         lengths: (B,) int64.
     """
-    with torch.no_grad():
-        values = _levelled(unary, lengths)
-        prefixes = values + _before(values, transition, _linked(values, lengths))
-        states = traceback(prefixes, transition, lengths, count=1, noise=None)[0]
+    states = best_states(unary, transition, lengths)
     return states, score(unary, transition, lengths, states)
+
+
+@torch.no_grad()
+def best_states(unary: Unary, transition: Transition, lengths: Lengths) -> Paths:
+    """The states of `viterbi` alone, (B, T), which cost less than the score where they are few."""
+    messages = prefixes(unary, transition, lengths)
+    return traceback(messages, transition, lengths, count=1, noise=None)[0]
+
+
+@torch.no_grad()
+def prefixes(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
+    """(B, T, N) the best score of what ends in each state, less a constant for each step."""
+    if native.applies(unary, transition):
+        return native.prefixes(unary, transition, lengths)
+    values = _levelled(unary, lengths)
+    return values + _before(values, transition, _linked(values, lengths))
 
 
 def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> tuple[Paths, Tensor]:
@@ -68,7 +83,10 @@ def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> tu
         k: at least 1.
     """
     with torch.no_grad():
-        states = _best_lists(_levelled(unary, lengths), transition, lengths, k)
+        if native.applies(unary, transition) and k * unary.shape[-1] < _MOST_PLACES:
+            states = native.k_best(unary, transition, lengths, k)
+        else:
+            states = _best_lists(_levelled(unary, lengths), transition, lengths, k)
     scores = score(unary, transition, lengths, states)
     repeated = (torch.arange(k, device=unary.device) > 0).unsqueeze(1) & (lengths == 0)
     scores = torch.where(repeated, -math.inf, scores)
@@ -159,12 +177,13 @@ def _entries(transition: Tensor, sources: Tensor) -> Tensor:
 
 def _peak(logs: Tensor) -> Tensor:
     """The largest of each row, (..., 1), or 0 where nothing is possible."""
-    peak = logs.amax(-1, keepdim=True)
-    return torch.where(peak > -math.inf, peak, 0.0)
+    return finite(logs.amax(-1, keepdim=True))
 
 
 def _maxima(state: Tensor, matrix: Tensor) -> Tensor:
     """``max_i(state_i + matrix_ij)``, (B, N), in blocks of rows."""
+    if state.numel() * state.shape[1] <= _CELLS:
+        return (state.unsqueeze(2) + matrix).amax(1)
     best = torch.full_like(state, -math.inf)
     for start, stop in _blocks(state):
         block = (state[:, start:stop, None] + matrix[..., start:stop, :]).amax(1)

@@ -116,3 +116,8 @@ def step_of(matrix: Tensor, step: int) -> Tensor:
 def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
     """`step_of` of all steps. Their gradients are gathered once: a slice's is as large as all."""
     return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)
+
+
+def finite(peak: Tensor) -> Tensor:
+    """A fresh tensor of maxima with 0 in place of -inf, in place."""
+    return peak.masked_fill_(peak == -math.inf, 0.0)

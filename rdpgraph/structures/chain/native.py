@@ -1,51 +1,22 @@
-"""The compiled kernel: built by the machine's own C++ compiler on first use, if it has one."""
-
-import ctypes
-import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from dataclasses import dataclass
-from pathlib import Path
+"""What the compiled kernel computes: sweeps of the scaled recursion, best sequences and draws."""
 
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain import ranges
+from rdpgraph.structures.chain import library, ranges
 from rdpgraph.structures.chain.factors import Factors
+from rdpgraph.structures.chain.library import function, status
 from rdpgraph.structures.chain.sweeps import Forward
 
-_SOURCE = Path(__file__).with_name("chain.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
-_NAMES = {torch.float32: "float", torch.float64: "double"}
-_SIGNATURES = {"forward": (12, 3, 3, 2), "backward": (9, 3, 0, 1), "edges": (4, 2, 0, 1)}
-"""Numbers of pointers, sizes, reals and small integers, in this order."""
+__all__ = [
+    "applies", "backward", "edge_gradient", "factors", "forward", "k_best", "prefixes", "serves",
+    "status", "trace",
+]  # fmt: skip
+
 _SHARED_WORK = 2**18
 """Products of one step below which a second thread costs more than it brings."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """Whether the kernel is there, and if not, why: ``str(status)`` says it.
-
-    Attributes:
-        library: the file it was loaded from, or None.
-        reason: what happened.
-    """
-
-    library: Path | None
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-def status() -> Status:
-    """Whether chains use a compiled kernel here; builds it if that was not tried yet."""
-    return _loaded()[1]
+_SMALL = 2**17
+"""Potentials up to which one thread levels them sooner than torch does."""
 
 
 def serves(factors: Factors) -> bool:
@@ -58,10 +29,23 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
     return (
         transition.ndim == 2
         and unary.device.type == "cpu"
-        and unary.dtype in _NAMES
+        and unary.dtype == transition.dtype
         and not torch.compiler.is_compiling()
-        and _loaded()[0] is not None
+        and library.available(unary.dtype)
     )
+
+
+def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
+    """As `Factors.of`."""
+    batch, steps, states = unary.shape
+    if unary.numel() + transition.numel() > _SMALL:
+        return Factors.of(unary, transition, lengths)
+    unary, transition = _dense(unary), _dense(transition)
+    emission, matrix = torch.empty_like(unary), torch.empty_like(transition)
+    offset = unary.new_empty(batch, steps)
+    parts = _pointers(unary, transition, emission, matrix, offset)
+    function("level", unary.dtype)(*parts, batch, steps, states)
+    return Factors(unary, transition, emission.exp_(), matrix.exp_(), offset, lengths)
 
 
 def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
@@ -75,10 +59,9 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     values = offset.new_empty(batch)
     doubtful = torch.empty(batch, dtype=torch.bool)
     room = _room(matrix)
-    _function("forward", emission.dtype)(
+    function("forward", emission.dtype)(
         *_pointers(unary, emission, transition, matrix, offset, starts, lengths),
-        *_pointers(states, scales, values, doubtful),
-        room.data_ptr(),
+        *_pointers(states, scales, values, doubtful, room),
         batch,
         steps,
         count,
@@ -86,7 +69,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
         ranges.step_limit(emission.dtype),
         floor,
         upward,
-        _threads(batch, count),
+        _threads(batch * count * count),
     )
     return Forward(states, scales, values, doubtful)
 
@@ -98,14 +81,13 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
     batch, steps, count = emission.shape
     marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
     room = _room(matrix)
-    _function("backward", emission.dtype)(
+    function("backward", emission.dtype)(
         *_pointers(found.states, found.scales, emission, matrix, lengths, gradient),
-        *_pointers(marginals, ahead),
-        room.data_ptr(),
+        *_pointers(marginals, ahead, room),
         batch,
         steps,
         count,
-        _threads(batch, count),
+        _threads(batch * count * count),
     )
     return marginals, ahead
 
@@ -115,17 +97,67 @@ def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
     matrix, result = _dense(matrix), torch.empty_like(matrix)
     count = len(matrix)
     steps = states.numel() // count
-    _function("edges", matrix.dtype)(
-        *_pointers(states, ahead, matrix, result), steps, count, _threads(steps, count)
-    )
+    parts = _pointers(states, ahead, matrix, result)
+    function("edges", matrix.dtype)(*parts, steps, count, _threads(steps * count * count))
     return result
+
+
+def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+    """As `decode.prefixes`."""
+    unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
+    batch, steps, count = unary.shape
+    found, room = torch.empty_like(unary), _room(transition)
+    parts = _pointers(unary, transition, lengths, found, room)
+    function("prefixes", unary.dtype)(*parts, batch, steps, count, _threads(batch * count * count))
+    return found
+
+
+def trace(
+    messages: Tensor, turned: Tensor, lengths: Tensor, states: Tensor, noise: Tensor | None,
+    last: int,
+) -> None:  # fmt: skip
+    """Decide as many steps as there is noise for, from the last on backwards, as `paths.traceback`.
+
+    Args:
+        messages: (B, T, N), dense.
+        turned: (N, N) the transition, [to, from], dense.
+        lengths: (B,) dense.
+        states: (count, B, T), written to; those after the last step are read.
+        noise: (steps, count, B, N), dense, of the last step first; or None: no noise, all steps.
+        last: the step to begin with.
+    """
+    count, batch, total = states.shape
+    first = 0 if noise is None else last + 1 - len(noise)
+    width = messages.shape[2]
+    work = (last + 1 - first) * count * batch * width
+    function("trace", messages.dtype)(
+        *_pointers(messages, turned, lengths),
+        None if noise is None else noise.data_ptr(),
+        states.data_ptr(),
+        count,
+        batch,
+        total,
+        width,
+        first,
+        last,
+        _threads(work),
+    )
+
+
+def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
+    """(k, B, T) the states of the k best sequences; ties go to the lower states."""
+    unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
+    batch, steps, count = unary.shape
+    found = torch.empty(k, batch, steps, dtype=torch.long)
+    parts = _pointers(unary, turned, lengths, found)
+    threads = min(max(batch, 1), _threads(batch * steps * count * count))
+    function("best", unary.dtype)(*parts, batch, steps, count, k, threads)
+    return found
 
 
 def _room(matrix: Tensor) -> Tensor:
     """Memory for the matrix in panels."""
-    library = _loaded()[0]
-    assert library is not None
-    return matrix.new_empty(library.chain_packed_size(len(matrix), matrix.element_size()))
+    return matrix.new_empty(library.packed_size(len(matrix), matrix.element_size()))
 
 
 def _dense(part: Tensor) -> Tensor:
@@ -133,69 +165,9 @@ def _dense(part: Tensor) -> Tensor:
 
 
 def _pointers(*parts: Tensor) -> list[int]:
+    """Addresses; the caller holds on to the tensors."""
     return [part.data_ptr() for part in parts]
 
 
-def _threads(batch: int, count: int) -> int:
-    work = batch * count * count
+def _threads(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // _SHARED_WORK))
-
-
-@functools.cache
-def _function(name: str, dtype: torch.dtype) -> "ctypes._CFuncPtr":  # pyright: ignore
-    library = _loaded()[0]
-    function = getattr(library, f"chain_{name}_{_NAMES[dtype]}")
-    pointers, sizes, reals, flags = _SIGNATURES[name]
-    function.argtypes = [
-        *[ctypes.c_void_p] * pointers,
-        *[ctypes.c_int64] * sizes,
-        *[ctypes.c_double] * reals,
-        *[ctypes.c_int] * flags,
-    ]
-    function.restype = None
-    return function
-
-
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, Status]:
-    """The library, built unless the cache has it."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return None, Status(None, "No C++ compiler (c++, g++, clang++) on the PATH; using torch.")
-    failure = ""
-    for flags in ((*_FLAGS, "-fopenmp"), _FLAGS):
-        try:
-            file = _built(compiler, flags)
-            library = ctypes.CDLL(str(file))
-            library.chain_packed_size.argtypes = [ctypes.c_int64, ctypes.c_int64]
-            library.chain_packed_size.restype = ctypes.c_int64
-        except (OSError, subprocess.SubprocessError) as error:
-            failure = str(error)
-        else:
-            return library, Status(file, f"Compiled kernel {file}.")
-    return None, Status(None, f"{compiler} built no kernel ({failure}); using torch.")
-
-
-def _built(compiler: str, flags: tuple[str, ...]) -> Path:
-    """The library's file; its name tells sources, flags, compilers and processors apart."""
-    # What "native" stands for, and the version, are in what the driver says it would run.
-    command = [compiler, *flags, "-###", "-E", "-x", "c++", os.devnull]
-    means = subprocess.run(command, capture_output=True, check=True, timeout=60).stderr
-    parts = (_SOURCE.read_bytes(), " ".join(flags).encode(), platform.machine().encode(), means)
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-    folder = _cache()
-    file = folder / f"chain-{digest}.so"
-    if file.exists():
-        return file
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        made = Path(room) / file.name
-        command = [compiler, *flags, "-o", str(made), str(_SOURCE)]
-        subprocess.run(command, capture_output=True, check=True, timeout=300)
-        made.replace(file)
-    return file
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "rdpgraph"

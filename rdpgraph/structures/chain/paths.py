@@ -8,8 +8,10 @@ from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.chain import native
 
-Noise = Callable[[int], Tensor]
+Noise = Callable[[int, int], Tensor]
+_CELLS = 2**20  # numbers of noise at a time
 
 
 def traceback(
@@ -19,32 +21,61 @@ def traceback(
 
     At each step the state is the argmax of `conditionals` given the state after it, plus noise.
     With maxima for messages and no noise that is the best sequence; with sums and Gumbel noise it
-    is an exact draw. (count, B, N) memory at a time. An item whose last message is -inf throughout
-    has no possible sequence: its states are -1. Not differentiable.
+    is an exact draw. (count, B, N) memory at a time, or 2^20 numbers. An item whose last message
+    is -inf throughout has no possible sequence: its states are -1. Not differentiable.
 
     Args:
         messages: (B, T, N) logs of what the prefixes up to each step amount to, in nats.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
         lengths: (B,) int64.
         count: how many sequences for each item.
-        noise: from a step to (count, B, N); asked once a step, the last first.
+        noise: from a step and a number of steps, which that one is the last of, to
+            (steps, count, B, N), the last first; asked once for each step, the last first.
     """
-    batch, total, _ = messages.shape
-    states = torch.full((count, batch, total), -1, dtype=torch.long, device=messages.device)
-    following = torch.zeros(count, batch, 1, dtype=torch.long, device=messages.device)
-    possible = torch.zeros(batch, dtype=torch.bool, device=messages.device)
-    for step in range(total - 1, -1, -1):
-        logs = messages[:, step]
-        possible |= (lengths == step + 1) & (logs > -math.inf).any(-1)
-        if step + 1 < total:
-            given = conditionals(logs.unsqueeze(1), transition, lengths, following, first=step)
-            logs = given.squeeze(2)
-        if noise is not None:
-            logs = logs + noise(step)
-        following = logs.argmax(-1).expand(count, batch).unsqueeze(2)
-        inside = (step < lengths) & possible
-        states[..., step] = torch.where(inside, following.squeeze(2), -1)
+    batch, total, width = messages.shape
+    if not native.applies(messages, transition):
+        return _traced(messages, transition, lengths, count, noise)
+    states = torch.empty(count, batch, total, dtype=torch.long)
+    messages, turned = messages.contiguous(), transition.mT.contiguous()
+    lengths, last = lengths.contiguous(), total - 1
+    while last >= 0:
+        steps = min(last + 1, max(1, _CELLS // max(1, count * batch * width)))
+        shaken = None if noise is None else noise(last, steps).contiguous()
+        native.trace(messages, turned, lengths, states, shaken, last)
+        last -= last + 1 if noise is None else steps
     return states
+
+
+def _traced(
+    messages: Tensor, transition: Tensor, lengths: Tensor, count: int, noise: Noise | None
+) -> Tensor:
+    """`traceback` step by step in torch."""
+    batch, total, width = messages.shape
+    inside = torch.arange(total, device=messages.device).unsqueeze(1) < lengths
+    # The state after the last one is one more, which anything leads to.
+    none = torch.full((count, batch), width, device=messages.device)
+    into = torch.nn.functional.pad(transition.mT, (0, 0, 0, 1))
+    items = torch.arange(batch, device=messages.device) % (len(into) if into.ndim == 4 else 1)
+    goes_on, found = inside.unbind(0), list[Tensor]()
+    rows, following = messages.unbind(1), none
+    for step in range(total - 1, -1, -1):
+        logs = rows[step]
+        if found:
+            following = torch.where(goes_on[step + 1], found[-1], none)
+            if into.ndim == 2:
+                columns = into.index_select(0, following.reshape(-1))
+                logs = logs + columns.view(count, batch, width)
+            else:
+                logs = logs + into[items, step, following]
+        if noise is not None:
+            logs = logs + noise(step, 1)[0]
+        found.append(logs.argmax(-1).expand(count, batch))
+    if not found:
+        return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
+    lasts = messages[torch.arange(batch, device=messages.device), (lengths - 1).clamp(min=0)]
+    possible = (lasts > -math.inf).any(-1)
+    states = torch.stack(found[::-1], -1)
+    return torch.where(inside.mT & possible.unsqueeze(1), states, -1)
 
 
 def conditionals(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.structures.chain import logs, native, scaled, scan
+from rdpgraph.structures.chain import filtering, logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
 
 
@@ -118,6 +118,19 @@ def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages
     return Messages(forward.to(dtype), backward.to(dtype))
 
 
+@torch.no_grad()
+def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
+    """(B, T, N) the forward messages of `messages` alone, without gradient."""
+    if unary.shape[1] == 0:
+        return unary
+    found = scaled.forward(scaled.factors(unary, transition, lengths))
+    forward = found.states.log()
+    if bool(found.doubtful.any()):
+        rows = found.doubtful.nonzero().squeeze(1)
+        forward[rows] = filtering.forward(unary[rows], _of(transition, rows), lengths[rows])
+    return forward
+
+
 def _safe_messages(
     dtypes: list[torch.dtype], unary: Unary, transition: Transition, lengths: Lengths
 ) -> tuple[Tensor, Tensor]:
@@ -127,7 +140,7 @@ def _safe_messages(
     """
     dtype, *others = dtypes
     unary, transition = unary.to(dtype), transition.to(dtype)
-    factors = Factors.of(unary, transition, lengths)
+    factors = scaled.factors(unary, transition, lengths)
     turned = factors.reversed()
     ahead, behind = scaled.forward(factors), scaled.forward(turned)
     forward, backward = ahead.states.log(), _before(turned, behind.states, lengths)

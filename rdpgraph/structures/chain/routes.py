@@ -82,7 +82,7 @@ class ByTables(Route):
 
     def viterbi(self) -> Tensor:
         """See `decode`."""
-        return decode.viterbi(*self.parts)[0]
+        return decode.best_states(*self.parts)
 
     def max_marginals(self) -> Tensor:
         """See `decode`."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
-from rdpgraph.structures.chain import filtering
-from rdpgraph.structures.chain.paths import conditionals, traceback
+from rdpgraph.structures.chain import filtering, recursion
+from rdpgraph.structures.chain.paths import Noise, conditionals, traceback
 from rdpgraph.structures.draws import gumbel
 from rdpgraph.structures.relaxation import checked_temperature
 
@@ -32,10 +32,10 @@ def draw(
         count: how many draws of each item.
         generator: of the noise; None for torch's default one.
     """
-    messages = filtering.forward(unary, transition, lengths)
+    messages = recursion.forward(unary, transition, lengths)
 
-    def noise(_step: int) -> Tensor:
-        return gumbel((count, unary.shape[0], unary.shape[2]), unary, generator)
+    def noise(_last: int, steps: int) -> Tensor:
+        return gumbel((steps, count, unary.shape[0], unary.shape[2]), unary, generator)
 
     return traceback(messages, transition, lengths, count=count, noise=noise)
 
@@ -79,9 +79,7 @@ def relaxed_by(
     count = noise.shape[0]
     messages = filtering.forward(unary, transition, lengths)
     with torch.no_grad():
-        states = traceback(
-            messages, transition, lengths, count=count, noise=lambda step: noise[:, :, step]
-        )
+        states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     given = messages.expand(count, -1, -1, -1)
     if unary.shape[1] > 1:
         before_last = conditionals(
@@ -93,3 +91,12 @@ def relaxed_by(
     # The softmax divides by the temperature; with the largest at 0 nothing overflows.
     logits = logits - logits.detach().amax(-1, keepdim=True)
     return torch.where(told, (logits / temperature).softmax(-1), 0.0)
+
+
+def held(noise: Tensor) -> Noise:
+    """Noise that is there already, (count, B, T, N), as `traceback` asks for it."""
+
+    def block(last: int, steps: int) -> Tensor:
+        return noise[:, :, last + 1 - steps : last + 1].flip(2).permute(2, 0, 1, 3)
+
+    return block

@@ -39,18 +39,18 @@ class _Scaled(torch.autograd.Function):
         ctx: Any, unary: Unary, transition: Transition, lengths: Lengths, floor: float
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # pyright: ignore
-        factors = Factors.of(unary, transition, lengths)
+        own = factors(unary, transition, lengths)
         if floor:
-            factors, found = _certified(factors, floor)
+            own, found = _certified(own, floor)
         else:
-            found = forward(factors)
+            found = forward(own)
         ctx.floor = floor  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
             unary,
             transition,
             lengths,
-            factors.emission,
-            factors.matrix,
+            own.emission,
+            own.matrix,
             found.states,
             found.scales,
         )
@@ -69,10 +69,17 @@ class _Scaled(torch.autograd.Function):
                 return sweeps.unrolled(masked(unary, lengths), transition, lengths, floor)
 
             return *regradient(again, (unary, transition), gradient), None, None
-        factors = Factors(unary, transition, emission, matrix, scales, lengths)
-        marginals, ahead = backward(factors, Forward(states, scales, scales, scales), gradient)
-        edges = edge_gradient(factors, states, ahead) if ctx.needs_input_grad[1] else None  # pyright: ignore
+        own = Factors(unary, transition, emission, matrix, scales, lengths)
+        marginals, ahead = backward(own, Forward(states, scales, scales, scales), gradient)
+        edges = edge_gradient(own, states, ahead) if ctx.needs_input_grad[1] else None  # pyright: ignore
         return marginals, edges, None, None
+
+
+def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
+    """Scaled factors of log-potentials, by the compiled kernel if it serves, or in torch."""
+    if native.applies(unary, transition):
+        return native.factors(unary, transition, lengths)
+    return Factors.of(unary, transition, lengths)
 
 
 def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import filtering, recursion
 from rdpgraph.structures.chain.paths import conditionals, score, traceback
-from rdpgraph.structures.chain.sampling import draw, relaxed, relaxed_by
+from rdpgraph.structures.chain.sampling import draw, held, relaxed, relaxed_by
 from rdpgraph.structures.relaxation import straight_through
 from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
 
@@ -70,7 +70,7 @@ def test_a_traceback_takes_the_argmax_of_each_conditional_plus_noise(kind):
     batch, total, states = parts[0].shape
     noise = gumbel((6, batch, total, states), 0)
     messages = filtering.forward(*parts)
-    found = traceback(messages, parts[1], parts[2], count=6, noise=lambda step: noise[:, :, step])
+    found = traceback(messages, parts[1], parts[2], count=6, noise=held(noise))
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
         assert bool((found[:, item, length:] == -1).all())

@@ -1,134 +1,13 @@
 // The scaled recursion of a chain with one transition for all steps, forward and backward.
 //
-// Both sweeps multiply (rows, N) by (N, N) at each step. The matrix is packed once into panels of
-// two vectors' width, read in order; a block of up to eight rows by one panel is summed in
-// registers, and the rest of a step is done on it there. Threads share out the rows where there
-// are many, and the panels, with a barrier at each step, where there are few.
+// Both sweeps multiply (rows, N) by (N, N) at each step, and the rest of a step is done on a block
+// of the product while it is in reach.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <vector>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#pragma once
+
+#include "panels.h"
 
 namespace {
-
-constexpr int64_t kRows = 8;
-
-template <typename Real> struct Vector;
-template <> struct Vector<float> { typedef float type __attribute__((vector_size(64))); };
-template <> struct Vector<double> { typedef double type __attribute__((vector_size(64))); };
-
-template <typename Real> constexpr int64_t lanes() { return 64 / sizeof(Real); }
-template <typename Real> constexpr int64_t width() { return 2 * lanes<Real>(); }
-
-int64_t panels_of(int64_t states, int64_t wide) { return (states + wide - 1) / wide; }
-
-// One panel of a matrix, or of its transpose, as (states, width), zero beyond the last column.
-template <typename Real>
-void pack(const Real* __restrict matrix, Real* __restrict packed, int64_t states, int64_t panel,
-          bool transposed) {
-  constexpr int64_t wide = width<Real>();
-  const int64_t first = panel * wide, count = std::min(wide, states - first);
-  Real* __restrict target = packed + panel * wide * states;
-  if (!transposed) {
-    for (int64_t row = 0; row < states; ++row) {
-      const Real* source = matrix + row * states + first;
-      for (int64_t k = 0; k < count; ++k) target[row * wide + k] = source[k];
-      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
-    }
-    return;
-  }
-  for (int64_t from = 0; from < states; from += wide) {
-    const int64_t until = std::min(from + wide, states);
-    for (int64_t k = 0; k < count; ++k) {
-      const Real* source = matrix + (first + k) * states;
-      for (int64_t row = from; row < until; ++row) target[row * wide + k] = source[row];
-    }
-    for (int64_t row = from; row < until; ++row)
-      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
-  }
-}
-
-// Rows (`stride` apart, their entries `hop` apart) times one panel of some depth; (rows, width) into
-// `result`.
-template <typename Real, int rows, int64_t hop = 1>
-__attribute__((noinline)) void multiply(const Real* left, int64_t stride,
-                                        const Real* __restrict panel, int64_t depth,
-                                        Real* __restrict result) {
-  typedef typename Vector<Real>::type Lane;
-  Lane sums[rows][2] = {};
-  for (int64_t k = 0; k < depth; ++k) {
-    Lane low, high;
-    std::memcpy(&low, panel + k * width<Real>(), sizeof(Lane));
-    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; ++row) {
-      const Real value = left[row * stride + k * hop];
-      sums[row][0] += value * low;
-      sums[row][1] += value * high;
-    }
-  }
-  std::memcpy(result, sums, sizeof(sums));
-}
-
-template <typename Real>
-void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
-              Real* result) {
-  switch (rows) {
-    case 1: return multiply<Real, 1>(left, stride, panel, states, result);
-    case 2: return multiply<Real, 2>(left, stride, panel, states, result);
-    case 3: return multiply<Real, 3>(left, stride, panel, states, result);
-    case 4: return multiply<Real, 4>(left, stride, panel, states, result);
-    case 5: return multiply<Real, 5>(left, stride, panel, states, result);
-    case 6: return multiply<Real, 6>(left, stride, panel, states, result);
-    case 7: return multiply<Real, 7>(left, stride, panel, states, result);
-    default: return multiply<Real, 8>(left, stride, panel, states, result);
-  }
-}
-
-struct Share {
-  int64_t first_row, last_row, first_panel, last_panel;
-  bool together;  // whether other threads have other panels of the same rows
-};
-
-// The part of one of `team` threads.
-Share share_of(int64_t batch, int64_t panels, int64_t thread, int64_t team) {
-  if (batch >= kRows * team || panels < team) {
-    const int64_t blocks = (batch + kRows - 1) / kRows;
-    const int64_t first = blocks * thread / team * kRows;
-    const int64_t last = blocks * (thread + 1) / team * kRows;
-    return {std::min(first, batch), std::min(last, batch), 0, panels, false};
-  }
-  return {0, batch, panels * thread / team, panels * (thread + 1) / team, true};
-}
-
-int64_t thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
-
-int64_t team_size() {
-#ifdef _OPENMP
-  return omp_get_num_threads();
-#else
-  return 1;
-#endif
-}
-
-void wait(bool together) {
-  if (!together) return;
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
-}
 
 // The least entry of some rows of the matrix that is not a hard zero; 1 if there is none.
 template <typename Real>
@@ -140,6 +19,21 @@ Real least(const Real* __restrict transition, const Real* __restrict matrix, int
     lowest = here < lowest ? here : lowest;
   }
   return lowest;
+}
+
+// Potentials less their peaks, those of a step and the transition, which are added up in `offset`.
+template <typename Real>
+void level(const Real* __restrict unary, const Real* __restrict transition,
+           Real* __restrict emission, Real* __restrict matrix, Real* __restrict offset, int64_t batch, int64_t steps,
+           int64_t states) {
+  const Real top = peak_of(transition, states * states);
+  for (int64_t k = 0; k < states * states; ++k) matrix[k] = transition[k] - top;
+  for (int64_t row = 0; row < batch * steps; ++row) {
+    const Real* __restrict given = unary + row * states;
+    const Real peak = peak_of(given, states);
+    for (int64_t k = 0; k < states; ++k) emission[row * states + k] = given[k] - peak;
+    offset[row] = row % steps ? peak + top : peak;
+  }
 }
 
 // alpha_t = alpha_{t-1} P * e_t, normalised. Where floor > 0, states below it are set to zero, or
@@ -309,8 +203,9 @@ void backward(const Real* __restrict found, const Real* __restrict scales,
   }
 }
 
-// Edge marginals summed over steps, P * (found^T ahead), in the shape of the matrix. Blocks of steps
-// are packed, (steps, kRows) and (steps, width) at a time, and summed into the result in turn.
+// Edge marginals summed over steps, P * (found^T ahead), in the shape of the matrix. Blocks of
+// steps are packed, (steps, kRows) and (steps, width) at a time, and summed into the result in
+// turn.
 template <typename Real>
 void edges(const Real* __restrict found, const Real* __restrict ahead,
            const Real* __restrict matrix, Real* __restrict result, int64_t steps, int64_t states,
@@ -360,39 +255,3 @@ void edges(const Real* __restrict found, const Real* __restrict ahead,
 }
 
 }  // namespace
-
-extern "C" {
-
-int64_t chain_packed_size(int64_t states, int64_t bytes) {
-  const int64_t wide = 128 / bytes;
-  return panels_of(states, wide) * wide * states;
-}
-
-#define CHAIN_KERNELS(Real, name)                                                                 \
-  void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
-                            const Real* matrix, const Real* offset, const int64_t* starts,        \
-                            const int64_t* lengths,                                               \
-                            Real* states, Real* scales, Real* values, uint8_t* doubtful,          \
-                            Real* packed, int64_t batch, int64_t steps, int64_t count,            \
-                            double state_limit, double step_limit, double floor, int upward,      \
-                            int threads) {                                                        \
-    forward<Real>(unary, emission, transition, matrix, offset, starts, lengths, states, scales,   \
-                  values, doubtful, packed, batch, steps, count, Real(state_limit), Real(step_limit),     \
-                  Real(floor), upward != 0, threads);                                             \
-  }                                                                                               \
-  void chain_backward_##name(const Real* states, const Real* scales, const Real* emission,        \
-                             const Real* matrix, const int64_t* lengths, const Real* gradient,    \
-                             Real* marginals, Real* ahead, Real* packed, int64_t batch,           \
-                             int64_t steps, int64_t count, int threads) {                         \
-    backward<Real>(states, scales, emission, matrix, lengths, gradient, marginals, ahead, packed, \
-                   batch, steps, count, threads);                                                 \
-  }                                                                                               \
-  void chain_edges_##name(const Real* states, const Real* ahead, const Real* matrix, Real* result, \
-                          int64_t steps, int64_t count, int threads) {                            \
-    edges<Real>(states, ahead, matrix, result, steps, count, threads);                            \
-  }
-
-CHAIN_KERNELS(float, float)
-CHAIN_KERNELS(double, double)
-
-}

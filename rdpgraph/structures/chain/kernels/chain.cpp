@@ -1,0 +1,61 @@
+// What the library of the chain's kernels offers, for each type of number.
+
+#include "paths.h"
+#include "sums.h"
+
+extern "C" {
+
+int64_t chain_packed_size(int64_t states, int64_t bytes) {
+  const int64_t wide = 128 / bytes;
+  return panels_of(states, wide) * wide * states;
+}
+
+#define CHAIN_KERNELS(Real, name)                                                                 \
+  void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
+                            const Real* matrix, const Real* offset, const int64_t* starts,        \
+                            const int64_t* lengths,                                               \
+                            Real* states, Real* scales, Real* values, uint8_t* doubtful,          \
+                            Real* packed, int64_t batch, int64_t steps, int64_t count,            \
+                            double state_limit, double step_limit, double floor, int upward,      \
+                            int threads) {                                                        \
+    forward<Real>(unary, emission, transition, matrix, offset, starts, lengths, states, scales,   \
+                  values, doubtful, packed, batch, steps, count, Real(state_limit),               \
+                  Real(step_limit), Real(floor), upward != 0, threads);                           \
+  }                                                                                               \
+  void chain_backward_##name(const Real* states, const Real* scales, const Real* emission,        \
+                             const Real* matrix, const int64_t* lengths, const Real* gradient,    \
+                             Real* marginals, Real* ahead, Real* packed, int64_t batch,           \
+                             int64_t steps, int64_t count, int threads) {                         \
+    backward<Real>(states, scales, emission, matrix, lengths, gradient, marginals, ahead, packed, \
+                   batch, steps, count, threads);                                                 \
+  }                                                                                               \
+  void chain_edges_##name(const Real* states, const Real* ahead, const Real* matrix, Real* result, \
+                          int64_t steps, int64_t count, int threads) {                            \
+    edges<Real>(states, ahead, matrix, result, steps, count, threads);                            \
+  }                                                                                               \
+  void chain_level_##name(const Real* unary, const Real* transition, Real* emission, Real* matrix, \
+                          Real* offset, int64_t batch, int64_t steps, int64_t count) {            \
+    level<Real>(unary, transition, emission, matrix, offset, batch, steps, count);                \
+  }                                                                                               \
+  void chain_prefixes_##name(const Real* unary, const Real* transition, const int64_t* lengths,   \
+                             Real* result, Real* packed, int64_t batch, int64_t steps,            \
+                             int64_t count, int threads) {                                        \
+    prefixes<Real>(unary, transition, lengths, result, packed, batch, steps, count, threads);     \
+  }                                                                                               \
+  void chain_trace_##name(const Real* messages, const Real* turned, const int64_t* lengths,       \
+                          const Real* noise, int64_t* found, int64_t paths, int64_t batch,        \
+                          int64_t steps, int64_t count, int64_t first, int64_t last,              \
+                          int threads) {                                                          \
+    trace<Real>(messages, turned, lengths, noise, found, paths, batch, steps, count, first, last, \
+                threads);                                                                         \
+  }                                                                                               \
+  void chain_best_##name(const Real* unary, const Real* turned, const int64_t* lengths,           \
+                         int64_t* found, int64_t batch, int64_t steps, int64_t count, int64_t k,  \
+                         int threads) {                                                           \
+    best_lists<Real>(unary, turned, lengths, found, batch, steps, count, k, threads);             \
+  }
+
+CHAIN_KERNELS(float, float)
+CHAIN_KERNELS(double, double)
+
+}

@@ -1,0 +1,142 @@
+// Matrices in panels of two vectors' width, read in order; a block of up to eight rows by one panel
+// is worked on in registers. Threads share out the rows where there are many, and the panels, with
+// a barrier at each step, where there are few.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+constexpr int64_t kRows = 8;
+
+template <typename Real> struct Vector;
+template <> struct Vector<float> { typedef float type __attribute__((vector_size(64))); };
+template <> struct Vector<double> { typedef double type __attribute__((vector_size(64))); };
+
+template <typename Real> constexpr int64_t lanes() { return 64 / sizeof(Real); }
+template <typename Real> constexpr int64_t width() { return 2 * lanes<Real>(); }
+
+template <typename Real> constexpr Real kNever = -std::numeric_limits<Real>::infinity();
+
+// The largest of some numbers; 0 where all are -inf.
+template <typename Real> Real peak_of(const Real* __restrict values, int64_t count) {
+  Real peak = kNever<Real>;
+#pragma omp simd reduction(max : peak)
+  for (int64_t k = 0; k < count; ++k) peak = values[k] > peak ? values[k] : peak;
+  return peak > kNever<Real> ? peak : 0;
+}
+
+int64_t panels_of(int64_t states, int64_t wide) { return (states + wide - 1) / wide; }
+
+// One panel of a matrix, or of its transpose, as (states, width), zero beyond the last column.
+template <typename Real>
+void pack(const Real* __restrict matrix, Real* __restrict packed, int64_t states, int64_t panel,
+          bool transposed) {
+  constexpr int64_t wide = width<Real>();
+  const int64_t first = panel * wide, count = std::min(wide, states - first);
+  Real* __restrict target = packed + panel * wide * states;
+  if (!transposed) {
+    for (int64_t row = 0; row < states; ++row) {
+      const Real* source = matrix + row * states + first;
+      for (int64_t k = 0; k < count; ++k) target[row * wide + k] = source[k];
+      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
+    }
+    return;
+  }
+  for (int64_t from = 0; from < states; from += wide) {
+    const int64_t until = std::min(from + wide, states);
+    for (int64_t k = 0; k < count; ++k) {
+      const Real* source = matrix + (first + k) * states;
+      for (int64_t row = from; row < until; ++row) target[row * wide + k] = source[row];
+    }
+    for (int64_t row = from; row < until; ++row)
+      for (int64_t k = count; k < wide; ++k) target[row * wide + k] = 0;
+  }
+}
+
+// Rows (`stride` apart, their entries `hop` apart) times one panel of some depth; (rows, width)
+// into `result`.
+template <typename Real, int rows, int64_t hop = 1>
+__attribute__((noinline)) void multiply(const Real* left, int64_t stride,
+                                        const Real* __restrict panel, int64_t depth,
+                                        Real* __restrict result) {
+  typedef typename Vector<Real>::type Lane;
+  Lane sums[rows][2] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    Lane low, high;
+    std::memcpy(&low, panel + k * width<Real>(), sizeof(Lane));
+    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const Real value = left[row * stride + k * hop];
+      sums[row][0] += value * low;
+      sums[row][1] += value * high;
+    }
+  }
+  std::memcpy(result, sums, sizeof(sums));
+}
+
+template <typename Real>
+void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
+              Real* result) {
+  switch (rows) {
+    case 1: return multiply<Real, 1>(left, stride, panel, states, result);
+    case 2: return multiply<Real, 2>(left, stride, panel, states, result);
+    case 3: return multiply<Real, 3>(left, stride, panel, states, result);
+    case 4: return multiply<Real, 4>(left, stride, panel, states, result);
+    case 5: return multiply<Real, 5>(left, stride, panel, states, result);
+    case 6: return multiply<Real, 6>(left, stride, panel, states, result);
+    case 7: return multiply<Real, 7>(left, stride, panel, states, result);
+    default: return multiply<Real, 8>(left, stride, panel, states, result);
+  }
+}
+
+struct Share {
+  int64_t first_row, last_row, first_panel, last_panel;
+  bool together;  // whether other threads have other panels of the same rows
+};
+
+// The part of one of `team` threads.
+Share share_of(int64_t batch, int64_t panels, int64_t thread, int64_t team) {
+  if (batch >= kRows * team || panels < team) {
+    const int64_t blocks = (batch + kRows - 1) / kRows;
+    const int64_t first = blocks * thread / team * kRows;
+    const int64_t last = blocks * (thread + 1) / team * kRows;
+    return {std::min(first, batch), std::min(last, batch), 0, panels, false};
+  }
+  return {0, batch, panels * thread / team, panels * (thread + 1) / team, true};
+}
+
+int64_t thread_number() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+int64_t team_size() {
+#ifdef _OPENMP
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
+void wait(bool together) {
+  if (!together) return;
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+}
+
+}  // namespace

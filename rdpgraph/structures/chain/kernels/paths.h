@@ -1,0 +1,275 @@
+// Sequences of a chain with one transition for all steps: the best, the k best, and those drawn.
+//
+// Every sum is made in the order in which torch makes it, so that ties are broken alike.
+
+#pragma once
+
+#include "panels.h"
+
+namespace {
+
+// As `multiply`, with maxima for sums and sums for products.
+template <typename Real, int rows>
+__attribute__((noinline)) void reach(const Real* left, int64_t stride,
+                                     const Real* __restrict panel, int64_t depth,
+                                     Real* __restrict result) {
+  typedef typename Vector<Real>::type Lane;
+  Lane most[rows][2];
+  for (int row = 0; row < rows; ++row) most[row][0] = most[row][1] = kNever<Real> - Lane{};
+  for (int64_t k = 0; k < depth; ++k) {
+    Lane low, high;
+    std::memcpy(&low, panel + k * width<Real>(), sizeof(Lane));
+    std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; ++row) {
+      const Real value = left[row * stride + k];
+      const Lane one = value + low, other = value + high;
+      most[row][0] = one > most[row][0] ? one : most[row][0];
+      most[row][1] = other > most[row][1] ? other : most[row][1];
+    }
+  }
+  std::memcpy(result, most, sizeof(most));
+}
+
+template <typename Real>
+void reach(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
+           Real* result) {
+  switch (rows) {
+    case 1: return reach<Real, 1>(left, stride, panel, states, result);
+    case 2: return reach<Real, 2>(left, stride, panel, states, result);
+    case 3: return reach<Real, 3>(left, stride, panel, states, result);
+    case 4: return reach<Real, 4>(left, stride, panel, states, result);
+    case 5: return reach<Real, 5>(left, stride, panel, states, result);
+    case 6: return reach<Real, 6>(left, stride, panel, states, result);
+    case 7: return reach<Real, 7>(left, stride, panel, states, result);
+    default: return reach<Real, 8>(left, stride, panel, states, result);
+  }
+}
+
+// p_t(j) = u_t(j) + max_i(p_{t-1}(i) + A_ij), either term less its peak over j; 0 beyond a length.
+template <typename Real>
+void prefixes(const Real* __restrict unary, const Real* transition,
+              const int64_t* __restrict lengths, Real* result, Real* packed, int64_t batch,
+              int64_t steps, int64_t states, int threads) {
+  constexpr int64_t wide = width<Real>();
+  const int64_t panels = panels_of(states, wide), row_size = steps * states;
+  std::vector<Real> partial(batch * threads);
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t thread = thread_number(), team = team_size();
+    const Share share = share_of(batch, panels, thread, team);
+    for (int64_t p = panels * thread / team; p < panels * (thread + 1) / team; ++p)
+      pack(transition, packed, states, p, false);
+    const int64_t first_column = share.first_panel * wide;
+    const int64_t last_column = std::min(share.last_panel * wide, states);
+    alignas(64) Real block[kRows * wide];
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+    for (int64_t t = 0; t < steps; ++t) {
+      for (int64_t b = share.first_row; b < share.last_row; ++b)
+        partial[b * threads + thread] = kNever<Real>;
+      for (int64_t p = share.first_panel; t && p < share.last_panel; ++p) {
+        const int64_t first = p * wide, count = std::min(wide, states - first);
+        for (int64_t from = share.first_row; from < share.last_row; from += kRows) {
+          const int64_t rows = std::min(kRows, share.last_row - from);
+          reach(rows, result + from * row_size + (t - 1) * states, row_size,
+                packed + p * wide * states, states, block);
+          for (int64_t r = 0; r < rows; ++r) {
+            Real* __restrict target = result + (from + r) * row_size + t * states + first;
+            const Real* __restrict source = block + r * wide;
+            Real peak = partial[(from + r) * threads + thread];
+#pragma omp simd reduction(max : peak)
+            for (int64_t k = 0; k < count; ++k) {
+              target[k] = source[k];
+              peak = source[k] > peak ? source[k] : peak;
+            }
+            partial[(from + r) * threads + thread] = peak;
+          }
+        }
+      }
+      wait(share.together);
+      for (int64_t b = share.first_row; b < share.last_row; ++b) {
+        Real* __restrict target = result + b * row_size + t * states;
+        const Real* __restrict given = unary + b * row_size + t * states;
+        if (t >= lengths[b]) {
+          for (int64_t k = first_column; k < last_column; ++k) target[k] = 0;
+          continue;
+        }
+        const Real level = peak_of(given, states);
+        if (!t) {
+          for (int64_t k = first_column; k < last_column; ++k) target[k] = given[k] - level;
+          continue;
+        }
+        Real peak = partial[b * threads + thread];
+        for (int64_t other = 0; share.together && other < team; ++other)
+          peak = std::max(peak, partial[b * threads + other]);
+        if (!(peak > kNever<Real>)) peak = 0;
+        for (int64_t k = first_column; k < last_column; ++k)
+          target[k] = (given[k] - level) + (target[k] - peak);
+      }
+      wait(share.together);
+    }
+  }
+}
+
+// States of `count` sequences of each item at the steps from `last` down to `first`, of which those
+// after `last` are known: each the first of the largest m_t(i) + A(i, the next) + noise. The
+// transition is turned, [to, from], the noise (steps, count, batch, states), the last step first.
+template <typename Real>
+void trace(const Real* messages, const Real* turned, const int64_t* lengths, const Real* noise,
+           int64_t* found, int64_t count, int64_t batch, int64_t steps, int64_t states,
+           int64_t first, int64_t last, int threads) {
+#pragma omp parallel for num_threads(threads)
+  for (int64_t path = 0; path < count * batch; ++path) {
+    const int64_t b = path % batch, length = lengths[b];
+    int64_t* sequence = found + path * steps;
+    const Real* own = messages + b * steps * states;
+    bool possible = false;
+    for (int64_t k = 0; length && k < states; ++k)
+      possible |= own[(length - 1) * states + k] > kNever<Real>;
+    std::vector<Real> logs(states);
+    for (int64_t t = last; t >= first; --t) {
+      if (!possible || t >= length) {
+        sequence[t] = -1;
+        continue;
+      }
+      Real* __restrict log = logs.data();
+      const Real* __restrict here = own + t * states;
+      if (t + 1 < length) {
+        const Real* __restrict into = turned + sequence[t + 1] * states;
+        for (int64_t k = 0; k < states; ++k) log[k] = here[k] + into[k];
+      } else {
+        for (int64_t k = 0; k < states; ++k) log[k] = here[k];
+      }
+      if (noise) {
+        const Real* __restrict shake = noise + ((last - t) * count * batch + path) * states;
+        for (int64_t k = 0; k < states; ++k) log[k] += shake[k];
+      }
+      Real most = kNever<Real>;
+#pragma omp simd reduction(max : most)
+      for (int64_t k = 0; k < states; ++k) most = log[k] > most ? log[k] : most;
+      int64_t place = 0;
+      while (place < states - 1 && log[place] != most) ++place;
+      sequence[t] = place;
+    }
+  }
+}
+
+// Merges sorted lists: each of `states` lists has `k` numbers, the best first, and a shift.
+template <typename Real> class Merge {
+ public:
+  Merge(int64_t states, int64_t k) : states_(states), k_(k), width_(std::min(states, k)) {
+    sources_.reserve(width_ + 1);
+    heads_.reserve(width_ + 1);
+  }
+
+  // The k largest of lists[i k + r] + shifts[i] into `values`, and their places i k + r. Ties go to
+  // the lower place. Where there are fewer, the rest is -inf.
+  void run(const Real* lists, const Real* shifts, Real* values, int32_t* places) {
+    choose(lists, shifts);
+    heads_.clear();
+    for (int64_t source : sources_)
+      heads_.push_back({lists[source * k_] + shifts[source], source * k_});
+    std::make_heap(heads_.begin(), heads_.end());
+    for (int64_t n = 0; n < k_; ++n) {
+      if (heads_.empty()) {
+        values[n] = kNever<Real>;
+        places[n] = 0;
+        continue;
+      }
+      std::pop_heap(heads_.begin(), heads_.end());
+      Head& best = heads_.back();
+      values[n] = best.value;
+      places[n] = int32_t(best.place);
+      const int64_t next = best.place + 1;
+      const Real value = next % k_ ? lists[next] + shifts[best.place / k_] : kNever<Real>;
+      if (value > kNever<Real>) {
+        best = {value, next};
+        std::push_heap(heads_.begin(), heads_.end());
+      } else {
+        heads_.pop_back();
+      }
+    }
+  }
+
+ private:
+  struct Head {
+    Real value;
+    int64_t place;
+    bool operator<(const Head& other) const {
+      return value != other.value ? value < other.value : place > other.place;
+    }
+  };
+
+  static bool worse(const Head& one, const Head& other) { return other < one; }
+
+  // The lists with the largest first entries, at most k: each of them outdoes every other list.
+  void choose(const Real* lists, const Real* shifts) {
+    sources_.clear();
+    heads_.clear();
+    Real least = kNever<Real>;
+    for (int64_t source = 0; source < states_; ++source) {
+      const Real value = lists[source * k_] + shifts[source];
+      if (!(value > least)) continue;
+      if (int64_t(heads_.size()) == width_) {
+        std::pop_heap(heads_.begin(), heads_.end(), worse);
+        heads_.pop_back();
+      }
+      heads_.push_back({value, source});
+      std::push_heap(heads_.begin(), heads_.end(), worse);
+      if (int64_t(heads_.size()) == width_) least = heads_.front().value;
+    }
+    for (const Head& head : heads_) sources_.push_back(head.place);
+  }
+
+  int64_t states_, k_, width_;
+  std::vector<int64_t> sources_;
+  std::vector<Head> heads_;
+};
+
+// The states of the k best sequences, (k, batch, steps); -1 beyond a length and where there are
+// fewer. Unaries are levelled as in `prefixes`, the transition is turned, [to, from].
+template <typename Real>
+void best_lists(const Real* unary, const Real* turned, const int64_t* lengths, int64_t* found,
+                int64_t batch, int64_t steps, int64_t states, int64_t k, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = lengths[b];
+    for (int64_t n = 0; n < k; ++n)
+      std::fill_n(found + (n * batch + b) * steps, steps, int64_t(-1));
+    if (!length) continue;
+    Merge<Real> merge(states, k);
+    std::vector<Real> best(states * k, kNever<Real>), next(states * k), shifts(states);
+    std::vector<int32_t> places((length - 1) * states * k);
+    const Real* own = unary + b * steps * states;
+    const Real start = peak_of(own, states);
+    for (int64_t j = 0; j < states; ++j) best[j * k] = own[j] - start;
+    for (int64_t t = 1; t < length; ++t) {
+      const Real* given = own + t * states;
+      const Real level = peak_of(given, states);
+      for (int64_t j = 0; j < states; ++j) {
+        merge.run(best.data(), turned + j * states, next.data() + j * k,
+                  places.data() + ((t - 1) * states + j) * k);
+        for (int64_t n = 0; n < k; ++n) next[j * k + n] += given[j] - level;
+      }
+      const Real peak = peak_of(next.data(), states * k);
+      for (Real& value : next) value -= peak;
+      best.swap(next);
+    }
+    std::vector<Real> values(k);
+    std::vector<int32_t> last(k);
+    std::fill(shifts.begin(), shifts.end(), Real(0));
+    merge.run(best.data(), shifts.data(), values.data(), last.data());
+    for (int64_t n = 0; n < k && values[n] > kNever<Real>; ++n) {
+      int64_t place = last[n];
+      int64_t* sequence = found + (n * batch + b) * steps;
+      for (int64_t t = length - 1; t >= 0; --t) {
+        sequence[t] = place / k;
+        if (t) place = places[((t - 1) * states) * k + place];
+      }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,196 @@
+"""The kernel's file: kept where nobody else can write, checked before it is loaded, built anew."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rdpgraph.structures.chain import library, native
+
+real = native.status().library
+needs_kernel = pytest.mark.skipif(real is None, reason=str(native.status()))
+CODE = (
+    "import torch\n"
+    "from rdpgraph.structures.chain import native, recursion\n"
+    "parts = torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3])\n"
+    "for _ in range(2):\n"
+    "    value = recursion.log_partition(*parts)\n"
+    "    torch.testing.assert_close(value, torch.tensor([8.0]).log())\n"
+    "print(native.status().library)"
+)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, and a compiler that copies the kernel; builds are counted in a file."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    fake = tools / "c++"
+    fake.write_text(
+        "#!/bin/sh\n"
+        'while [ "$#" -gt 0 ]; do [ "$1" = -o ] && target=$2; shift; done\n'
+        '[ -n "$target" ] || exit 0\n'
+        f"echo built >> {tmp_path}/builds\n"
+        "sleep 0.3\n"
+        f'cp {real} "$target"\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return folder / "rdpgraph"
+
+
+def load():
+    return library._loaded.__wrapped__()[1]
+
+
+def builds(cache):
+    return len((cache.parent.parent / "builds").read_text().splitlines())
+
+
+def put(file, content):
+    """In place of the file, which this process has loaded and must not lose."""
+    file.unlink()
+    file.write_bytes(content)
+    file.chmod(0o700)
+
+
+def cut(file):
+    put(file, file.read_bytes()[:5000])
+
+
+def empty(file):
+    put(file, b"")
+
+
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    put(file, bytes(content))
+
+
+def renamed(file):
+    file.rename(file.with_name(file.name[:-8] + "0000.so"))
+
+
+def writable(file):
+    file.chmod(0o770)
+
+
+def planted(file):
+    """A library of other functions under its right digest."""
+    other = file.with_name("other.so")
+    command = ["/usr/bin/env", "cc", "-shared", "-x", "c", "-o", str(other), "-"]
+    subprocess.run(command, input=b"int nothing;", check=True)
+    stem = "-".join(file.name.split("-")[:2]) + "-"
+    other.rename(file.with_name(library._name(stem, other.read_bytes())))
+    file.unlink()
+
+
+@needs_kernel
+@pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted])
+def test_a_damaged_file_is_built_anew(damage, cache):
+    first = load().library
+    assert first.parent == cache
+    assert load().library == first
+    assert builds(cache) == 1
+    damage(first)
+    again = load().library
+    assert builds(cache) == 2
+    assert load().library == again
+    assert builds(cache) == 2
+    assert [file.name for file in cache.iterdir()] == [first.name]
+
+
+@needs_kernel
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o722])
+def test_a_folder_that_others_may_write_to_is_not_used(mode, cache):
+    cache.mkdir(parents=True)
+    cache.chmod(mode)
+    found = load()
+    assert found.library is None
+    assert str(cache) in found.reason
+    assert "XDG_CACHE_HOME" in found.reason
+    assert list(cache.iterdir()) == []
+
+
+@needs_kernel
+def test_a_folder_in_one_that_anyone_may_write_to_is_not_used(cache):
+    cache.mkdir(parents=True, mode=0o700)
+    cache.parent.chmod(0o777)
+    assert f"anyone may write to {cache.parent}" in load().reason
+    cache.parent.chmod(0o1777)
+    assert load().library is not None
+
+
+@needs_kernel
+def test_a_link_in_place_of_the_folder_is_not_followed(cache, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    cache.parent.mkdir()
+    cache.symlink_to(tmp_path / "elsewhere")
+    assert load().library is None
+
+
+@needs_kernel
+def test_a_relative_cache_is_refused(cache, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
+    found = load()
+    assert found.library is None
+    assert "absolute" in found.reason
+    assert not Path("somewhere").exists()
+
+
+@needs_kernel
+def test_without_a_home_torch_answers(cache, monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    found = load()
+    assert found.library is None
+    assert "no home" in found.reason
+
+
+@needs_kernel
+def test_a_file_where_the_folder_should_be(cache):
+    cache.parent.write_text("")
+    assert load().library is None
+
+
+def test_a_compiler_that_fails_is_named(cache, tmp_path):
+    (tmp_path / "tools" / "c++").write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
+    found = load()
+    assert found.library is None
+    assert "error: out of order" in found.reason
+    assert "\n" not in found.reason
+
+
+def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
+    """In a process of its own, which asks twice."""
+    environment = dict(os.environ, PATH=str(tmp_path))
+    command = [sys.executable, "-W", "always", "-c", CODE]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "None\n"
+    assert run.stderr.count("RuntimeWarning") == 1
+    assert "apt install g++" in run.stderr
+
+
+@needs_kernel
+def test_two_processes_build_at_once(cache):
+    command = [sys.executable, "-W", "error", "-c", CODE]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [process.communicate(timeout=120)[0].strip() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    (file,) = cache.iterdir()
+    assert printed == [str(file), str(file)]
+
+
+def test_types_that_have_no_kernel():
+    assert not library.available(torch.float16)
