@@ -21,6 +21,7 @@ from rdpgraph.errors import (
     ImpossibleEvidenceError,
     ModelError,
     RdpgraphError,
+    UnknownVariableError,
     UnsupportedError,
 )
 from rdpgraph.estimate.control import ControlledEstimate, controlled
@@ -191,6 +192,7 @@ __all__ = [
     "TreeReweighted",
     "Trees",
     "Uniform",
+    "UnknownVariableError",
     "Unrolled",
     "UnsupportedError",
     "Variable",

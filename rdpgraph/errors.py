@@ -9,6 +9,13 @@ class ModelError(RdpgraphError, ValueError):
     """A model, or a part of one, that cannot be built as declared."""
 
 
+class UnknownVariableError(ModelError, KeyError):
+    """A name that a graph, or an answer about one, does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # that of KeyError is a repr
+
+
 class EvidenceError(RdpgraphError, ValueError):
     """Evidence, or an assignment, that does not fit its model."""
 

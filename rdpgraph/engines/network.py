@@ -12,6 +12,7 @@ from rdpgraph.engines.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.rows import distinct_rows
 
 _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
@@ -326,7 +327,10 @@ def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
         return []
     if not kept.shape[1] or bool((kept == kept[0]).all()):
         return [(torch.arange(len(kept)), tuple(kept[0].tolist()))]
-    patterns, which = torch.unique(kept, dim=0, return_inverse=True)
+    patterns, which = distinct_rows(kept)
+    if len(patterns) <= 16:  # to look for each of a few is quicker than to sort
+        members = [(which == number).nonzero().flatten() for number in range(len(patterns))]
+        return list(zip(members, map(tuple, patterns.tolist()), strict=True))
     order = torch.argsort(which, stable=True)
     members = torch.split(order, torch.bincount(which, minlength=len(patterns)).tolist())
     return list(zip(members, map(tuple, patterns.tolist()), strict=True))

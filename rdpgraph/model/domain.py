@@ -7,12 +7,13 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import ge
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnknownVariableError
 from rdpgraph.model.variable import Variable, VariableArray
 
 Entry: TypeAlias = Variable | VariableArray
@@ -44,7 +45,7 @@ class Domain:
             known = entries.setdefault(entry.name, entry)
             if known is not entry and (known.states, known.shape) != (entry.states, entry.shape):
                 raise ModelError(
-                    f"Two variables named {entry.name!r} differ: {_brief(known)}, {_brief(entry)}."
+                    f"Two variables named {entry.name!r} differ: {_differing(known, entry)}."
                 )
         for name, entry in entries.items():
             # A name that is split is that of a member; most are not.
@@ -83,13 +84,49 @@ class Domain:
 
     def place(self, item: Named) -> int:
         """The place of the entry that holds a variable, an array, or what a name stands for."""
+        if not isinstance(item, str | Variable | VariableArray):
+            raise ModelError(
+                f"A variable is asked for by its name or as a Variable; got {item!r:.80}."
+            )
+        own = item if isinstance(item, str) else item.name
+        if own in self.by_name:
+            return self.by_name[own]
+        array = _split(own)[0] if isinstance(item, str) else _entry_of(item).name
+        place = self.by_name.get(array)
+        # The members of an array have places; a single variable has no members.
+        if place is None or isinstance(self.entries[place], Variable):
+            raise UnknownVariableError(self._unknown(own))
+        return place
+
+    def single(self, item: Named) -> int | None:
+        """The number of a single variable; None for an array, and for what `numbers` explains."""
         if isinstance(item, str):
-            name = item if item in self.by_name else _split(item)[0]
+            place = self.by_name.get(item)
+            if place is None:
+                name, where = _split(item)
+                array = self.by_name.get(name)
+                entry = None if array is None else self.entries[array]
+                if array is None or not isinstance(entry, VariableArray):
+                    return None
+                if len(where) != len(entry.shape) or any(map(ge, where, entry.shape)):
+                    return None
+                position = 0
+                for at, size in zip(where, entry.shape, strict=True):
+                    position = position * size + at
+                return self.starts[array] + position
+        elif not isinstance(item, Variable):
+            return None
+        elif item.home is not None:
+            array, position = item.home
+            place = self.by_name.get(array.name)
+            if place is None or self.entries[place].shape != array.shape:
+                return None
+            return self.starts[place] + position
         else:
-            name = _entry_of(item).name if item.name not in self.by_name else item.name
-        if name not in self.by_name:
-            raise ModelError(self._unknown(item if isinstance(item, str) else item.name))
-        return self.by_name[name]
+            place = self.by_name.get(item.name)
+        if place is None or not isinstance(self.entries[place], Variable):
+            return None
+        return self.starts[place]
 
     def numbers(self, item: Named) -> Tensor:
         """The numbers of a variable (shape ``()``) or of an array's members (the array's shape)."""
@@ -101,17 +138,13 @@ class Domain:
             elif isinstance(entry, VariableArray):
                 item = self._member(entry, item)
         if isinstance(item, VariableArray):
-            if not isinstance(entry, VariableArray) or item.base.shape != entry.shape:
-                raise ModelError(
-                    f"{item.name!r} of shape {item.base.shape} is not the array of this graph: "
-                    f"{_brief(entry)}."
-                )
+            self._require_same(item.base, entry)
             return start + item.positions
         if isinstance(item, Variable) and isinstance(entry, VariableArray):
-            if item.home is None:
-                member = self._member(entry, item.name)
-                return self.numbers(member)
-            return torch.tensor(start + item.home[1])
+            home = self._member(entry, item.name).home if item.home is None else item.home
+            assert home is not None
+            self._require_same(home[0], entry)
+            return torch.tensor(start + home[1])
         return torch.tensor(start)
 
     def variable(self, number: int) -> Variable:
@@ -123,6 +156,13 @@ class Domain:
     def states_of(self, item: Named) -> int | tuple[str, ...]:
         """The states that a variable, or each member of an array, has in this graph."""
         return self.entries[self.place(item)].states
+
+    def _require_same(self, array: VariableArray, entry: Entry) -> None:
+        if array.shape != entry.shape:
+            raise ModelError(
+                f"{array.name!r} of shape {array.shape} is not what this graph has by that name: "
+                f"{_brief(entry)}."
+            )
 
     def _member(self, array: VariableArray, name: str) -> Variable:
         where = _split(name)[1]
@@ -157,6 +197,19 @@ def _split(name: str) -> tuple[str, tuple[int, ...]]:
     return match["array"], tuple(int(part) for part in match["where"].split(","))
 
 
+def _differing(known: Entry, entry: Entry) -> str:
+    """How two entries of one name are told apart, down to the first state of another name."""
+    first, second = _brief(known), _brief(entry)
+    if first == second and isinstance(known.states, tuple) and isinstance(entry.states, tuple):
+        pairs = enumerate(zip(known.states, entry.states, strict=True))
+        place, (one, other) = next(p for p in pairs if p[1][0] != p[1][1])
+        return f"state {place} is {one!r} in one and {other!r} in the other"
+    return f"{first}, and {second}"
+
+
 def _brief(entry: Entry) -> str:
-    shape = f" x {entry.shape}" if isinstance(entry, VariableArray) else ""
-    return f"{entry.size} states{shape}"
+    kind = f"an array {entry.shape}" if isinstance(entry, VariableArray) else "a variable"
+    if isinstance(entry.states, int):
+        return f"{kind} of {entry.size} states"
+    names = ", ".join(entry.states[:8]) + (", ..." if entry.size > 8 else "")
+    return f"{kind} of {entry.size} states ({names})"

@@ -8,58 +8,103 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError
-from rdpgraph.model.domain import Domain, Named
+from rdpgraph.model.arrays import array_of, is_array
+from rdpgraph.model.domain import Domain, Entry, Named
+from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 
 Observation: TypeAlias = int | str | Sequence[int | str | None] | Tensor | None
 MISSING = -1
 
 
 def states_given(given: Mapping[Named, Any], domain: Domain) -> Tensor:
-    """The states that a mapping gives, -1 where it gives none: (*batch, V) int64.
+    """The states that a mapping or a DataFrame gives, -1 where it gives none: (*batch, V) int64.
 
     Args:
-        given: for a variable a state (index or name), or a batch of them (a tensor, or a list
-            with names, and None or -1 where missing); for an array a tensor (*batch, *shape).
+        given: for a variable a state (index or name), or a batch of them (a tensor, an array, or a
+            list with names, and None, NaN or -1 where missing); for an array of variables a tensor
+            (*batch, *shape). A pandas DataFrame is a batch of its rows.
         domain: the variables.
 
     Raises:
-        EvidenceError: a state that a variable lacks, or shapes that do not fit.
+        EvidenceError: a state that a variable lacks, two states of one variable, or shapes that
+            do not fit.
         ModelError: a variable that the graph lacks.
     """
+    if is_frame(given):
+        given = columns_of(given)
     if not isinstance(given, Mapping):
         raise EvidenceError(
-            f"Evidence is a mapping from variables to states; got {type(given).__name__}."
+            "Evidence is a mapping from variables to states, or a pandas DataFrame; got "
+            f"{type(given).__name__}."
         )
-    columns: list[tuple[Tensor, Tensor]] = []
+    numbers, states = list[Tensor](), list[Tensor]()
+    ones, their = list[int](), list[int]()
     batch: tuple[int, ...] = ()
     for item, value in given.items():
-        numbers = domain.numbers(item)
-        states = _states(item, value, numbers, domain)
-        columns.append((numbers.reshape(-1), states))
-        batch = _joint_batch(item, batch, tuple(states.shape[:-1]))
+        single = domain.single(item)
+        if single is not None and (value is None or type(value) in (int, str)):
+            ones.append(single)
+            their.append(_state(item, value, domain.entries[domain.place(item)]))
+            continue
+        places = domain.numbers(item)
+        found = _states(item, value, places, domain)
+        batch = _joint_batch(item, batch, tuple(found.shape[:-1]))
+        numbers.append(places.reshape(-1))
+        states.append(found)
+    if ones:
+        numbers.append(torch.tensor(ones))
+        states.append(torch.tensor(their))
+    return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
+
+
+def _placed(
+    numbers: list[Tensor], states: list[Tensor], batch: tuple[int, ...], domain: Domain
+) -> Tensor:
+    """(*batch, V): states at the numbers of their variables, which may stand there repeatedly."""
     result = torch.full((*batch, domain.count), MISSING, dtype=torch.long)
-    for (item, _), (numbers, states) in zip(given.items(), columns, strict=True):
-        new, old = states.expand(*batch, len(numbers)), result[..., numbers]
-        if bool(((new != MISSING) & (old != MISSING) & (new != old)).any()):
-            name = item if isinstance(item, str) else item.name
-            raise EvidenceError(f"The evidence gives {name!r} two different states.")
-        result[..., numbers] = torch.where(new == MISSING, old, new)
-    return result
+    if not numbers:
+        return result
+    places, given = torch.cat(numbers), torch.cat(states, -1)
+    if _all_differ(places, domain.count):
+        result[..., places] = given
+        return result
+    index = places.expand(given.shape)
+    highest = result.scatter_reduce(-1, index, given, "amax")
+    beyond = torch.iinfo(torch.long).max
+    lowest = torch.full_like(result, beyond)
+    lowest = lowest.scatter_reduce(-1, index, torch.where(given < 0, beyond, given), "amin")
+    clash = ((highest != MISSING) & (lowest != highest)).reshape(-1, domain.count).any(0)
+    if bool(clash.any()):
+        name = domain.variable(int(clash.nonzero()[0])).name
+        raise EvidenceError(f"The evidence gives {name!r} two different states.")
+    return highest
+
+
+def _all_differ(places: Tensor, count: int) -> bool:
+    if len(places) < 2:
+        return True
+    order = torch.arange(len(places))
+    last = torch.empty(count, dtype=torch.long)
+    last[places] = order
+    return bool((last[places] == order).all())
+
+
+def _state(item: Named, value: int | str | None, entry: Entry) -> int:
+    """One state of one variable."""
+    if value is None:
+        return MISSING
+    if isinstance(value, str):
+        return entry.index_of(value)
+    if not MISSING <= value < entry.size:
+        raise _beyond(item, entry, value)
+    return value
 
 
 def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
     """States of one entry of the mapping: (*batch, members)."""
-    name = item if isinstance(item, str) else item.name
+    name = _name(item)
     entry = domain.entries[domain.place(item)]
-    if value is None:
-        value = MISSING
-    if not isinstance(value, Tensor):
-        value = torch.as_tensor(_indices(value, entry.index_of))
-    if value.is_floating_point() or value.is_complex():
-        raise EvidenceError(
-            f"Evidence on {name!r} needs state indices or names; got {value.dtype}."
-        )
-    value = value.detach().long().cpu()
+    value = _tensor(name, value, entry)
     dims = numbers.ndim
     if dims and tuple(value.shape[value.ndim - dims :]) != tuple(numbers.shape):
         if value.ndim:
@@ -68,31 +113,73 @@ def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
                 f"; got {tuple(value.shape)}."
             )
         value = value.expand(numbers.shape)
-    bad = (value < MISSING) | (value >= entry.size)
-    if bool(bad.any()):
-        raise EvidenceError(
-            f"Variable {name!r} has states 0 to {entry.size - 1} (-1 for missing); "
-            f"got {int(value[bad][0])}."
-        )
+    if value.numel():
+        low, high = (int(bound) for bound in value.aminmax())
+        if low < MISSING or high >= entry.size:
+            raise _beyond(item, entry, low if low < MISSING else high)
     return value.reshape(*value.shape[: value.ndim - dims], math.prod(numbers.shape))
 
 
-def _indices(value: Any, index_of: Any) -> Any:
-    """State names to indices, through nested lists."""
-    if value is None:
-        return MISSING
+def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
+    """States as int64 on the CPU, whatever they are given as."""
+    if is_series(value):
+        codes, kinds = codes_of(value)
+        known = _tensor(name, [*kinds, None], entry)
+        return known[torch.from_numpy(array_of(codes)).long()]
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(_indices(name, value, entry))
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise EvidenceError(
+                f"Evidence on {name!r} needs states by index or name, in lists of one length in "
+                f"each dim; got {type(value).__name__}."
+            ) from None
+        value = value if value.numel() else value.long()
+    if value.is_floating_point() or value.is_complex():
+        raise EvidenceError(
+            f"Evidence on {name!r} needs state indices or names; got {value.dtype}."
+        )
+    if value.is_meta or value.layout != torch.strided:
+        kind = "meta, which holds no states" if value.is_meta else str(value.layout)
+        raise EvidenceError(f"Evidence on {name!r} needs a dense tensor of states; got {kind}.")
+    return value.detach().long().cpu()
+
+
+def _indices(name: str, value: Any, entry: Entry) -> Any:
+    """State names and gaps to indices, through nested lists and arrays."""
     if isinstance(value, str):
-        return index_of(value)
+        return entry.index_of(value)
     if isinstance(value, list | tuple):
-        return [_indices(part, index_of) for part in value]
+        return [_indices(name, part, entry) for part in value]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if is_array(value):
+        found = array_of(value)
+        # There are names and gaps in arrays of strings, objects and floats only.
+        direct = found.ndim and found.dtype.kind not in "OUSf"
+        return found if direct else _indices(name, found.tolist(), entry)
+    if is_gap(value):
+        return MISSING
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
+
+
+def _beyond(item: Named, entry: Entry, got: int) -> EvidenceError:
+    return EvidenceError(
+        f"Variable {_name(item)!r} has states 0 to {entry.size - 1} (-1 for missing); got {got}."
+    )
+
+
+def _name(item: Named) -> str:
+    return item if isinstance(item, str) else item.name
 
 
 def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
     try:
         return tuple(torch.broadcast_shapes(batch, more))
     except RuntimeError:
-        name = item if isinstance(item, str) else item.name
         raise EvidenceError(
-            f"Evidence on {name!r} has batch shape {more}, which does not broadcast with {batch}."
+            f"Evidence on {_name(item)!r} has batch shape {more}, which does not broadcast with "
+            f"{batch}."
         ) from None

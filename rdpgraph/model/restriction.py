@@ -11,6 +11,7 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.rows import distinct_rows
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable
@@ -148,7 +149,7 @@ def _restricted(
     block: Block, sizes: Tensor, rows: Tensor, kept_states: dict[int, Tensor]
 ) -> list[Block]:
     """A block on the kept states, split by how many each slot keeps."""
-    new_sizes, group = torch.unique(sizes[block.scopes], dim=0, return_inverse=True)
+    new_sizes, group = distinct_rows(sizes[block.scopes])
     result: list[Block] = []
     for number, kept in enumerate(new_sizes.tolist()):
         members = (group == number).nonzero().flatten()

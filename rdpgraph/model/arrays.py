@@ -1,0 +1,96 @@
+"""Tensors of what users give: tensors, NumPy arrays, numbers and nested lists of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+
+_FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def as_values(name: str, given: Any) -> Tensor:
+    """A floating tensor, itself if it is one already; gradients flow to tensors inside lists.
+
+    Lists and NumPy arrays are copied; numbers that are not floating become torch's default type.
+
+    Args:
+        name: whose values, for the message.
+        given: a floating tensor, a number, a NumPy array, or nested lists.
+
+    Raises:
+        ModelError: anything else, or a tensor that holds no values (meta) or not all (sparse).
+    """
+    values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
+    if not isinstance(given, Tensor) and values.dtype in (*_WHOLE, torch.bool):
+        values = values.to(torch.get_default_dtype())
+    if values.dtype not in _FLOATING:
+        raise ModelError(f"{name} needs floating values; got a tensor of {values.dtype}.")
+    _refuse_hollow(name, values)
+    return values
+
+
+def as_whole(name: str, given: Any) -> Tensor:
+    """An integer tensor, itself if it is one already, from what `as_values` takes.
+
+    Raises:
+        ModelError: other numbers than whole ones, or a tensor that holds no values.
+    """
+    values = given if isinstance(given, Tensor) else _converted(name, given, "integers")
+    if not isinstance(given, Tensor) and not values.numel():
+        values = values.long()
+    if values.dtype not in _WHOLE:
+        raise ModelError(f"{name} needs integers; got a tensor of {values.dtype}.")
+    _refuse_hollow(name, values)
+    return values
+
+
+def is_array(value: object) -> bool:
+    """Whether something is an array of another library than torch, as NumPy's are."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def array_of(value: Any) -> Any:
+    """A NumPy array of one's own, contiguous, in the machine's byte order."""
+    import numpy
+
+    found = numpy.array(value)
+    return found.astype(found.dtype.newbyteorder("="))
+
+
+def _converted(name: str, given: Any, wanted: str) -> Tensor:
+    try:
+        return _tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ModelError(
+            f"{name} needs {wanted} as a tensor, an array or lists of one length in each dim; got "
+            f"{_shown(given)}."
+        ) from None
+
+
+def _tensor(given: Any) -> Tensor:
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, list | tuple):
+        if any(isinstance(part, Tensor | list | tuple) or is_array(part) for part in given):
+            return torch.stack([_tensor(part) for part in given])
+        return torch.tensor(given)
+    if is_array(given):
+        return torch.from_numpy(array_of(given))
+    if not isinstance(given, int | float):
+        raise TypeError
+    return torch.tensor(given)
+
+
+def _refuse_hollow(name: str, values: Tensor) -> None:
+    if values.is_meta and not torch.compiler.is_compiling():
+        raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
+    if values.layout != torch.strided:
+        raise ModelError(f"{name} needs a dense tensor; got {values.layout}: use to_dense().")
+
+
+def _shown(given: object) -> str:
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
