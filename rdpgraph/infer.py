@@ -17,7 +17,7 @@ from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
-from rdpgraph.schedulers import Auto, Loopy, Scheduler, require_fit
+from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
 
@@ -79,15 +79,16 @@ def infer(
         return run()
 
     if problem.plain is not None:
-        answers = FactorisedSolution(problem.plain, run(), solution)
-        return Posterior(problem.plain, plan, status, answers)
+        rewritten = _checked(problem.model)
+        answers = FactorisedSolution(problem.plain, run(), solution, rewritten)
+        return Posterior(problem.plain, plan, status, answers, solve=exactly(scheduler).solve)
     if problem.kept is None:
-        return Posterior(problem.model, plan, status, run())
+        return Posterior(problem.model, plan, status, run(), solve=exactly(scheduler).solve)
     original = _checked(problem.kept.original)
     estimate = EstimatedSolution(
         original, problem.model, run(), problem.kept, problem.exact, solution
     )
-    return EstimatedPosterior(original, plan, status, estimate)
+    return EstimatedPosterior(original, plan, status, estimate, solve=exactly(scheduler).solve)
 
 
 def _structured(model: Structure, scheduler: Scheduler, status: Status) -> StructuredPosterior:

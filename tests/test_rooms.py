@@ -28,7 +28,9 @@ ROWS = (
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}
-HEAVY = ("networkx", "cotengra", "opt_einsum", "matplotlib", "typer", "rich", "torch._dynamo")
+HEAVY = (
+    "networkx", "cotengra", "opt_einsum", "matplotlib", "pandas", "typer", "rich", "torch._dynamo",
+)  # fmt: skip
 
 
 def room_of(module: str) -> str:

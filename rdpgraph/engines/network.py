@@ -231,7 +231,8 @@ def _possible_states(
     """The states left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for part in tables:
-        allowed = (part.tables.detach() > -math.inf).any(0).cpu()
+        # NaN is no hard zero: it is left for log Z to show.
+        allowed = (part.tables.detach() != -math.inf).any(0).cpu()
         if part.scopes.shape[1] and not bool(allowed.all()):
             factors.append((part.scopes, allowed, part.rows))
     if not factors and not wholes:
@@ -255,7 +256,7 @@ def _strike_by_messages(possible: Possible, whole: Whole) -> bool:
         answers = whole.potential.messages(incoming, temperature=0.0)
     struck = False
     for place, answer in zip(places, answers, strict=True):
-        supported = (answer > -math.inf).reshape(-1, *place.shape).any(0).cpu()
+        supported = (answer != -math.inf).reshape(-1, *place.shape).any(0).cpu()
         lost = place[possible.mask[place] & ~supported]
         possible.mask[lost] = False
         struck = struck or bool(len(lost))

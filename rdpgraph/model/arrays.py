@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.potential import Potential
 
-_FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -26,10 +27,34 @@ def as_values(name: str, given: Any) -> Tensor:
     values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
     if not isinstance(given, Tensor) and values.dtype in (*_WHOLE, torch.bool):
         values = values.to(torch.get_default_dtype())
-    if values.dtype not in _FLOATING:
+    if values.dtype not in FLOATING:
         raise ModelError(f"{name} needs floating values; got a tensor of {values.dtype}.")
-    _refuse_hollow(name, values)
+    refuse_hollow(name, values)
     return values
+
+
+def taken(name: str, given: Any) -> Any:
+    """What is given, array-likes as tensors: tensors, potentials and None are as they are."""
+    if given is None or isinstance(given, Tensor | Potential):
+        return given
+    return as_values(name, given)
+
+
+def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
+    """Make tensors of array-likes among the fields of a frozen dataclass, as it is built.
+
+    Args:
+        owner: the dataclass.
+        fields: those of floating values; a tensor, a `Potential` or None stays as it is.
+        whole: those of integers.
+    """
+    for field in (*fields, *whole):
+        given = getattr(owner, field)
+        if given is None or isinstance(given, Tensor | Potential):
+            continue
+        name = f"{type(owner).__name__}'s {field}"
+        made = as_whole(name, given) if field in whole else as_values(name, given)
+        object.__setattr__(owner, field, made)
 
 
 def as_whole(name: str, given: Any) -> Tensor:
@@ -43,7 +68,7 @@ def as_whole(name: str, given: Any) -> Tensor:
         values = values.long()
     if values.dtype not in _WHOLE:
         raise ModelError(f"{name} needs integers; got a tensor of {values.dtype}.")
-    _refuse_hollow(name, values)
+    refuse_hollow(name, values)
     return values
 
 
@@ -84,7 +109,8 @@ def _tensor(given: Any) -> Tensor:
     return torch.tensor(given)
 
 
-def _refuse_hollow(name: str, values: Tensor) -> None:
+def refuse_hollow(name: str, values: Tensor) -> None:
+    """Refuse a tensor without values (meta) or without all of them (sparse)."""
     if values.is_meta and not torch.compiler.is_compiling():
         raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
     if values.layout != torch.strided:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, message_lead, select_lead
 from rdpgraph.model.semiring import soft_scatter, soft_sum
 from rdpgraph.model.table import checked_log_values
@@ -42,6 +43,7 @@ class Automaton(Potential):
     arity: int
 
     def __post_init__(self) -> None:
+        settle(self, "log_accept", whole=("transitions",))
         checked_log_values("Automaton", self.log_accept)
         given = self.transitions
         if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import as_values, settle
 from rdpgraph.model.potential import Potential, select_lead
 
 
@@ -36,11 +37,13 @@ class Bilinear(Potential):
     right: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "left", "right")
         for name, values in (("left", self.left), ("right", self.right)):
-            if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 2:
-                what = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            checked = as_values(f"Bilinear's {name}", values)
+            if checked.ndim < 2:
                 raise ModelError(
-                    f"Bilinear needs floating embeddings (..., states, d); {name} is {what}."
+                    f"Bilinear needs floating embeddings (..., states, d); {name} is "
+                    f"{tuple(values.shape)}."
                 )
             if not bool(values.detach().isfinite().all()):
                 raise ModelError(

@@ -57,6 +57,28 @@ def states_given(given: Mapping[Named, Any], domain: Domain) -> Tensor:
     return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
 
 
+def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
+    """The names of the states that a mapping gives, by the name of the variable.
+
+    Nested lists of the shape given; None where a state is missing, its index where it has no name.
+    """
+    result: dict[str, Any] = {}
+    for item, value in given.items():
+        numbers, states = domain.numbers(item), domain.states_of(item)
+        found = _states(item, value, numbers, domain)
+        shaped = found.reshape([*found.shape[:-1], *numbers.shape]).tolist()
+        result[_name(item)] = _renamed(shaped, states)
+    return result
+
+
+def _renamed(states: Any, names: int | tuple[str, ...]) -> Any:
+    if isinstance(states, list):
+        return [_renamed(part, names) for part in states]
+    if states == MISSING:
+        return None
+    return states if isinstance(names, int) else names[states]
+
+
 def _placed(
     numbers: list[Tensor], states: list[Tensor], batch: tuple[int, ...], domain: Domain
 ) -> Tensor:
@@ -129,6 +151,8 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     if not isinstance(value, Tensor):
         try:
             value = torch.as_tensor(_indices(name, value, entry))
+        except EvidenceError:
+            raise
         except (TypeError, ValueError, RuntimeError, OverflowError):
             raise EvidenceError(
                 f"Evidence on {name!r} needs states by index or name, in lists of one length in "

@@ -1,4 +1,4 @@
-"""pandas, where it is installed: tables of evidence. It is imported when one is given, not before."""
+"""Tables of pandas as evidence; it is imported only where one is given."""
 
 from typing import Any
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -12,12 +12,15 @@ from torch import Tensor
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.evidence import MISSING, states_given
+from rdpgraph.model.evidence import MISSING, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+
+if TYPE_CHECKING:
+    from pandas import DataFrame  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -95,6 +98,29 @@ class FactorGraph:
         """The variables and arrays, in order of declaration."""
         return self.domain.entries
 
+    def __contains__(self, item: object) -> bool:
+        """Whether the graph has a variable, an array, or one of that name."""
+        try:
+            self.domain.numbers(item)  # pyright: ignore[reportArgumentType]
+        except ModelError:
+            return False
+        return True
+
+    def __getitem__(self, item: Named) -> Entry:
+        """The variable or the array of a name; a member of an array as ``graph["pixel[0, 1]"]``.
+
+        Raises:
+            UnknownVariableError: there is none of that name.
+        """
+        numbers = self.domain.numbers(item)
+        if not numbers.ndim:
+            return self.domain.variable(int(numbers))
+        entry = self.domain.entries[self.domain.place(item)]
+        return entry if isinstance(item, str) or numbers.shape == entry.shape else item
+
+    # Names are looked up, not counted: without this, loops would ask for 0, 1, ...
+    __iter__ = None
+
     @property
     def num_variables(self) -> int:
         """How many variables, members of arrays counted."""
@@ -126,13 +152,15 @@ class FactorGraph:
             raise ModelError(f"Potentials live on different devices: {sorted(map(str, devices))}.")
         return devices.pop() if devices else torch.device("cpu")
 
-    def condition(self, evidence: Mapping[Named, Any]) -> "FactorGraph":
+    def condition(self, evidence: "Mapping[Any, Any] | DataFrame") -> "FactorGraph":
         """The graph with some variables observed; log Z becomes the evidence's log-mass.
 
         Args:
             evidence: from variables (or names) to states: an index or a state's name; a batch of
-                evidence rows as a tensor or list, missing entries -1 (or None in a list); for an
-                array a tensor (*batch, *shape). Soft evidence is a unary factor: `with_factors`.
+                evidence rows as a tensor, list or array, missing entries -1 (None or NaN in a
+                list); for an array of variables (*batch, *shape). A pandas DataFrame is a batch:
+                a column for each variable, names or indices of states, NaN or None where missing.
+                Soft evidence is a unary factor: `with_factors`.
 
         Raises:
             EvidenceError: a state that the variable lacks, a shape that does not fit, or a
@@ -154,6 +182,25 @@ class FactorGraph:
                 raise EvidenceError(f"Variable {name!r} is observed already, in another state.")
             states = torch.where(states == MISSING, earlier, states)
         return FactorGraph.from_blocks(self.domain, self.blocks, states)
+
+    def retract(self, *variables: Named) -> "FactorGraph":
+        """The graph with the evidence on some variables taken back; on all, if none is named.
+
+        What is not observed stays so. Where no evidence is left, its batch dims are gone too.
+
+        Args:
+            variables: variables, arrays or views of them, or names.
+
+        Raises:
+            ModelError: an unknown variable.
+        """
+        taken = [self.domain.numbers(item).reshape(-1) for item in variables]
+        if self.observed is None or not taken:
+            return FactorGraph.from_blocks(self.domain, self.blocks)
+        observed = self.observed.clone()
+        observed[..., torch.cat(taken)] = MISSING
+        left = observed if bool((observed != MISSING).any()) else None
+        return FactorGraph.from_blocks(self.domain, self.blocks, left)
 
     def with_factors(self, *factors: Factor | FactorBlock) -> "FactorGraph":
         """The graph with more factors, and the variables that only they hold."""
@@ -178,7 +225,7 @@ class FactorGraph:
 
         return restricted(self, supports)
 
-    def score(self, assignment: Mapping[Named, Any]) -> Tensor:
+    def score(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
         """The summed log-values of complete assignments (nats), unnormalised; differentiable.
 
         Args:
@@ -216,6 +263,21 @@ class FactorGraph:
             total = total + values.expand(*values.shape[:-1], block.count).sum(-1)
         lead = torch.broadcast_shapes(total.shape, states.shape[:-1], self.batch_shape)
         return total.expand(lead)
+
+    def state_names(self, assignment: Mapping[Any, Any]) -> dict[str, Any]:
+        """An assignment in names: for the name of each variable or array that of its state.
+
+        Nested lists where there are several states (draws, batch, arrays), None where one is
+        missing, and the index where states have no names. `condition` and `score` take it back.
+
+        Args:
+            assignment: as for `condition`; ``posterior.mode()``, for one.
+
+        Raises:
+            EvidenceError: a state that the variable lacks.
+            ModelError: an unknown variable.
+        """
+        return named_states(assignment, self.domain)
 
     def factors(self) -> Iterator[Factor]:
         """Every factor with a table of its own, in order of declaration."""

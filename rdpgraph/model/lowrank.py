@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.bilinear import rows_of
 from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.potential import Potential, message_lead, select_lead
@@ -50,6 +51,7 @@ class LowRank(Potential):
     log_right: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "log_left", "log_right")
         for name, values in (("log_left", self.log_left), ("log_right", self.log_right)):
             checked_log_values(f"LowRank's {name}", values)
             if values.ndim < 2:

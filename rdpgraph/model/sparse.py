@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, select_lead
 from rdpgraph.model.table import checked_log_values
 
@@ -40,6 +41,7 @@ class Sparse(Potential):
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        settle(self, "log_values", whole=("configurations",))
         checked_log_values("Sparse", self.log_values)
         object.__setattr__(self, "sizes", tuple(self.sizes))
         listed = self.configurations

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import FLOATING, as_values, refuse_hollow, settle
 from rdpgraph.model.potential import Potential, select_lead
 
 
@@ -17,7 +19,7 @@ class Table(Potential):
 
     Args:
         log_values: (*lead, k_1, ..., k_n), floating; leading dims are batch dims or factors of a
-            block. Gradients flow to it.
+            block. Gradients flow to it. A list or a NumPy array becomes a tensor.
 
     Raises:
         ModelError: not a floating tensor, or it holds NaN or +inf.
@@ -30,18 +32,16 @@ class Table(Potential):
     log_values: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "log_values")
         checked_log_values("Table", self.log_values)
 
     @classmethod
-    def from_probabilities(cls, values: Tensor) -> "Table":
+    def from_probabilities(cls, values: "Tensor | Sequence[Any]") -> "Table":
         """The table of non-negative values, normalised or not; zeros become -inf.
 
         The gradient with respect to a value of exactly zero is zero.
         """
-        if not isinstance(values, Tensor) or not values.is_floating_point():
-            raise ModelError(
-                f"Table.from_probabilities needs a floating tensor; got {values!r:.80}."
-            )
+        values = as_values("Table.from_probabilities", values)
         if not bool((values >= 0).all()):
             raise ModelError(
                 "Table.from_probabilities needs values >= 0; got a negative one or NaN."
@@ -99,10 +99,11 @@ def checked_log_values(name: str, log_values: Tensor) -> None:
     """
     if not isinstance(log_values, Tensor):
         raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
-    if not log_values.is_floating_point():
+    if log_values.dtype not in FLOATING:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
     if torch.compiler.is_compiling():
         return
+    refuse_hollow(name, log_values)
     if log_values.numel() and not bool(log_values.detach().amax() < math.inf):
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")

@@ -17,6 +17,7 @@ from rdpgraph.estimate.layout import Layout
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.replicates import Replicates, repaired, taken, turns, unweighted
+from rdpgraph.query.unheld import with_joint
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +211,14 @@ class EstimatedPosterior(Posterior):
     """
 
     solution: EstimatedSolution = field(repr=False)
+
+    def _unheld(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
+        """On the states kept."""
+        own, place = self.solution, self.graph.num_factors
+        graph = with_joint(self.graph, numbers, place)
+        restricted = with_joint(own.restricted, numbers, place)
+        wider = replace(own, graph=graph, restricted=restricted, inner=solve(restricted))
+        return wider.factor_marginals(len(graph.blocks) - 1)
 
     @cached_property
     def status(self) -> Status:

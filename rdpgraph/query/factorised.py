@@ -27,11 +27,13 @@ class FactorisedSolution(Solution):
         plain: the model, each factor that was rewritten as its `LowRank`.
         inner: the solution of the model with rank variables, which come last.
         solve: solves the plain model.
+        rewritten: the model with rank variables.
     """
 
     plain: FactorGraph
     inner: Solution
     solve: Callable[[FactorGraph], Solution]
+    rewritten: FactorGraph
 
     @differentiable_property
     def _whole(self) -> Solution:

@@ -1,9 +1,9 @@
 """The posterior: every question one can ask, whatever the route."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,14 +11,23 @@ from torch import Tensor
 from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import (
+    BudgetError,
+    EvidenceError,
+    ImpossibleEvidenceError,
+    ModelError,
+    UnsupportedError,
+)
 from rdpgraph.model.domain import Entry, Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.plan import Plan
-
-Assignment: TypeAlias = dict[Entry, Tensor]
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Plan, quantity
+from rdpgraph.query.answers import Assignment, StateValues
+from rdpgraph.query.factorised import FactorisedSolution
+from rdpgraph.query.unheld import with_joint
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +42,14 @@ class Posterior:
         plan: how it is solved.
         estimate: what the estimator's rewrite of the model is worth.
         solution: the engine's side of it.
+        solve: solves a graph exactly, within the budget: for joints that no factor holds.
     """
 
     graph: FactorGraph
     plan: Plan
     estimate: Status
     solution: Solution = field(repr=False)
+    solve: Callable[[FactorGraph], Solution] | None = field(default=None, repr=False, kw_only=True)
 
     @cached_property
     def status(self) -> Status:
@@ -53,12 +64,42 @@ class Posterior:
 
     @property
     def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible."""
+        """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible.
+
+        Raises:
+            ModelError: NaN or +inf was written into a table, or its values overflow their type.
+        """
+        assert self._is_sound
         return self.solution.log_partition().reshape(self.graph.batch_shape)
+
+    @cached_property
+    def _is_sound(self) -> bool:
+        """Whether log Z is what the tables say; looked into only where it is no finite number."""
+        found = self.solution.log_partition().detach()
+        if not bool(found.isfinite().all()):
+            refuse_unsound(self.graph)
+        return True
 
     @differentiable_property
     def _flat(self) -> Tensor:
-        return self.solution.variable_marginals()
+        self._require_room()
+        flat = self.solution.variable_marginals()
+        first = int(self.graph.domain.sizes[0]) if self.graph.num_variables else 0
+        # An item of probability zero has zeros only.
+        if first and not bool((flat.detach()[:, :first].sum(1) > 0).all()):
+            assert self._is_sound
+        return flat
+
+    def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
+        """Refuse tables that the machine's memory does not hold, before they are made."""
+        graph = self.graph
+        cells = int(graph.domain.sizes.sum()) if cells is None else cells
+        needed = float(cells) * math.prod(graph.batch_shape) * torch.finfo(graph.dtype).bits / 8
+        if needed > 2**28 and needed > (room := Budget.of_machine().memory_bytes):
+            raise BudgetError(
+                f"{what} would take {quantity(needed)}B, and {quantity(room)}B are available; "
+                "ask for fewer variables, states or batch items at a time."
+            )
 
     def marginal(self, item: Named) -> Tensor:
         """Probabilities of the states of a variable, (*batch, states), or of an array's members.
@@ -70,9 +111,55 @@ class Posterior:
         """
         return self._read(self._flat, item)
 
-    def marginals(self) -> dict[Entry, Tensor]:
+    def marginals(self) -> StateValues:
         """The marginal of every variable and array, from one pass up and one down."""
-        return {entry: self._read(self._flat, entry) for entry in self.graph.variables}
+        return self._of_states(self._flat)
+
+    def joint(self, variables: Iterable[Named]) -> Tensor:
+        """The joint probabilities of a few variables, whether or not a factor holds them.
+
+        Read off a factor that holds them all, if there is one, at no further cost. Else the model
+        is solved anew with a factor of zeros over them, exactly and within the budget: the tables
+        on the way hold all of these variables at once, so that each one more multiplies time and
+        memory by its number of states, or nearly.
+
+        Returns:
+            (*batch, *sizes) in the order of the variables asked for; zero where log Z is -inf.
+
+        Raises:
+            ModelError: no variable, one named twice, an array, or an unknown one.
+            BudgetError: the joint does not fit.
+            UnsupportedError: no factor holds them, and the posterior is by message passing.
+        """
+        numbers = self._single_numbers("joint", variables)
+        if not numbers:
+            raise ModelError("joint needs at least one variable.")
+        names = [self.graph.domain.variable(number).name for number in numbers]
+        wanted = torch.tensor([numbers])
+        sizes = self.graph.domain.sizes[wanted[0]].tolist()
+        if len(numbers) == 1:
+            return self.marginal(names[0])
+        self._require_room(math.prod(sizes), f"The joint of {names}")
+        held = self._held(wanted, ())
+        if held is not None:
+            return held
+        if self.solve is None or self.plan.route in ("loopy", "join graph"):
+            raise UnsupportedError(
+                f"No factor holds {names} together, and message passing has joints of factors "
+                "only; infer(graph, scheduler=Contraction()) has others, where it fits."
+            )
+        try:
+            values = self._unheld(wanted[0], self.solve)
+        except BudgetError as error:
+            raise BudgetError(f"The joint of {names} does not fit. {error}") from None
+        return values.reshape([*self.graph.batch_shape, *sizes])
+
+    def _unheld(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
+        """(B, 1, *sizes) the joint of variables from the model with zeros over them."""
+        own = self.solution
+        graph = own.rewritten if isinstance(own, FactorisedSolution) else self.graph
+        wider = with_joint(graph, numbers, graph.num_factors)
+        return solve(wider).factor_marginals(len(wider.blocks) - 1)
 
     def factor_marginal(self, factor: Factor | FactorBlock | Iterable[Named]) -> Tensor:
         """The joint probabilities over the scope of a factor.
@@ -90,14 +177,18 @@ class Posterior:
         if isinstance(factor, FactorBlock):
             columns = [self._numbers(slot, factor.shape) for slot in factor.scopes]
             return self._joint(torch.stack(columns, 1), factor.shape)
-        items = _several("factor_marginal", factor)
-        places = [self.graph.domain.numbers(item) for item in items]
+        numbers = self._single_numbers("factor_marginal", factor)
+        return self._joint(torch.tensor([numbers], dtype=torch.long), ())
+
+    def _single_numbers(self, asked: str, variables: Factor | Iterable[Named]) -> list[int]:
+        """The numbers of variables, each single and named once."""
+        places = [self.graph.domain.numbers(item) for item in _several(asked, variables)]
         if any(place.ndim for place in places):
-            raise ModelError("factor_marginal needs single variables, or a block; got an array.")
+            raise ModelError(f"{asked} needs single variables; got an array.")
         numbers = [int(place) for place in places]
         if len(set(numbers)) < len(numbers):
-            raise ModelError("factor_marginal needs different variables; one is named twice.")
-        return self._joint(torch.tensor([numbers], dtype=torch.long), ())
+            raise ModelError(f"{asked} needs different variables; one is named twice.")
+        return numbers
 
     def _numbers(self, slot: object, shape: tuple[int, ...]) -> Tensor:
         if isinstance(slot, tuple):
@@ -108,6 +199,13 @@ class Posterior:
 
     def _joint(self, wanted: Tensor, shape: tuple[int, ...]) -> Tensor:
         """The marginal over (n, k) numbers, read off a block whose factors hold each row."""
+        held = self._held(wanted, shape)
+        if held is not None:
+            return held
+        names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
+        raise ModelError(f"No factor holds {names} together; joint({names}) needs none that does.")
+
+    def _held(self, wanted: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1]:
                 continue
@@ -121,10 +219,7 @@ class Posterior:
             kept = sorted(slots)
             values = values.permute(0, 1, *(2 + kept.index(slot) for slot in slots))
             return values.reshape([*self.graph.batch_shape, *shape, *values.shape[2:]])
-        names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
-        raise ModelError(
-            f"No factor holds {names} together; add one of zeros over them to ask for their joint."
-        )
+        return None
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
@@ -139,7 +234,7 @@ class Posterior:
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        self._require_possible("a mode")
+        self._require_possible("mode")
         return self._assigned(self.solution.mode())
 
     def mode_is_consistent(self) -> Tensor:
@@ -150,10 +245,13 @@ class Posterior:
         """
         return self.solution.mode_is_consistent().reshape(self.graph.batch_shape)
 
-    def max_marginals(self) -> dict[Entry, Tensor]:
+    def max_marginals(self) -> StateValues:
         """For every state the largest score (nats, unnormalised) of a configuration with it."""
+        self._require_room()
         flat = self.solution.max_marginals()
-        return {entry: self._read(flat, entry) for entry in self.graph.variables}
+        if not bool((flat.detach() < math.inf).all()):
+            assert self._is_sound
+        return self._of_states(flat)
 
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
         """The most probable configuration of some variables, the others summed out (marginal MAP).
@@ -165,13 +263,13 @@ class Posterior:
             ImpossibleEvidenceError: the evidence has probability zero.
             BudgetError: the constrained order does not fit the budget.
         """
-        self._require_possible("a marginal mode")
+        self._require_possible("marginal mode")
         domain, items = self.graph.domain, _several("marginal_mode", variables)
         numbers = [domain.numbers(item).reshape(-1) for item in items]
         if not numbers:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
         states = self.solution.marginal_mode(torch.cat(numbers))
-        result: Assignment = {}
+        result: dict[Entry, Tensor] = {}
         for item, own, part in zip(
             items, numbers, states.split([len(n) for n in numbers], 1), strict=True
         ):
@@ -180,7 +278,7 @@ class Posterior:
             if isinstance(item, str) and shape:
                 entry = domain.entries[domain.place(item)]
             result[entry] = part.reshape([*self.graph.batch_shape, *shape])
-        return result
+        return Assignment(result, domain)
 
     def sample(self, count: int, *, generator: torch.Generator | None = None) -> Assignment:
         """Independent exact draws: (count, *batch, *shape) state indices per variable or array.
@@ -190,7 +288,7 @@ class Posterior:
         """
         if count < 0:
             raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
-        self._require_possible("samples")
+        self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
 
     def _require_possible(self, what: str) -> None:
@@ -204,10 +302,15 @@ class Posterior:
         """Numbered states (*lead, B, V) as one tensor per variable or array."""
         starts = self.graph.domain.starts
         batch = self.graph.batch_shape
-        return {
+        each = {
             entry: states[..., start:stop].reshape([*lead, *batch, *entry.shape])
             for entry, start, stop in zip(self.graph.variables, starts, starts[1:], strict=False)
         }
+        return Assignment(each, self.graph.domain)
+
+    def _of_states(self, flat: Tensor) -> StateValues:
+        each = {entry: self._read(flat, entry) for entry in self.graph.variables}
+        return StateValues(each, self.graph.domain)
 
     @cached_property
     def _state_starts(self) -> Tensor:

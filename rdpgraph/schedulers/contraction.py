@@ -1,7 +1,7 @@
 """Exact contraction, whole or in slices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 
 import torch
 
@@ -41,6 +41,26 @@ class Contraction(Scheduler):
         budget = budget_of(self.memory, self.seconds)
         plan = _planned(network, budget)
         return plan, lambda: _solved(network, plan, budget)
+
+
+    def solve(self, graph: FactorGraph) -> Solution:
+        """The solution of a graph.
+
+        Raises:
+            BudgetError: it does not fit.
+        """
+        plan, run = self.plan(graph)
+        require_fit(plan)
+        return run()
+
+
+def exactly(scheduler: Scheduler) -> Contraction:
+    """Contraction within the budget of another scheduler."""
+    if isinstance(scheduler, Contraction):
+        return scheduler
+    given = scheduler if is_dataclass(scheduler) else None
+    memory, seconds = getattr(given, "memory", None), getattr(given, "seconds", None)
+    return Contraction(memory, 60.0 if seconds is None else seconds)
 
 
 def require_fit(plan: Plan) -> None:

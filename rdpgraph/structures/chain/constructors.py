@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.arrays import as_whole, taken
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain.checks import checked_lengths, checked_rows, checked_unary
@@ -19,6 +20,11 @@ def hmm_unary(
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """(*batch, T, N) from log-probabilities, checked, but for what stands beyond the lengths."""
+    start = taken("Chain.hmm's start", start)
+    transition = taken("Chain.hmm's transition", transition)
+    emission = taken("Chain.hmm's emission", emission)
+    if not isinstance(observations, Tensor | None):
+        observations = as_whole("Chain.hmm's observations", observations)
     states = start.shape[-1] if start.ndim else 0
     if start.ndim != 1 or tuple(transition.shape) != (states, states):
         raise ModelError(
@@ -48,6 +54,8 @@ def crf_unary(
     lengths: Tensor | Sequence[int] | int | None,
 ) -> Tensor:  # fmt: skip
     """(*batch, T, N) from scores; what stands beyond the lengths may be anything, and is 0."""
+    emissions = taken("Chain.crf's emissions", emissions)
+    start, end = taken("Chain.crf's start", start), taken("Chain.crf's end", end)
     if lengths is not None and emissions.ndim > 1:
         emissions = masked(emissions, checked_lengths(lengths, emissions))
     checked_unary(emissions)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
@@ -74,6 +75,7 @@ class Chain(Structure):
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
+        settle(self, "unary", "transition")
         checked_unary(self.unary)
         checked_transition(self.transition, self.unary)
         if self.lengths is not None:

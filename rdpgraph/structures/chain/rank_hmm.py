@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
@@ -79,6 +80,7 @@ class LowRankHMM:
     emission: Tensor | LowRank
 
     def __post_init__(self) -> None:
+        settle(self, "start", "emission")
         checked_log_values("LowRankHMM's start", self.start)
         if isinstance(self.emission, Tensor):
             checked_log_values("LowRankHMM's emission", self.emission)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
@@ -57,6 +58,7 @@ class Dependencies(Structure):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        settle(self, "unary", whole=("lengths",))
         checked_log_values(f"{name}'s unary", self.unary)
         shape = tuple(self.unary.shape)
         if len(shape) < 2 or shape[-1] != shape[-2] + 1:
@@ -107,6 +109,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit, NaN or +inf.
         """
+        scores = taken(f"{cls.__name__}'s scores", scores)
         checked_log_values(f"{cls.__name__}'s scores", scores)
         if scores.ndim < 3 or not scores.shape[-1]:
             raise ModelError(

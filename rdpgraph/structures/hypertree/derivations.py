@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
@@ -71,6 +72,7 @@ class Derivations(Structure):
     nodes: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        settle(self, "unary", whole=("heads", "tails"))
         checked_log_values("Derivations' unary", self.unary)
         edges = self.unary.shape[-1] if self.unary.ndim else -1
         for name, part in (("heads", self.heads), ("tails", self.tails)):

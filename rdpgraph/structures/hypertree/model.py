@@ -14,6 +14,7 @@ from rdpgraph.errors import (
     UnsupportedError,
 )
 from rdpgraph.io.grammar import Grammar
+from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.draws import checked_count, drawn, largest
@@ -75,6 +76,7 @@ class Hypertree(Structure):
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
+        settle(self, "unary", "root", whole=("lengths",))
         checked_unary(self.unary)
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
@@ -101,7 +103,8 @@ class Hypertree(Structure):
         Raises:
             ModelError: shapes that do not fit.
         """
-        rules = DenseRules(rules) if isinstance(rules, Tensor) else rules
+        rules = rules if isinstance(rules, Rules) else DenseRules(rules)
+        root, terms = taken("Hypertree's root", root), taken("Hypertree's terms", terms)
         unary = pcfg_unary(root, rules, terms)
         return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
 
@@ -130,7 +133,7 @@ class Hypertree(Structure):
             scores: (*batch, T, T), [first, last], nats.
             lengths: (*batch,).
         """
-        return cls(scores.unsqueeze(-1), lengths=lengths)
+        return cls(taken("Hypertree's scores", scores).unsqueeze(-1), lengths=lengths)
 
     def masked(self, allowed: Tensor) -> Self:
         """The same with some spans forbidden: no tree has them as constituents.

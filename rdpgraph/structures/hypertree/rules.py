@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.table import checked_log_values
 
@@ -91,6 +92,7 @@ class DenseRules(Rules):
     log_rule: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "log_rule")
         checked_log_values("DenseRules", self.log_rule)
         shape = tuple(self.log_rule.shape)
         if len(shape) < 3 or shape[-1] != shape[-2] or not 0 < shape[-3] <= shape[-1]:
@@ -152,6 +154,7 @@ class LowRankRules(Rules):
     right: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "parent", "left", "right")
         for part in self.parts:
             checked_log_values("LowRankRules", part)
         shapes = [tuple(part.shape) for part in self.parts]
@@ -224,6 +227,7 @@ class FactorisedRules(Rules):
     right: Tensor
 
     def __post_init__(self) -> None:
+        settle(self, "left", "right")
         for part in self.parts:
             checked_log_values("FactorisedRules", part)
         shape = tuple(self.left.shape)

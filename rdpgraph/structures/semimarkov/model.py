@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
@@ -70,6 +71,7 @@ class SemiMarkov(Structure):
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     def __post_init__(self) -> None:
+        settle(self, "unary", "transition")
         lengths = checked_fields(self.unary, self.transition, self.lengths)
         object.__setattr__(self, "lengths", lengths)
 
@@ -96,6 +98,8 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: shapes or types that do not fit.
         """
+        unary = taken("SemiMarkov's unary", unary)
+        duration = taken("SemiMarkov's duration", duration)
         if unary.ndim < 2 or duration.ndim != 2 or duration.shape[1] != unary.shape[-1]:
             raise ModelError(
                 "SemiMarkov.from_unary needs unary (*batch, T, N) and duration (D, N); got "

@@ -1,0 +1,92 @@
+"""What is wrong with the tables of a model whose answer is no number."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.block import Block
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
+
+
+def refuse_unsound(graph: FactorGraph) -> None:
+    """Say which factor holds NaN or +inf, or that log-values add up beyond their type.
+
+    Asked only where log Z is no finite number; it reads all tables.
+
+    Raises:
+        ModelError: one of these.
+    """
+    total = 0.0
+    for block in graph.blocks:
+        for values in tensors_of(block.potential):
+            _refuse_wrong(f"A factor over {_names(graph, block)}", values)
+            total += block.count * _largest(values)
+    _refuse_overflow(total, graph.dtype)
+
+
+def refuse_unsound_fields(model: Any) -> None:
+    """The same for the tensors that a structure holds."""
+    total, dtype = 0.0, model.unary.dtype
+    for field in fields(model):
+        for values in tensors_of(getattr(model, field.name)):
+            _refuse_wrong(f"The {field.name} of {type(model).__name__}", values)
+            total += model.unary.numel() * _largest(values)
+    _refuse_overflow(total / max(model.unary.shape[-1], 1), dtype)
+
+
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """The floating tensors that a potential, or anything that a structure holds, is made of."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_of(part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+def _refuse_wrong(name: str, values: Tensor) -> None:
+    if values.numel() and not bool((values < math.inf).all()):
+        kind = "NaN" if bool(values.isnan().any()) else "+inf"
+        raise ModelError(
+            f"{name} holds {kind}, written into its tensor after it was declared; log-values are "
+            "numbers below +inf, or -inf."
+        )
+
+
+def _refuse_overflow(total: float, dtype: torch.dtype) -> None:
+    if total > torch.finfo(dtype).max:
+        wide = " or use float64," if dtype != torch.float64 else ""
+        raise ModelError(
+            f"The log-values of this model may add up to {total:.2g}, beyond what {dtype} holds;"
+            f"{wide} scale them down."
+        )
+
+
+def _largest(values: Tensor) -> float:
+    """The largest finite absolute value."""
+    if not values.numel():
+        return 0.0
+    return float(values.masked_fill(values.isinf() | values.isnan(), 0.0).abs().amax())
+
+
+def _names(graph: FactorGraph, block: Block) -> list[str]:
+    """The variables of the first factor of a block whose table holds no number, or of the first."""
+    row = 0
+    if isinstance(block.potential, Table) and not block.shared:
+        tables = block.select().table(block.arity)
+        wrong = ~(tables < math.inf)
+        for _ in range(block.arity):
+            wrong = wrong.any(-1)
+        found = wrong.reshape(-1, wrong.shape[-1]).any(0).nonzero()
+        row = int(found[0]) if len(found) else 0
+    scope = block.scopes[row].tolist() if block.count else []
+    return [graph.domain.variable(number).name for number in scope]

@@ -1,0 +1,153 @@
+"""What a posterior answers about each variable: mappings that take names and views too."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError, UnknownVariableError, UnsupportedError
+from rdpgraph.model.domain import Domain, Entry, Named
+from rdpgraph.model.variable import VariableArray
+
+
+class Answers(dict[Entry, Tensor]):
+    """A tensor for every variable and array, (*lead, *shape) and what is said of each of them.
+
+    A dictionary by `Variable` and `VariableArray`. A name, a member of an array or a view of one
+    is a key too: ``answers["lung"]``, ``answers["pixel[0, 1]"]``, ``answers[pixels[1:]]``.
+    """
+
+    trailing = 0
+    """How many dims follow those of an array: 1 where there is a number for each state."""
+
+    def __init__(self, values: Mapping[Entry, Tensor], domain: Domain) -> None:
+        super().__init__(values)
+        self.domain = domain
+
+    def __missing__(self, item: Named) -> Tensor:
+        wanted = self.domain.numbers(item)
+        entry = self.domain.entries[self.domain.place(item)]
+        for key, value in self.items():
+            if key.name != entry.name and entry.name != self._array_of(key):
+                continue
+            held = self.domain.numbers(key)
+            lead = value.ndim - self.trailing - held.ndim
+            ends = value.shape[value.ndim - self.trailing :]
+            order = torch.argsort(held.reshape(-1))
+            ordered = held.reshape(-1)[order]
+            if not len(ordered):
+                continue
+            place = torch.searchsorted(ordered, wanted).clamp(max=len(ordered) - 1)
+            if not torch.equal(ordered[place], wanted):
+                continue
+            flat = value.reshape([*value.shape[:lead], -1, *ends])
+            found = flat.index_select(lead, order[place].reshape(-1).to(flat.device))
+            return found.reshape([*value.shape[:lead], *wanted.shape, *ends])
+        name = item if isinstance(item, str) else item.name
+        known = ", ".join(repr(key.name) for key in list(self)[:5])
+        raise UnknownVariableError(f"Nothing is said here of {name!r}; there is {known}.")
+
+    def _array_of(self, key: Entry) -> str:
+        return self.domain.entries[self.domain.place(key)].name
+
+    def __contains__(self, item: object) -> bool:
+        if super().__contains__(item):
+            return True
+        try:
+            self.__missing__(item)  # pyright: ignore[reportArgumentType]
+        except ModelError:
+            return False
+        return True
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The answer for a variable, an array or a name; the default where there is none."""
+        try:
+            return self[key]
+        except ModelError:
+            return default
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self), self.domain)
+
+
+class Assignment(Answers):
+    """A state index for every variable: (*lead, *shape) int64.
+
+    `FactorGraph.state_names` says them by name.
+    """
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame: a row for each configuration, a column for each variable.
+
+        Members of an array are columns of their own, such as ``"pixel[0, 1]"``. Named states are
+        categories, others numbers. Leading dims (draws, batch) are one index level each. What
+        `FactorGraph.condition` and `score` take back.
+
+        Raises:
+            UnsupportedError: pandas is not installed.
+        """
+        pandas = _pandas()
+        columns: dict[str, Any] = {}
+        lead: tuple[int, ...] = ()
+        for key, value in self.items():
+            lead = tuple(value.shape[: value.ndim - len(key.shape)])
+            rows = value.detach().cpu().reshape([torch.Size(lead).numel(), -1]).numpy()
+            states = self.domain.states_of(key)
+            for place, name in enumerate(_member_names(key)):
+                column = rows[:, place]
+                if isinstance(states, tuple):
+                    column = pandas.Categorical.from_codes(column, categories=list(states))
+                columns[name] = column
+        return pandas.DataFrame(columns, index=_index(pandas, lead))
+
+
+class StateValues(Answers):
+    """A number for every state of every variable: (*lead, *shape, states)."""
+
+    trailing = 1
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame: a row for each variable and state, the index both of their names.
+
+        One column ``"value"``; for a batch a column for each item.
+
+        Raises:
+            UnsupportedError: pandas is not installed.
+        """
+        pandas = _pandas()
+        index: list[tuple[str, str | int]] = []
+        parts: list[Tensor] = []
+        lead: tuple[int, ...] = ()
+        for key, value in self.items():
+            lead = tuple(value.shape[: value.ndim - len(key.shape) - 1])
+            states = self.domain.states_of(key)
+            named = states if isinstance(states, tuple) else range(states)
+            index.extend((name, state) for name in _member_names(key) for state in named)
+            parts.append(value.detach().cpu().reshape([torch.Size(lead).numel(), -1]))
+        rows = torch.cat(parts, 1).T.numpy() if parts else torch.zeros(0, 1).numpy()
+        columns = _index(pandas, lead) if lead else ["value"]
+        names = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
+        return pandas.DataFrame(rows, index=names, columns=columns)
+
+
+def _member_names(key: Entry) -> list[str]:
+    if not isinstance(key, VariableArray):
+        return [key.name]
+    return [key.base.member(place).name for place in key.positions.reshape(-1).tolist()]
+
+
+def _index(pandas: Any, lead: tuple[int, ...]) -> Any:
+    if len(lead) > 1:
+        return pandas.MultiIndex.from_product([range(size) for size in lead])
+    return pandas.RangeIndex(lead[0] if lead else 1)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UnsupportedError(
+            "to_frame() needs pandas, which is not installed: pip install 'rdpgraph[pandas]'."
+        ) from None
+    return pandas
