@@ -34,10 +34,8 @@ def as_values(name: str, given: Any) -> Tensor:
 
 
 def taken(name: str, given: Any) -> Any:
-    """What is given, array-likes as tensors: tensors, potentials and None are as they are."""
-    if given is None or isinstance(given, Tensor | Potential):
-        return given
-    return as_values(name, given)
+    """A potential or a tensor as it is; else what `as_values` makes of it."""
+    return given if isinstance(given, Tensor | Potential) else as_values(name, given)
 
 
 def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:

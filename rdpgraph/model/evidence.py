@@ -16,7 +16,7 @@ Observation: TypeAlias = int | str | Sequence[int | str | None] | Tensor | None
 MISSING = -1
 
 
-def states_given(given: Mapping[Named, Any], domain: Domain) -> Tensor:
+def states_given(given: Any, domain: Domain) -> Tensor:
     """The states that a mapping or a DataFrame gives, -1 where it gives none: (*batch, V) int64.
 
     Args:

@@ -32,6 +32,8 @@ class Answers(dict[Entry, Tensor]):
             if key.name != entry.name and entry.name != self._array_of(key):
                 continue
             held = self.domain.numbers(key)
+            if torch.equal(held, wanted):
+                return value
             lead = value.ndim - self.trailing - held.ndim
             ends = value.shape[value.ndim - self.trailing :]
             order = torch.argsort(held.reshape(-1))

@@ -214,7 +214,8 @@ class EstimatedPosterior(Posterior):
 
     def _unheld(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """On the states kept."""
-        own, place = self.solution, self.graph.num_factors
+        own = self.solution
+        place = self.graph.num_factors + own.restricted.num_factors  # no other factor has it
         graph = with_joint(self.graph, numbers, place)
         restricted = with_joint(own.restricted, numbers, place)
         wider = replace(own, graph=graph, restricted=restricted, inner=solve(restricted))

@@ -55,7 +55,8 @@ def crf_unary(
 ) -> Tensor:  # fmt: skip
     """(*batch, T, N) from scores; what stands beyond the lengths may be anything, and is 0."""
     emissions = taken("Chain.crf's emissions", emissions)
-    start, end = taken("Chain.crf's start", start), taken("Chain.crf's end", end)
+    start = start if start is None else taken("Chain.crf's start", start)
+    end = end if end is None else taken("Chain.crf's end", end)
     if lengths is not None and emissions.ndim > 1:
         emissions = masked(emissions, checked_lengths(lengths, emissions))
     checked_unary(emissions)

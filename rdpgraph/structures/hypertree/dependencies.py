@@ -85,6 +85,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit.
         """
+        arc_scores = taken(f"{cls.__name__}'s scores", arc_scores)
         shape = tuple(arc_scores.shape)
         if len(shape) < 2 or shape[-1] != shape[-2] or not shape[-1]:
             raise ModelError(
