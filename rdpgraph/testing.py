@@ -146,6 +146,8 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
         _close(
             potential.evaluate(rows), torch.stack([table, flipped]), "evaluate() with leading dims"
         )
+        none = potential.evaluate([states[:0] for states in rows])
+        _agree(none.shape == (0, *sizes), "evaluate() with a leading dim of 0 has that dim")
     rebuilt = potential.decompose()
     if rebuilt is not None:
         _check_parts(rebuilt, sizes)

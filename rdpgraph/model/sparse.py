@@ -107,7 +107,7 @@ class Sparse(Potential):
             return self.log_values.new_full(empty, -math.inf)
         joint = self._joint_lead(lead)
         grid = found.shape[len(lead) :]
-        place = order[rank].expand([*joint, *grid]).reshape([*joint, -1])
+        place = order[rank].expand([*joint, *grid]).reshape([*joint, math.prod(grid)])
         values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
         return torch.where(found, values, -math.inf)
 

@@ -1,5 +1,6 @@
 """Exact contraction, whole or in slices."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
 
@@ -10,8 +11,10 @@ from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.sliced import SlicedSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import make_plan
@@ -112,7 +115,15 @@ def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     def solve(number: int) -> ExactSolution:
         states = observed.clone()
         states[..., numbers] = grid[number]
-        part = FactorGraph.from_blocks(graph.domain, graph.blocks, states)
+        blocks = graph.blocks
+        seen = observed[..., numbers]
+        against = ((seen != MISSING) & (seen != grid[number])).any(-1)
+        if bool(against.any()):  # a variable that some items only observe, in another state
+            never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
+            never = never.masked_fill(against.to(graph.device), -math.inf)
+            empty = torch.zeros(1, 0, dtype=torch.long)
+            blocks = (*blocks, Block(empty, Table(never), (), None, torch.zeros(1).long()))
+        part = FactorGraph.from_blocks(graph.domain, blocks, states)
         slice_network = reduce_graph(part, possible=network.possible)
         slice_plan = _planned(slice_network, replace(budget, seconds=budget.seconds * 1e6))
         return _exact(slice_network, slice_plan, budget)

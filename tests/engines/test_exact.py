@@ -271,6 +271,25 @@ def test_slices_give_the_answers_of_the_whole():
     assert float(error) < 5 * 0.5 / math.sqrt(400)
 
 
+def test_slices_keep_to_the_evidence_of_each_item():
+    generator = torch.Generator().manual_seed(6)
+    pixels, graph = ising(4)
+    seen = torch.randint(-1, 2, (5, 4, 4), generator=generator)
+    graph = graph.condition({pixels: seen})
+    whole = rg.infer(graph)
+    sliced = rg.infer(graph, scheduler=rg.Contraction(memory=whole.plan.stored_bytes / 3))
+    fixed = seen.reshape(5, -1)[:, torch.tensor(sliced.solution.numbers)]
+    assert sliced.plan.num_slices > 1
+    assert bool((fixed >= 0).any())
+    assert close(sliced.log_partition, whole.log_partition)
+    assert close(sliced.marginal(pixels), whole.marginal(pixels))
+    assert close(sliced.entropy(), whole.entropy())
+    assert close(sliced.max_marginals()[pixels], whole.max_marginals()[pixels])
+    assert close(graph.score(sliced.mode()), graph.score(whole.mode()))
+    drawn = sliced.sample(20, generator=generator)
+    assert bool((graph.score(drawn) > -math.inf).all())
+
+
 def test_a_budget_that_does_not_fit_says_by_how_much():
     _, graph = ising(12)
     with pytest.raises(rg.BudgetError, match=r"needs .*B of memory .* budget is 1\.0 kB"):
