@@ -35,10 +35,10 @@ class Replicates:
     @differentiable_property
     def weights(self) -> Tensor:
         """(replicates, *batch) each one's share of the mean; zero where log Z is -inf."""
-        total = self.log_partition + math.log(self.count)
-        alive = (self.log_partitions > -math.inf) & (total > -math.inf)
-        gaps = torch.where(alive, self.log_partitions, 0.0) - torch.where(alive, total, 0.0)
-        return torch.where(alive, gaps.exp(), 0.0)
+        # They sum to one up to their own rounding, and not to that of a log Z of any size.
+        alive = self.log_partitions > -math.inf
+        logs = torch.where(alive.any(0), self.log_partitions, 0.0)
+        return torch.where(alive, logs.softmax(0), 0.0)
 
     @property
     def standard_error(self) -> Tensor:

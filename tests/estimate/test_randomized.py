@@ -323,6 +323,15 @@ def test_many_states_in_float32():
     assert posterior.sample(3, generator=generator)[xs].shape == (3, 4)
 
 
+def test_weights_of_replicates_do_not_round_as_a_large_log_z_does():
+    x, y = rg.Variable("x", 3), rg.Variable("y", 3)
+    values = draw(3, 3).float() + 5000.0
+    graph = rg.FactorGraph([rg.Factor((x, y), rg.Table(values))])
+    posterior = estimate(graph, Uniform(), Top(1.0), replicates=3)
+    assert float((posterior.marginal(x).sum() - 1).abs()) < 1e-5
+    assert float((posterior.entropy() - rg.infer(graph).entropy()).abs()) < 1e-2
+
+
 def test_questions_without_an_answer():
     with pytest.raises(rg.UnsupportedError, match="Exact"):
         estimate(mixed()).marginal_mode(["a"])
