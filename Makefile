@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
 
-.PHONY: demo test check bench docs clean
+SECONDS ?= 60
+
+.PHONY: demo test check fuzz bench docs clean
 .NOTPARALLEL:
 
 demo: .venv/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
@@ -21,6 +23,9 @@ check: .venv/test.stamp .venv/check.stamp  ## what CI runs: linter, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(MAKE) test
+
+fuzz: .venv/test.stamp  ## random models and files against plain loops; SECONDS=60, SEED= of the first case
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/uai.py --task MAR

@@ -1,0 +1,205 @@
+"""Random potentials, each with its table as plain loops write it."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+import rdpgraph as rg
+from tests.fuzz.compare import Array, log_sum
+
+LOGICAL = ("Or", "And", "Xor", "Even", "AtMostOne", "ExactlyOne", "Cardinality")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A potential: its real parameters, and what makes of these the library's and our own.
+
+    Attributes:
+        kind: what it is called.
+        lead: the dims before the slots.
+        parameters: by name.
+        build: the library's potential.
+        table: (*lead, *sizes) by loops.
+        dtype: of the library's.
+    """
+
+    kind: str
+    lead: tuple[int, ...]
+    parameters: dict[str, Array]
+    build: Callable[[dict[str, torch.Tensor]], rg.Potential]
+    table: Callable[[dict[str, Array]], Array]
+    dtype: torch.dtype
+
+    def tensors(self, *, track: bool = False) -> dict[str, torch.Tensor]:
+        """The parameters, as leaves of the gradient on request."""
+        made = {name: torch.tensor(p, dtype=self.dtype) for name, p in self.parameters.items()}
+        return {name: tensor.requires_grad_(track) for name, tensor in made.items()}
+
+    def values(self) -> Array:
+        """The table."""
+        return self.table(self.parameters)
+
+    def moved(self, directions: dict[str, Array], step: float) -> "Piece":
+        """The piece with parameters a step along some directions."""
+        parameters = {name: p + step * directions[name] for name, p in self.parameters.items()}
+        return replace(self, parameters=parameters)
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the numbers of a model are drawn: their spread, the share of hard zeros, the type."""
+
+    spread: float
+    zeros: float
+    dtype: torch.dtype
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...], *, hard: bool = True) -> Array:
+        """Log-values, rounded to the type, so that both sides see the same."""
+        values = rng.normal(size=shape) * self.spread
+        if hard and self.zeros:
+            values = np.where(rng.random(shape) < self.zeros, -np.inf, values)
+        return values.astype(np.float32).astype(np.float64)
+
+
+def style(rng: np.random.Generator) -> Style:
+    """Mostly float64, mostly mild, with zeros in every other model."""
+    dtype = torch.float32 if rng.random() < 0.15 else torch.float64
+    zeros = float(rng.choice([0.0, 0.0, 0.1, 0.3, 0.6]))
+    return Style(float(rng.choice([0.3, 1.0, 1.0, 3.0, 10.0])), zeros, dtype)
+
+
+def piece(
+    rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]
+) -> Piece:
+    """A potential of any kind that such slots allow."""
+    kinds = ["table", "table", "table"]
+    if len(sizes) >= 1:
+        kinds.append("sparse")
+        if len(set(sizes)) == 1:
+            kinds.append("automaton")
+        if set(sizes) == {2} and how.zeros:
+            kinds += ["logical", "logical"]
+    if len(sizes) == 2:
+        kinds += ["bilinear", "low rank"]
+    return MAKERS[str(rng.choice(kinds))](rng, how, sizes, lead)
+
+
+def _table(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    values = how.draw(rng, (*lead, *sizes))
+    return Piece(
+        "table", lead, {"v": values}, lambda t: rg.Table(t["v"]), lambda p: p["v"], how.dtype
+    )
+
+
+def _bilinear(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    rank = int(rng.integers(1, 4))
+    left = how.draw(rng, (*lead, sizes[0], rank), hard=False)
+    right = how.draw(rng, (*(lead if rng.random() < 0.7 else ()), sizes[1], rank), hard=False)
+
+    def table(p: dict[str, Array]) -> Array:
+        return (p["l"][..., :, None, :] * p["r"][..., None, :, :]).sum(-1)
+
+    return Piece(
+        "bilinear", lead, {"l": left, "r": right},
+        lambda t: rg.Bilinear(t["l"], t["r"]), table, how.dtype,
+    )  # fmt: skip
+
+
+def _low_rank(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    rank = int(rng.integers(1, 4))
+    left = how.draw(rng, (*(lead if rng.random() < 0.7 else ()), sizes[0], rank))
+    right = how.draw(rng, (*lead, sizes[1], rank))
+
+    def table(p: dict[str, Array]) -> Array:
+        return log_sum(p["l"][..., :, None, :] + p["r"][..., None, :, :])
+
+    return Piece(
+        "low rank", lead, {"l": left, "r": right},
+        lambda t: rg.LowRank(t["l"], t["r"]), table, how.dtype,
+    )  # fmt: skip
+
+
+def _sparse(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    every = list(itertools.product(*map(range, sizes)))
+    kept = rng.random(len(every)) < rng.choice([0.3, 0.7, 1.0])
+    listed = [every[place] for place in rng.permutation(len(every)) if kept[place]] or every[:1]
+    values = how.draw(rng, (*lead, len(listed)))
+
+    def table(p: dict[str, Array]) -> Array:
+        dense = np.full((*p["v"].shape[:-1], *sizes), -np.inf)
+        for place, configuration in enumerate(listed):
+            dense[(..., *configuration)] = p["v"][..., place]
+        return dense
+
+    return Piece(
+        "sparse", lead, {"v": values},
+        lambda t: rg.Sparse(torch.tensor(listed), t["v"], sizes), table, how.dtype,
+    )  # fmt: skip
+
+
+def _automaton(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    count = int(rng.integers(1, 5))
+    steps = rng.integers(0, count, size=(count, sizes[0]))
+    values = how.draw(rng, (*lead, count))
+
+    def table(p: dict[str, Array]) -> Array:
+        dense = np.zeros((*p["v"].shape[:-1], *sizes))
+        for configuration in itertools.product(*map(range, sizes)):
+            state = 0
+            for symbol in configuration:
+                state = int(steps[state, symbol])
+            dense[(..., *configuration)] = p["v"][..., state]
+        return dense
+
+    return Piece(
+        "automaton", lead, {"v": values},
+        lambda t: rg.Automaton(torch.tensor(steps), t["v"], len(sizes)), table, how.dtype,
+    )  # fmt: skip
+
+
+def _logical(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead: tuple[int, ...]):
+    arity, name = len(sizes), str(rng.choice(LOGICAL))
+    low = int(rng.integers(0, arity + 1))
+    high = int(rng.integers(low, arity + 2))
+    meets: dict[str, Callable[[int], bool]] = {
+        "Or": lambda n: n >= 1,
+        "And": lambda n: n == arity,
+        "Xor": lambda n: n % 2 == 1,
+        "Even": lambda n: n % 2 == 0,
+        "AtMostOne": lambda n: n <= 1,
+        "ExactlyOne": lambda n: n == 1,
+        "Cardinality": lambda n: low <= n <= high,
+    }
+    dense = np.full(sizes, -np.inf)
+    for configuration in itertools.product(*map(range, sizes)):
+        if meets[name](sum(configuration)):
+            dense[configuration] = 0.0
+
+    def build(_: dict[str, torch.Tensor]) -> rg.Potential:
+        if name == "Even":
+            return rg.Xor(arity, 0, dtype=how.dtype)
+        if name == "Cardinality":
+            return rg.Cardinality(arity, at_least=low, at_most=high, dtype=how.dtype)
+        return getattr(rg, name)(arity, dtype=how.dtype)
+
+    return Piece(name, (), {}, build, lambda p: dense, how.dtype)
+
+
+MAKERS = {
+    "table": _table,
+    "bilinear": _bilinear,
+    "low rank": _low_rank,
+    "sparse": _sparse,
+    "automaton": _automaton,
+    "logical": _logical,
+}
+
+
+def finite_share(values: Array) -> float:
+    """The largest magnitude of the values that are finite."""
+    finite = values[np.isfinite(values)]
+    return float(np.abs(finite).max(initial=0.0)) if math.prod(values.shape) else 0.0
