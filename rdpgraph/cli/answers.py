@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,11 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
     graph = posterior.graph
     if graph.num_variables != len(graph.variables):
         raise ModelError("The command line answers models of single variables.")
+    mode = None
+    if task is Task.MAP:
+        # First, so that messages that approximate log Z do not take the time that modes need.
+        with suppress(ImpossibleEvidenceError):
+            mode = posterior.mode()
     log_z = posterior.log_partition.reshape(-1).tolist()
     if any(value == -math.inf for value in log_z):
         if isinstance(posterior, EstimatedPosterior) and not posterior.status.exact:
@@ -73,7 +79,7 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
         found = posterior.marginals()
         values = _rows([found[entry] for entry in entries], len(log_z), vectors=True)
     elif task is Task.MAP:
-        mode = posterior.mode()
+        mode = mode or posterior.mode()
         scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
         values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
     elif task is Task.MMAP:

@@ -1,7 +1,6 @@
 """Messages between clusters of a join graph: loopy belief propagation on larger pieces."""
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,8 +15,11 @@ from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.values import safe_log
 from rdpgraph.model.gradients import refused
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph
 
+_MESSAGES = 0.7  # the part of the time after which answers are read off
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
 _MOST_DAMPING = 0.8
 _HOPELESS = 0.05  # a residual above this at full damping is not waited for
@@ -61,7 +63,7 @@ class JoinedSolution(Approximation):
         graph: its clusters; tensor t of the plan is factor t of the groups, one after the other.
         sweeps: at most, there and back.
         tolerance: on the largest change of a message scaled to a maximum of one.
-        seconds: at most.
+        allowance: seconds for all answers; messages take seven tenths of it at most.
         damping: the share of the old message that is kept; raised where the residual stalls.
         loopy: answers what clusters do not: modes and max-marginals.
     """
@@ -70,7 +72,7 @@ class JoinedSolution(Approximation):
     graph: ClusterGraph
     sweeps: int
     tolerance: float
-    seconds: float
+    allowance: Allowance
     damping: float
     loopy: Callable[[], Solution] = field(repr=False)
 
@@ -139,11 +141,11 @@ class JoinedSolution(Approximation):
 
     @cached_property
     def _run(self) -> _Run:
-        with torch.no_grad():
+        with torch.no_grad(), self.allowance.spending():
             return self._propagated()
 
     def _propagated(self) -> _Run:
-        begin = time.perf_counter()
+        deadline = clock.now() + self.allowance.left(_MESSAGES)
         like, batch = self._fixed[0].values if self._fixed else torch.zeros(0), self.network.batch
         ones = [
             like.new_ones(batch, *(self.graph.sizes[v] for v in link.separator))
@@ -158,7 +160,7 @@ class JoinedSolution(Approximation):
             change = 0.0
             for cluster, upwards in steps:
                 change = max(change, self._send(run, cluster, keep, upwards=upwards))
-                if time.perf_counter() - begin > self.seconds:
+                if clock.now() > deadline:
                     run.trace.append(max(change, math.ulp(1.0)))
                     return run
             run.trace.append(change)
@@ -337,6 +339,10 @@ class JoinedSolution(Approximation):
     def mode(self) -> Tensor:
         """(B, V) by loopy max-product."""
         return self._other.mode()
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,) bool, by loopy max-product."""
+        return self._other.mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) that of loopy max-product."""

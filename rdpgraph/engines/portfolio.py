@@ -3,38 +3,80 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
+
+_MODES = 0.6  # the part of the time that is for modes, where sums have not begun
 
 
 @dataclass(frozen=True, eq=False)
 class FirstConverged(Solution):
     """Tries solutions in turn; the last answers if none converges.
 
+    Modes are sought apart: that of the best score is taken, from tries that end with the first
+    that is consistent.
+
     Attributes:
+        graph: the model.
         attempts: give the solutions, the better ones first, from the seconds that are left; run
             only when they are needed.
-        seconds: for all of them, from the first on.
+        modal: the same for modes and max-marginals.
+        allowance: seconds for all of them.
     """
 
+    graph: FactorGraph
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
-    seconds: float
+    modal: tuple[Callable[[float], Solution], ...] = field(repr=False)
+    allowance: Allowance
 
     @cached_property
     def chosen(self) -> Solution:
         """The one that answers."""
-        end = perf_counter() + self.seconds
-        found = self.attempts[0](self.seconds)
-        for attempt in self.attempts[1:]:
-            if found.status().converged:
-                break
-            found = attempt(end - perf_counter())
+        with self.allowance.spending():
+            end = clock.now() + self.allowance.left()
+            found = self.attempts[0](end - clock.now())
+            for attempt in self.attempts[1:]:
+                # What stopped at the end of the time is no worse than what does not begin.
+                if found.status().converged or clock.now() > end:
+                    break
+                found = attempt(end - clock.now())
         return found
+
+    @cached_property
+    def _best(self) -> tuple[Solution, Tensor, Tensor]:
+        """The last solution tried for modes, and the best modes of all: states, consistency."""
+        with self.allowance.spending(), torch.no_grad():
+            end = clock.now() + self.allowance.left(_MODES)
+            found = self.modal[0](end - clock.now())
+            states, sure = found.mode(), found.mode_is_consistent()
+            score = self._score(states)
+            for attempt in self.modal[1:]:
+                if bool(sure.all()) or clock.now() > end:
+                    break
+                found = attempt(end - clock.now())
+                others = found.mode()
+                value, agrees = self._score(others), found.mode_is_consistent()
+                better = (value > score) | (agrees & ~sure)
+                states = torch.where(better.unsqueeze(1), others, states)
+                score = torch.where(better, value, score)
+                sure = torch.where(better.to(sure.device), agrees, sure)
+        return found, states, sure
+
+    def _score(self, states: Tensor) -> Tensor:
+        """(B,) of (B, V) states."""
+        graph, starts = self.graph, self.graph.domain.starts
+        chosen = {
+            entry: states[:, start:stop].reshape(*graph.batch_shape, *entry.shape)
+            for entry, start, stop in zip(graph.variables, starts, starts[1:], strict=False)
+        }
+        return graph.score({**chosen}).reshape(-1)
 
     def status(self) -> Status:
         """That of the solution that answers."""
@@ -62,15 +104,19 @@ class FirstConverged(Solution):
 
     def max_marginals(self) -> Tensor:
         """(B, S) nats."""
-        return self.chosen.max_marginals()
+        return self._best[0].max_marginals()
 
     def mode(self) -> Tensor:
         """(B, V) states."""
-        return self.chosen.mode()
+        return self._best[1]
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,) bool, by the messages for modes."""
+        return self._best[0].mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) bool."""
-        return self.chosen.mode_is_consistent()
+        return self._best[2]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rdpgraph.engines.network import Network
+from rdpgraph.plan import clock
 
 MOST_ZEROS = 500_000
 """More impossible configurations than this are not looked at."""
@@ -13,8 +14,13 @@ MOST_ZEROS = 500_000
 MOST_LOOKS = 3_000_000
 """Looks at an impossible configuration, all assumptions together; a second or two."""
 
+FULL_SECONDS = 60.0
+"""With a smaller time budget than this, both are smaller in proportion."""
 
-def refuted_states(network: Network) -> list[tuple[int, list[int]]]:
+
+def refuted_states(
+    network: Network, *, seconds: float = FULL_SECONDS, deadline: float = math.inf
+) -> list[tuple[int, list[int]]]:
     """Variables of the graph that lose states, and the states that they keep.
 
     Each state is assumed in turn and followed up: where all but one of the values of an impossible
@@ -23,12 +29,14 @@ def refuted_states(network: Network) -> list[tuple[int, list[int]]]:
     Bessiere 1997; on clauses, the failed literals of satisfiability solvers). Exact, like arc
     consistency, and stronger.
 
-    Bounded by `MOST_ZEROS` and `MOST_LOOKS`; what was found until then is kept.
+    Bounded by `MOST_ZEROS` and `MOST_LOOKS`, in proportion to the time budget, and by a deadline
+    on `clock.now`; what was found until then is kept.
     """
-    zeros = _zeros(network)
+    share = min(seconds / FULL_SECONDS, 1.0)
+    zeros = _zeros(network, int(share * MOST_ZEROS))
     if zeros is None:
         return []
-    search = _Search(network.sizes, zeros)
+    search = _Search(network.sizes, zeros, int(share * MOST_LOOKS), deadline)
     struck = search.run()
     result: list[tuple[int, list[int]]] = []
     for active, number in enumerate(network.numbers.tolist()):
@@ -40,19 +48,19 @@ def refuted_states(network: Network) -> list[tuple[int, list[int]]]:
     return result
 
 
-def _zeros(network: Network) -> list[tuple[int, ...]] | None:
+def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
     """Every impossible configuration, as values (flat numbers of a variable's state)."""
     starts = _starts(network.sizes)
     found: set[tuple[int, ...]] = set()
     for group in network.groups:
         impossible = (group.each().detach() == -math.inf).all(0).cpu()
-        if int(impossible.sum()) * max(len(group.scopes) // len(impossible), 1) > MOST_ZEROS:
+        if int(impossible.sum()) * max(len(group.scopes) // len(impossible), 1) > most:
             return None
         impossible = impossible.expand(len(group.scopes), *impossible.shape[1:])
         cells = impossible.nonzero()
         values = torch.tensor(starts)[group.scopes[cells[:, 0]]] + cells[:, 1:]
         found.update(map(tuple, values.tolist()))
-        if len(found) > MOST_ZEROS:
+        if len(found) > most:
             return None
     return list(found)
 
@@ -70,6 +78,8 @@ class _Search:
 
     sizes: tuple[int, ...]
     zeros: list[tuple[int, ...]]
+    most_looks: int
+    deadline: float
     starts: list[int] = field(init=False)
     looks: int = field(init=False, default=0)
 
@@ -95,7 +105,7 @@ class _Search:
                 trail: list[int] = []
                 possible = self._follow(value, trail, holds=True)
                 self._take_back(trail)
-                if self.looks > MOST_LOOKS:
+                if self.looks > self.most_looks or clock.now() > self.deadline:
                     return self._false()
                 if possible:
                     continue

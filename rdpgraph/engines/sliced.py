@@ -11,6 +11,12 @@ from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.exact import ExactSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.plan import duration
+
+_SLACK = 1.2
+_TRIAL = 0.1  # the part of the time after which the rest is foreseen
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +31,33 @@ class SlicedSolution(Solution):
         numbers: the fixed variables.
         count: how many slices.
         solve: gives the solution of a slice.
+        allowance: seconds for all answers.
+
+    Raises:
+        BudgetError: as soon as the slices done show that all will take longer.
     """
 
     numbers: tuple[int, ...]
     count: int
     solve: Callable[[int], ExactSolution]
+    allowance: Allowance
 
     def _slices(self) -> Iterator[ExactSolution]:
-        return (self.solve(number) for number in range(self.count))
+        begin, left = clock.now(), self.allowance.left()
+        for number in range(self.count):
+            yield self.solve(number)
+            spent = clock.now() - begin
+            self._require_time(spent, number + 1, left)
+        self.allowance.spent += clock.now() - begin
+
+    def _require_time(self, spent: float, done: int, left: float) -> None:
+        whole = spent / done * self.count
+        if whole > _SLACK * left and spent > _TRIAL * left:
+            raise BudgetError(
+                f"{self.count:,} slices would take about {duration(whole)}, and {duration(left)} "
+                "are left of the budget; raise the time or the memory budget, or use an "
+                "approximate method."
+            )
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats."""

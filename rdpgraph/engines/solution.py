@@ -50,6 +50,10 @@ class Solution(ABC):
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration."""
 
+    def mode_exists(self) -> Tensor | None:
+        """(B,) whether any configuration is possible, where that is known without log Z."""
+        return None
+
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configurations include the mode's."""
         return torch.ones(len(self.log_partition()), dtype=torch.bool)

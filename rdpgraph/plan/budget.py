@@ -9,6 +9,8 @@ from rdpgraph.errors import ModelError
 SHARE = 0.6
 """The part of the machine's available memory that a plan takes by default."""
 
+_ALIKE = 1.25
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -17,10 +19,12 @@ class Budget:
     Attributes:
         memory_bytes: for the tables of one run.
         seconds: predicted run time, planning not counted.
+        measured: the memory is what the machine had available, which changes all the time.
     """
 
     memory_bytes: float
     seconds: float = 60.0
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if not self.memory_bytes > 0 or not self.seconds > 0:
@@ -29,10 +33,19 @@ class Budget:
                 f"{self.seconds} s."
             )
 
+    def key(self) -> tuple[float | None, float]:
+        """What plans are remembered by; measured memory is compared by `resembles`."""
+        return None if self.measured else self.memory_bytes, self.seconds
+
+    def resembles(self, other: "Budget") -> bool:
+        """Whether a plan for one will do for the other, of equal keys."""
+        ratio = self.memory_bytes / other.memory_bytes
+        return 1 / _ALIKE <= ratio <= _ALIKE
+
     @staticmethod
     def of_machine(seconds: float = 60.0) -> "Budget":
         """60% of the memory that this machine, or its container, has available."""
-        return Budget(SHARE * _available(), seconds)
+        return Budget(SHARE * _available(), seconds, measured=True)
 
 
 def _available() -> float:

@@ -1,9 +1,13 @@
 """Join graphs: clusters of tensors no larger than a bound, and what they tell each other."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from math import log2, prod
+from math import inf, log2, prod
+from threading import Lock
 
-from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan import clock
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.orders import elimination_order, min_weight
 from rdpgraph.plan.topology import Topology
 
 _SWEEPS = 20
@@ -14,8 +18,17 @@ _PASSES = 3
 
 _ELEMENTS_PER_SECOND = 1.5e8
 
+_SECONDS_PER_TABLE = 1e-4
+
 _MOST_BITS = 27.0
 """Log2 of the largest table tried."""
+
+_BYTES = 16
+"""Of each entry of a cluster, its belief included."""
+
+_MOST = 32
+_known: OrderedDict[object, tuple[Budget, "ClusterGraph | None"]] = OrderedDict()
+_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,12 @@ class ClusterGraph:
         """Entries of all clusters' tables."""
         return sum(prod([self.sizes[v] for v in scope]) for scope in self.scopes)
 
+    def setup_seconds(self, batch: int) -> float:
+        """Predicted for making the tables and reading the answers off them."""
+        count = len(self.scopes) + sum(map(len, self.tensors))
+        work = 2 * _PASSES * batch * self.elements()
+        return _SECONDS_PER_TABLE * count + work / _ELEMENTS_PER_SECOND
+
     def seconds(self, batch: int) -> float:
         """Predicted for a run until convergence."""
         degree = [1] * len(self.scopes)
@@ -72,12 +91,14 @@ class ClusterGraph:
         return _SWEEPS * (_PASSES * batch * work / _ELEMENTS_PER_SECOND + calls)
 
 
-def join_graph(topology: Topology, order: list[int], most_elements: float) -> ClusterGraph:
+def join_graph(
+    topology: Topology, order: list[int], most_elements: float, *, deadline: float = inf
+) -> ClusterGraph | None:
     """Mini-bucket elimination as a join graph (Dechter, Rish 2003; Mateescu et al. 2010).
 
     The bucket of each variable is split so that no part's table has more than ``most_elements``
     entries (if single tensors do not force it); the parts are linked by the variable, and each
-    passes on its other variables.
+    passes on its other variables. None past a deadline on `clock.now`.
     """
     sizes = topology.sizes
     place = {v: i for i, v in enumerate(order)}
@@ -95,6 +116,8 @@ def join_graph(topology: Topology, order: list[int], most_elements: float) -> Cl
     for position, variable in enumerate(order):
         parts: list[tuple[set[int], list[tuple[tuple[int, ...], int, bool]]]] = []
         for item in sorted(buckets[position], key=lambda item: -len(item[0])):
+            if clock.now() > deadline:
+                return None
             best: tuple[int, int] | None = None
             for number, (union, _) in enumerate(parts):
                 table = prod([sizes[v] for v in union.union(item[0])])
@@ -157,24 +180,47 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
 
 
 def choose_join_graph(
-    topology: Topology, *, elements: float, seconds: float, batch: int = 1
-) -> ClusterGraph:
-    """The join graph with the largest bound that keeps to a budget.
+    topology: Topology, *, budget: Budget, batch: int = 1, deadline: float = inf
+) -> ClusterGraph | None:
+    """The join graph with the largest bound that keeps to a budget; remembered by topology.
 
     Args:
         topology: what is left of the model.
-        elements: entries of all tables of one batch item, together.
-        seconds: for a run.
+        budget: for a run; half of the memory, as a cluster's belief stands beside its table.
         batch: items solved together.
+        deadline: on `clock.now`; what was found until then is taken, and None if that is nothing.
     """
-    order = elimination_order(topology)
+    key = topology.key(), budget.key(), batch
+    with _lock:
+        if key in _known and budget.resembles(_known[key][0]):
+            _known.move_to_end(key)
+            return _known[key][1]
+    graph = _choose(topology, budget, batch, deadline)
+    with _lock:
+        _known[key] = budget, graph
+        while len(_known) > _MOST:
+            _known.popitem(last=False)
+    return graph
+
+
+def _choose(topology: Topology, budget: Budget, batch: int, deadline: float) -> ClusterGraph | None:
+    begin = clock.now()
+    order = elimination_order(topology, deadline=begin + 0.4 * (deadline - begin))
+    if order is None:
+        half = begin + 0.7 * (deadline - begin)
+        order = elimination_order(topology, min_weight, deadline=half)
+    if order is None:
+        return None
+    elements = budget.memory_bytes / _BYTES / batch
     tables = [prod([topology.sizes[v] for v in scope]) for scope in topology.scopes]
     low, high = log2(max(tables, default=1)), _MOST_BITS
-    best = join_graph(topology, order, 2.0**low)
-    while high - low > 1:
+    best = join_graph(topology, order, 2.0**low, deadline=deadline)
+    while best is not None and high - low > 1:
         bits = (low + high) / 2
-        graph = join_graph(topology, order, 2.0**bits)
-        if graph.elements() <= elements and graph.seconds(batch) <= seconds:
+        graph = join_graph(topology, order, 2.0**bits, deadline=deadline)
+        if graph is None:
+            break
+        if graph.elements() <= elements and graph.seconds(batch) <= budget.seconds:
             low, best = bits, graph
             if graph.exact:
                 break

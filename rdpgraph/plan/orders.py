@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp, inf, log
 from random import Random
-from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 
+from rdpgraph.plan import clock
 from rdpgraph.plan.topology import Topology
 
 
@@ -42,7 +42,7 @@ class Rule(Protocol):
             noise: scores are multiplied by 1 + noise * u, u uniform on [0, 1); needs `rng`.
             last: variables to eliminate after all others (marginal MAP).
             limit: give up (None) once the summed clique weights exceed this.
-            deadline: give up (None) when `time.perf_counter` passes this.
+            deadline: give up (None) when `clock.now` passes this.
         """
         ...
 
@@ -65,26 +65,27 @@ def elimination_order(
     rng: Random | None = None,
     noise: float = 0.0,
     last: Set[int] = frozenset(),
-) -> list[int]:
+    deadline: float = inf,
+) -> list[int] | None:
     """A permutation of the variables: the safe ones first, the rest by `rule` (min-fill).
 
-    Cost: 1,000 variables take 5 to 100 ms; 25,000 sparse ones one or two seconds.
+    Cost: 1,000 variables take 5 to 100 ms; 25,000 sparse ones one or two seconds. None past a
+    deadline.
     """
-    prefix, core, names = peel(primal_graph(topology), last=last)
+    prefix, core, names = peel(primal_graph(topology), last=last, deadline=deadline)
     kept = frozenset(i for i, name in enumerate(names) if name in last)
-    order = (rule or min_fill)(core, rng=rng, noise=noise, last=kept)
-    assert order is not None
-    return prefix + [names[i] for i in order]
+    order = (rule or min_fill)(core, rng=rng, noise=noise, last=kept, deadline=deadline)
+    return None if order is None else prefix + [names[i] for i in order]
 
 
 def peel(
-    graph: PrimalGraph, *, last: Set[int] = frozenset()
+    graph: PrimalGraph, *, last: Set[int] = frozenset(), deadline: float = inf
 ) -> tuple[list[int], PrimalGraph, list[int]]:
     """Variables whose early elimination is safe, the graph that remains, and its old ids.
 
     Safe are simplicial variables (degree 0 and 1 among them) and those in series: degree 2, and
     no smaller than one of the two neighbours. Whole rounds are taken at a time, from all sides,
-    so that trees stay shallow. Variables in `last` stay.
+    so that trees stay shallow. Variables in `last` stay, as do all from the deadline on.
 
     Source: van den Eijkhof, Bodlaender and Koster (2007), Safe reduction rules for weighted
     treewidth.
@@ -97,6 +98,9 @@ def peel(
     while frontier:
         touched: set[int] = set()
         for v in frontier:
+            if clock.now() > deadline:
+                touched.clear()
+                break
             near = adjacency[v]
             degree = len(near)
             if degree == 2:
@@ -171,9 +175,11 @@ def min_weight(
             order.append(v)
             waiting.discard(v)
             spent += exp(weights[v]) if weights[v] < 700 else inf
-            if spent > limit or perf_counter() > deadline:
+            if spent > limit:
                 return None
             for u in near:
+                if clock.now() > deadline:
+                    return None
                 mine = adjacency[u]
                 new = near - mine
                 mine |= new
@@ -245,6 +251,8 @@ def _fill_order(
     logs = [log(size) for size in graph.sizes]
     fill = [0.0] * len(adjacency)
     for v, near in enumerate(adjacency):
+        if clock.now() > deadline:
+            return None
         whole = mass(near)
         for u in near:
             fill[v] += 0.5 * weights[u] * (whole - weights[u] - mass(near & adjacency[u]))
@@ -261,7 +269,7 @@ def _fill_order(
             waiting.discard(v)
             exponent = logs[v] + sum([logs[u] for u in near])
             spent += exp(exponent) if exponent < 700 else inf
-            if spent > limit or perf_counter() > deadline:
+            if spent > limit or clock.now() > deadline:
                 return None
             for u in near:
                 adjacency[u].discard(v)
@@ -271,7 +279,10 @@ def _fill_order(
                     outside = adjacency[u] - near
                     fill[u] -= weights[v] * mass(outside)
             else:
-                changed = _make_clique(adjacency, near, fill, weights, mass)
+                updated = _make_clique(adjacency, near, fill, weights, mass, deadline)
+                if updated is None:
+                    return None
+                changed = updated
             for u in changed:
                 if u in waiting:
                     queue.push(u, fill[u])
@@ -284,11 +295,14 @@ def _make_clique(
     fill: list[float],
     weights: Sequence[int],
     mass: Callable[[Set[int]], int],
-) -> set[int]:
+    deadline: float,
+) -> set[int] | None:
     """Connect `near` to a clique and update the fill scores; the variables with new scores."""
     outside = {u: adjacency[u] - near for u in near}
     changed = set(near)
     for a in near:
+        if clock.now() > deadline:
+            return None
         for b in near - adjacency[a]:
             if a < b:
                 gain = weights[a] * weights[b]
@@ -301,6 +315,8 @@ def _make_clique(
             inside[y] = inside.get(y, 0) + weights[u]
     whole = mass(near)
     for u, beyond in outside.items():
+        if clock.now() > deadline:
+            return None
         rest = mass(beyond)
         total = 0.0
         for y in beyond:

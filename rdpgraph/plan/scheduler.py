@@ -4,17 +4,22 @@ from collections import OrderedDict
 from dataclasses import replace
 from math import inf, prod
 from threading import Lock
-from time import perf_counter
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
-from rdpgraph.plan.cost import cost
+from rdpgraph.plan.cost import ELEMENTS_PER_SECOND, cost
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import Plan, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, search
 from rdpgraph.plan.slicing import choose_slices, sliced_tree
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
+
+SEARCHING = 0.12
+"""The part of a time budget after which the search for an order ends."""
+
+_SLICING = 0.02
 
 _EASY = 2e7
 """Cells of all tables made on the way: a fraction of a second."""
@@ -23,7 +28,7 @@ PASSES = 3
 """All marginals cost one pass up and two products down for each step."""
 
 _MOST = 128
-_known: OrderedDict[object, Plan] = OrderedDict()
+_known: OrderedDict[object, tuple[Budget, Plan]] = OrderedDict()
 _easy: OrderedDict[bytes, bool] = OrderedDict()
 _lock = Lock()
 
@@ -37,8 +42,11 @@ def make_plan(
     last: frozenset[int] = frozenset(),
     dropped_states: int = 0,
     sliceable: int | None = None,
+    deadline: float | None = None,
 ) -> Plan:
     """The plan for a topology, from memory if one of this shape was made before.
+
+    Where the budget's memory is the machine's, a plan for up to a quarter more or less is taken.
 
     Args:
         topology: what is left of the model.
@@ -48,32 +56,36 @@ def make_plan(
         last: variables eliminated after all others.
         dropped_states: for the report.
         sliceable: only variables numbered under this are fixed in slices; None: all.
+        deadline: when the search ends, on `clock.now`; None: after 12% of the seconds.
     """
-    room = (round(budget.memory_bytes / 2**27), budget.seconds)
-    key = (topology.key(), room, element_bytes, batch, last, dropped_states, sliceable)
+    key = (topology.key(), budget.key(), element_bytes, batch, last, dropped_states, sliceable)
     with _lock:
-        if key in _known:
+        if key in _known and budget.resembles(_known[key][0]):
             _known.move_to_end(key)
-            return _known[key]
-    start = perf_counter()
-    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable)
-    plan = replace(plan, planning_seconds=perf_counter() - start)
+            return _known[key][1]
+    start = clock.now()
+    if deadline is None:
+        deadline = start + max(SEARCHING * budget.seconds, clock.LEAST_PLANNING)
+    plan = _plan(topology, budget, element_bytes, batch, last, dropped_states, sliceable, deadline)
+    plan = replace(plan, planning_seconds=clock.now() - start)
     with _lock:
-        _known[key] = plan
+        _known[key] = budget, plan
         while len(_known) > _MOST:
             _known.popitem(last=False)
     return plan
 
 
-def is_easy(topology: Topology) -> bool:
-    """Whether a plain greedy order makes it cheap; remembered by topology."""
+def is_easy(topology: Topology, *, deadline: float = inf) -> bool:
+    """Whether a plain greedy order makes it cheap; remembered by topology. Not past a deadline."""
     key = topology.key()
     with _lock:
         if key in _easy:
             _easy.move_to_end(key)
             return _easy[key]
-    core = peel(primal_graph(topology))[1]
-    easy = min_weight(core, limit=_EASY) is not None
+    core = peel(primal_graph(topology), deadline=deadline)[1]
+    easy = min_weight(core, limit=_EASY, deadline=deadline) is not None
+    if clock.now() > deadline:
+        return easy
     with _lock:
         _easy[key] = easy
         while len(_easy) > _MOST:
@@ -83,7 +95,7 @@ def is_easy(topology: Topology) -> bool:
 
 def _plan(
     topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
-    dropped: int, sliceable: int | None,
+    dropped: int, sliceable: int | None, deadline: float,
 ) -> Plan:  # fmt: skip
     elements = budget.memory_bytes / element_bytes / batch
     order = None if last else forest_order(topology)
@@ -94,13 +106,13 @@ def _plan(
         try:
             tree = search(
                 topology,
-                seconds=budget.seconds / 4,
+                deadline=deadline,
                 memory_elements=elements * batch,
                 last=last,
                 batch=batch,
             )
         except BudgetError:
-            return _out_of_reach(topology, dropped)
+            return _out_of_reach(topology, dropped, late=clock.now() > deadline)
         route, why = "contraction", "exact, in the cheapest order found"
     price = cost(tree, batch=batch)
     seconds = PASSES * price.seconds
@@ -120,7 +132,13 @@ def _plan(
     )
     if plan.stored_bytes <= budget.memory_bytes:
         return plan if seconds <= budget.seconds else _too_slow(plan, budget)
-    slices = () if last else choose_slices(tree, elements=elements, below=sliceable)
+    most = budget.seconds * ELEMENTS_PER_SECOND / PASSES / batch
+    slices: tuple[int, ...] = ()
+    deadline = clock.now() + max(_SLICING * budget.seconds, clock.LEAST_PLANNING)
+    if not last:
+        slices = choose_slices(
+            tree, elements=elements, below=sliceable, operations=most, deadline=deadline
+        )
     count = prod(topology.sizes[v] for v in slices)
     one = cost(sliced_tree(tree, slices), batch=batch)
     sliced = PASSES * one.seconds * count if count < 10**9 else inf
@@ -135,7 +153,10 @@ def _plan(
     return replace(plan, fits=False, remedy=remedy)
 
 
-def _out_of_reach(topology: Topology, dropped: int) -> Plan:
+def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
+    need = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried"
+    if late:
+        need = "more time to find an order than its part of the time budget"
     return Plan(
         route="none",
         why="no elimination order is cheap enough to begin with",
@@ -150,8 +171,8 @@ def _out_of_reach(topology: Topology, dropped: int) -> Plan:
         seconds=inf,
         fits=False,
         remedy=(
-            f"needs more than 2^{HOPELESS_BITS} operations in every elimination order tried; "
-            "condition on more evidence, or use an approximate method"
+            f"needs {need}; raise the time budget, condition on more evidence, or use an "
+            "approximate method"
         ),
     )
 

@@ -9,9 +9,9 @@ from collections.abc import Set
 from itertools import chain
 from math import inf, log2
 from random import Random
-from time import perf_counter
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.anneal import HOT, anneal
 from rdpgraph.plan.cost import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
 from rdpgraph.plan.foreign import MOST_TENSORS, cotengra_tree, opt_einsum_tree
@@ -32,6 +32,10 @@ HOPELESS_BITS = 64
 """When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
 gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
 
+FEW_VARIABLES = 100
+"""The greedy orders of so few variables take no time: no clock is looked at, so that they are the
+same on every machine and run."""
+
 LEAST_SECONDS = 0.01
 """A plan that runs in less than this is not improved: it is the same on every machine and run."""
 
@@ -43,6 +47,9 @@ SWEEP_GROWTH = 1.5
 
 MOST_SWEEPS = 20_000
 """Longest annealing run."""
+
+MOST_MASKS = 1 << 30
+"""Annealing holds a bit per tensor and variable of a component; larger ones are not annealed."""
 
 LONG_RUN = 500
 """Annealing runs with at least this many sweeps start hotter, every other time."""
@@ -62,11 +69,14 @@ FRESH_EVERY = 4
 FOREIGN_SECONDS = 1.0
 """Other libraries are asked for a path only if this much time is left: importing them takes it."""
 
+FOREIGN_SECONDS_PER_TENSOR = 1e-3
+"""And this much for each tensor: their searches have no clock."""
+
 
 def search(
     topology: Topology,
     *,
-    seconds: float,
+    deadline: float,
     memory_elements: float,
     seed: int = 0,
     last: Set[int] = frozenset(),
@@ -77,11 +87,11 @@ def search(
     A forest gets its optimal tree at once. Otherwise every component is peeled of its safe
     variables, tried with the greedy orders, and annealed; components that are alike are solved
     once. The search stops when it has taken as long as the best tree is predicted to run, when
-    it no longer gains, or after `seconds` (which the first greedy orders may overrun).
+    it no longer gains, or at the deadline.
 
     Args:
         topology: the model's shape.
-        seconds: most time to search.
+        deadline: on `clock.now`.
         memory_elements: trees that store more elements than this rank behind all that fit, by how
             far they exceed and by predicted time (slicing turns the first into the second).
         seed: decides every random choice; the time limits decide how many there are.
@@ -90,28 +100,29 @@ def search(
         batch: number of items that run at once; multiplies operations and storage.
 
     Raises:
-        BudgetError: when no order of fewer than 2^64 operations is in sight.
+        BudgetError: when no order of fewer than 2^64 operations is in sight by the deadline.
     """
-    began = perf_counter()
+    began = clock.now()
     order = None if last else forest_order(topology)
     if order is not None:
         return tree_from_order(topology, order)
-    parts = _parts(topology, last, memory_elements, batch)
+    parts = _parts(topology, last, memory_elements, batch, deadline)
     rng = Random(seed)
-    stop = began + seconds
     for part in parts:
-        part.try_greedy(stop)
+        part.try_greedy(deadline)
     while waiting := [part for part in parts if part.improvable]:
         fits = all(part.excess() <= 0 for part in parts)
-        end = min(stop, began + sum(part.predicted() for part in parts)) if fits else stop
+        end = min(deadline, began + sum(p.predicted() for p in parts)) if fits else deadline
         quick = sum(part.predicted() for part in parts) < LEAST_SECONDS
-        if (fits and quick) or perf_counter() >= end:
+        if (fits and quick) or clock.now() >= end:
             break
         max(waiting, key=_Part.rank).improve(rng, end)
     return _joined(topology, parts)
 
 
-def _parts(topology: Topology, last: Set[int], memory_elements: float, batch: int) -> list["_Part"]:
+def _parts(
+    topology: Topology, last: Set[int], memory_elements: float, batch: int, deadline: float
+) -> list["_Part"]:
     """The distinct components, each with all its places in the topology."""
     found: dict[object, _Part] = {}
     for tensors in topology.components():
@@ -124,7 +135,7 @@ def _parts(topology: Topology, last: Set[int], memory_elements: float, batch: in
         signature = ranked, sizes, late
         part = found.get(signature)
         if part is None:
-            part = _Part(Topology(ranked, sizes), late)
+            part = _Part(Topology(ranked, sizes), late, deadline)
             found[signature] = part
         part.places.append((tensors, names))
     for part in found.values():
@@ -136,13 +147,15 @@ def _parts(topology: Topology, last: Set[int], memory_elements: float, batch: in
 class _Part:
     """One component and its copies: the peeled prefix, the core, the best core tree so far."""
 
-    def __init__(self, topology: Topology, last: Set[int]) -> None:
+    def __init__(self, topology: Topology, last: Set[int], deadline: float) -> None:
         self.topology = topology
         self.places: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.copies = 1
         self.memory = inf
         self.bench = Workbench(topology, eager=not last)
-        prefix, _, _ = peel(primal_graph(topology), last=last)
+        if topology.num_variables <= FEW_VARIABLES:
+            deadline = inf
+        prefix, _, _ = peel(primal_graph(topology), last=last, deadline=deadline)
         for variable in prefix:
             self.bench.eliminate(variable)
         self.core, self.live, self.names = self.bench.residual()
@@ -179,12 +192,13 @@ class _Part:
         """Each deterministic rule once; the quickest one first, so that there is a tree."""
         if not self.core.num_tensors:
             return
-        began = perf_counter()
+        if self.core.num_variables <= FEW_VARIABLES:
+            stop = inf
+        began = clock.now()
         hopeless = 2.0**HOPELESS_BITS
-        self._try_rule(min_weight, hopeless, inf)
-        now = perf_counter()
-        # Without a tree yet, min-fill gets its chance whatever the time limit.
-        deadline = stop if self.best else now + 2.0 + 2.0 * (now - began)
+        self._try_rule(min_weight, hopeless, stop)
+        now = clock.now()
+        deadline = stop if self.best else min(stop, now + 2.0 + 2.0 * (now - began))
         weighted = len(set(self.core.sizes)) > 1
         for rule in (weighted_min_fill, min_fill) if weighted else (min_fill,):
             self._try_rule(rule, hopeless, deadline)
@@ -192,9 +206,11 @@ class _Part:
             raise BudgetError(
                 f"Exact contraction of a component of {self.topology.num_variables} variables and "
                 f"{self.topology.num_tensors} factors is out of reach: every elimination order "
-                f"tried needs more than 2^{HOPELESS_BITS} operations. Use an approximate method."
+                f"tried needs more than 2^{HOPELESS_BITS} operations, or more time than there is "
+                "to plan in. Use an approximate method."
             )
-        self.improvable = self.core.num_tensors > 2
+        masks = self.core.num_tensors * self.core.num_variables
+        self.improvable = self.core.num_tensors > 2 and masks <= MOST_MASKS
 
     def improve(self, rng: Random, end: float) -> None:
         """One more try for a better tree: annealing, or another order if some come last."""
@@ -221,7 +237,7 @@ class _Part:
         self.runs += 1
         if self.runs % FRESH_EVERY == 0:
             start = self._fresh(rng, end) or start
-        began = perf_counter()
+        began = clock.now()
         affordable = (end - began) / (len(start.steps) * self.visit_seconds)
         sweeps = int(min(self.sweeps, affordable))
         if sweeps < FIRST_SWEEPS / 4:
@@ -235,7 +251,7 @@ class _Part:
             write_weight=MEMORY_WRITE_WEIGHT if self.excess() > 0 else 1.0,
             deadline=end,
         )
-        self.visit_seconds = (perf_counter() - began) / (len(start.steps) * sweeps)
+        self.visit_seconds = (clock.now() - began) / (len(start.steps) * sweeps)
         self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
         if tree is not self.best:
             self._offer(tree)
@@ -243,7 +259,9 @@ class _Part:
     def _fresh(self, rng: Random, end: float) -> ContractionTree | None:
         """Another place to anneal from: a noisy order, or another library's path, in turn."""
         turn = self.runs // FRESH_EVERY % 3
-        long = end - perf_counter() > FOREIGN_SECONDS and self.core.num_tensors <= MOST_TENSORS
+        count = self.core.num_tensors
+        needed = FOREIGN_SECONDS + FOREIGN_SECONDS_PER_TENSOR * count
+        long = end - clock.now() > needed and count <= MOST_TENSORS
         if turn == 1 and long:
             return opt_einsum_tree(self.core)
         if turn == 2 and long:

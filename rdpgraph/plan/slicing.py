@@ -4,19 +4,26 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf, log, prod
 
+from rdpgraph.plan import clock
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree
 
 
 def choose_slices(
-    tree: ContractionTree, *, elements: float, below: int | None = None
+    tree: ContractionTree,
+    *,
+    elements: float,
+    below: int | None = None,
+    operations: float = inf,
+    deadline: float = inf,
 ) -> tuple[int, ...]:
     """Variables to loop over, so that the stored elements of one slice fit; () if they fit now.
 
     Greedy: each round fixes the variable that multiplies the operations of all slices together by
     the least, for what it takes off the stored elements. When nothing more can be taken off, what
-    was chosen so far comes back although it does not fit. Only variables numbered under ``below``
-    are fixed.
+    was chosen so far comes back although it does not fit; so it does once all slices together need
+    more than ``operations``, and from the deadline (on `clock.now`) on. Only variables numbered
+    under ``below`` are fixed.
 
     Cost: linear in the scopes of all steps, per variable chosen.
     """
@@ -28,6 +35,7 @@ def choose_slices(
     ]
     results = [step.scope for step in tree.steps]
     chosen: list[int] = []
+    count = 1
     while True:
         stored, saved_elements = _savings(results, sizes)
         if below is not None:
@@ -35,6 +43,8 @@ def choose_slices(
         if stored <= elements or not saved_elements:
             return tuple(chosen)
         flops, saved_flops = _savings(unions, sizes)
+        if flops * count > operations or clock.now() > deadline:
+            return tuple(chosen)
 
         def price(v: int) -> tuple[float, int]:
             dearer = log(sizes[v]) + log(flops - saved_flops[v]) - log(flops)  # noqa: B023
@@ -43,6 +53,7 @@ def choose_slices(
 
         best = min(saved_elements, key=price)
         chosen.append(best)
+        count *= sizes[best]
         sizes[best] = 1
 
 

@@ -234,7 +234,9 @@ class Posterior:
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        self._require_possible("mode")
+        known = self.solution.mode_exists()
+        if known is None or not bool(known.all()):
+            self._require_possible("mode")
         return self._assigned(self.solution.mode())
 
     def mode_is_consistent(self) -> Tensor:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
+from functools import cached_property, partial
+from typing import TypeAlias
 
 import torch
 
@@ -15,17 +15,25 @@ from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.contraction import Contraction, require_fit
+from rdpgraph.plan.scheduler import SEARCHING
+from rdpgraph.schedulers.contraction import Contraction, plan_network, require_fit
 from rdpgraph.schedulers.join import JoinGraph
-from rdpgraph.schedulers.loopy import Loopy
-from rdpgraph.schedulers.scheduler import Scheduler, reduced
+from rdpgraph.schedulers.loopy import Loopy, loopy_plan
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
 
 MOST_JOINED = 8_000
 """The same for clusters."""
+
+_JOINED = 0.24
+"""The part of the time that messages between clusters take."""
+
+_Attempts: TypeAlias = tuple[Callable[[float], Solution], ...]
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Auto(Scheduler):
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
-        seconds: the time that a run may take: predicted, for exact inference.
+        seconds: for all answers; predicted, for exact inference. Planning takes a fifth of it at
+            most.
     """
 
     memory: float | None = None
@@ -60,35 +69,56 @@ class Auto(Scheduler):
         return plan_of(match.structure), lambda: MatchedSolution(graph, found, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        begin = perf_counter()
-        exact = Contraction(self.memory, self.seconds)
-        network = reduced(graph)
+        begin = clock.now()
+        network = reduced(graph, self.seconds)
+        whole = _Whole(network)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
-            return Loopy().plan_because(graph, why)[0], self._fallback(network, begin)
-        plan, run = exact.plan_network(network)
+            return whole.plan(why), self._fallback(whole, begin)
+        budget = budget_of(self.memory, self.seconds)
+        # What reading the tables took is not missing where the search is quick.
+        least = clock.now() + max(0.03 * self.seconds, clock.LEAST_PLANNING)
+        deadline = max(begin + SEARCHING * self.seconds, least)
+        plan, run = plan_network(network, budget, deadline=deadline)
         if plan.fits:
             return plan, run
         why = f"exact inference {plan.remedy.split(';')[0]}"
-        if joint > MOST_JOINED:
-            return Loopy().plan_because(graph, why)[0], self._fallback(network, begin)
-        left = max(self.seconds - (perf_counter() - begin), 0.2 * self.seconds)
-        plan, clusters = JoinGraph(self.memory, 0.3 * left).plan_network(graph, network, why)
-        return plan, self._fallback(network, begin, lambda _: clusters())
+        found = None
+        if joint <= MOST_JOINED:
+            deadline = max(begin + clock.PLANNING * self.seconds, least)
+            part = JoinGraph(self.memory, _JOINED * self.seconds)
+            found = part.plan_network(graph, network, why, deadline=deadline)
+        if found is None:
+            return whole.plan(why), self._fallback(whole, begin)
+        return found[0], self._fallback(whole, begin, partial(_at_once, found[1]))
 
     def _fallback(
-        self, whole: Network, begin: float, *before: Callable[[float], Solution]
+        self, whole: "_Whole", begin: float, *before: Callable[[float], Solution]
     ) -> Callable[[], Solution]:
         """Loopy propagation in several tries, after others, in the seconds that are left."""
-        graph, possible = whole.graph, whole.possible
+        tries = _SOFT if whole.reduced.possible is None else _HARD
+        loopy = tuple(partial(_attempt, whole, settings) for settings in tries)
+        seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
+        return partial(_first_converged, whole.reduced.graph, (*before, *loopy), loopy, seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """A network for messages, with potentials that answer them whole, made when it is needed."""
+
+    reduced: Network
+
+    @cached_property
+    def network(self) -> Network:
+        graph, possible = self.reduced.graph, self.reduced.possible
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
             possible = None  # it speaks of auxiliary variables, which are not made for messages
-        network = reduce_graph(graph, possible=possible, whole=True)
-        tries = _SOFT if network.possible is None else _HARD
-        attempts = (*before, *(partial(_attempt, network, settings) for settings in tries))
-        seconds = 0.9 * max(self.seconds - (perf_counter() - begin), 0.2 * self.seconds)
-        return lambda: FirstConverged(attempts, seconds)
+        return reduce_graph(graph, possible=possible, whole=True)
+
+    def plan(self, why: str) -> Plan:
+        """That of loopy propagation."""
+        return loopy_plan(self.network, Loopy().sweeps, why)
 
 
 @dataclass(frozen=True)
@@ -120,7 +150,17 @@ _HARD = (
 convex counting numbers come to rest as slowly as one over the number of sweeps."""
 
 
-def _attempt(network: Network, settings: _Try, left: float) -> Solution:
+def _first_converged(
+    graph: FactorGraph, attempts: _Attempts, loopy: _Attempts, seconds: float
+) -> FirstConverged:
+    return FirstConverged(graph, attempts, loopy, Allowance(seconds))
+
+
+def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001
+    return run()
+
+
+def _attempt(whole: _Whole, settings: _Try, left: float) -> Solution:
     schedule = Flooding()
     if settings.in_turn:
         schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
@@ -132,7 +172,7 @@ def _attempt(network: Network, settings: _Try, left: float) -> Solution:
         counting=settings.counting,
         seconds=settings.part * max(left, 0.0),
     )
-    return scheduler.solution(network)
+    return scheduler.solution(whole.network)
 
 
 def _has_cycle(network: Network) -> bool:

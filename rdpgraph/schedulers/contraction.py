@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from rdpgraph.engines.exact import ExactSolution
 from rdpgraph.engines.network import Network, reduce_graph
@@ -15,9 +17,11 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
+from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
-from rdpgraph.plan.scheduler import make_plan
+from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of
 
@@ -28,8 +32,7 @@ class Contraction(Scheduler):
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
-        seconds: the predicted time that a run may take, planning (at most a quarter of it) not
-            counted.
+        seconds: the predicted time that a run may take; planning takes a fifth of it at most.
     """
 
     memory: float | None = None
@@ -37,14 +40,11 @@ class Contraction(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then the cheapest order found."""
-        return self.plan_network(reduced(graph))
+        return self.plan_network(reduced(graph, self.seconds))
 
     def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
         """The same for a reduced network."""
-        budget = budget_of(self.memory, self.seconds)
-        plan = _planned(network, budget)
-        return plan, lambda: _solved(network, plan, budget)
-
+        return plan_network(network, budget_of(self.memory, self.seconds))
 
     def solve(self, graph: FactorGraph) -> Solution:
         """The solution of a graph.
@@ -55,6 +55,14 @@ class Contraction(Scheduler):
         plan, run = self.plan(graph)
         require_fit(plan)
         return run()
+
+
+def plan_network(
+    network: Network, budget: Budget, *, deadline: float | None = None
+) -> tuple[Plan, Callable[[], Solution]]:
+    """The plan of a reduced network, and what carries it out; for `deadline` see `make_plan`."""
+    plan = _planned(network, budget, deadline=deadline)
+    return plan, partial(_solved, network, plan, budget)
 
 
 def exactly(scheduler: Scheduler) -> Contraction:
@@ -72,7 +80,12 @@ def require_fit(plan: Plan) -> None:
         raise BudgetError(f"Exact inference does not fit: it {plan.remedy}.")
 
 
-def _planned(network: Network, budget: Budget, last: frozenset[int] = frozenset()) -> Plan:
+def _planned(
+    network: Network,
+    budget: Budget,
+    last: frozenset[int] = frozenset(),
+    deadline: float | None = None,
+) -> Plan:
     return make_plan(
         topology_of(network),
         budget=budget,
@@ -81,6 +94,7 @@ def _planned(network: Network, budget: Budget, last: frozenset[int] = frozenset(
         last=last,
         dropped_states=network.dropped,
         sliceable=len(network.numbers),
+        deadline=deadline,
     )
 
 
@@ -91,41 +105,47 @@ def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
 
 
 def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
-    def constrained(last: frozenset[int]) -> ContractionTree:
-        narrow = _planned(network, budget, last)
-        require_fit(narrow)
-        assert narrow.tree is not None
-        return narrow.tree
-
     assert plan.tree is not None
+    constrained = partial(_constrained, network, budget)
     return ExactSolution(network, plan.tree, keep=True, constrained=constrained)
+
+
+def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> ContractionTree:
+    narrow = _planned(network, budget, last)
+    require_fit(narrow)
+    assert narrow.tree is not None
+    return narrow.tree
 
 
 def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     """One exact solution per configuration of the cutset, made by conditioning."""
-    graph = network.graph
     numbers = network.numbers[torch.tensor(plan.slices)]
     pairs = zip(numbers, plan.slices, strict=True)
     kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
     grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
+    solve = partial(_slice, network, budget, numbers, grid)
+    allowance = Allowance(budget.seconds)
+    return SlicedSolution(tuple(numbers.tolist()), len(grid), solve, allowance)
+
+
+def _slice(
+    network: Network, budget: Budget, numbers: Tensor, grid: Tensor, number: int
+) -> ExactSolution:
+    graph, blocks = network.graph, network.graph.blocks
     observed = graph.observed
     if observed is None:
         observed = torch.full((graph.num_variables,), MISSING)
-
-    def solve(number: int) -> ExactSolution:
-        states = observed.clone()
-        states[..., numbers] = grid[number]
-        blocks = graph.blocks
-        seen = observed[..., numbers]
-        against = ((seen != MISSING) & (seen != grid[number])).any(-1)
-        if bool(against.any()):  # a variable that some items only observe, in another state
-            never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
-            never = never.masked_fill(against.to(graph.device), -math.inf)
-            empty = torch.zeros(1, 0, dtype=torch.long)
-            blocks = (*blocks, Block(empty, Table(never), (), None, torch.zeros(1).long()))
-        part = FactorGraph.from_blocks(graph.domain, blocks, states)
-        slice_network = reduce_graph(part, possible=network.possible)
-        slice_plan = _planned(slice_network, replace(budget, seconds=budget.seconds * 1e6))
-        return _exact(slice_network, slice_plan, budget)
-
-    return SlicedSolution(tuple(numbers.tolist()), len(grid), solve)
+    states = observed.clone()
+    states[..., numbers] = grid[number]
+    seen = observed[..., numbers]
+    against = ((seen != MISSING) & (seen != grid[number])).any(-1)
+    if bool(against.any()):  # a variable that some items only observe, in another state
+        never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
+        never = never.masked_fill(against.to(graph.device), -math.inf)
+        empty = torch.zeros(1, 0, dtype=torch.long)
+        blocks = (*blocks, Block(empty, Table(never), (), None, torch.zeros(1).long()))
+    part = FactorGraph.from_blocks(graph.domain, blocks, states)
+    slice_network = reduce_graph(part, possible=network.possible)
+    ample = replace(budget, seconds=budget.seconds * 1e6)
+    deadline = clock.now() + SEARCHING * budget.seconds
+    return _exact(slice_network, _planned(slice_network, ample, deadline=deadline), budget)

@@ -3,17 +3,24 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.plan.joingraph import choose_join_graph
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.contraction import Contraction
+from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, topology_of
+
+_DAMPING = 0.3
+_SETUP = 0.5
+_SMALL_BYTES = 1 << 24  # taken whatever the memory
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class JoinGraph(Scheduler):
 
     Args:
         memory: bytes for the clusters' tables; None: 60% of what the machine has available.
-        seconds: predicted, for a run; it stops there in any case.
+        seconds: for all answers, as predicted; messages stop there in any case.
         sweeps: at most.
         tolerance: on the largest change of a message, as values scaled to a maximum of one.
         damping: the share of the old message that an update keeps, from the second sweep on; it
@@ -47,26 +54,36 @@ class JoinGraph(Scheduler):
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence, hard zeros, clusters, then messages."""
-        return self.plan_network(graph, reduce_graph(graph), "approximate, as asked for")
+        """Evidence, hard zeros, clusters, then messages.
+
+        Planning takes a fifth of the seconds at most. Where no clusters are found by then that
+        keep to the memory and can be set up in time, `Loopy` answers: each factor by itself.
+        """
+        deadline = clock.now() + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
+        network, why = reduce_graph(graph), "approximate, as asked for"
+        found = self.plan_network(graph, network, why, deadline=deadline)
+        if found is not None:
+            return found
+        loopy = Loopy(sweeps=self.sweeps, damping=_DAMPING, seconds=self.seconds)
+        return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
 
     def plan_network(
-        self, graph: FactorGraph, network: Network, why: str
-    ) -> tuple[Plan, Callable[[], Solution]]:
-        """The same for a reduced network."""
+        self, graph: FactorGraph, network: Network, why: str, *, deadline: float
+    ) -> tuple[Plan, Callable[[], Solution]] | None:
+        """The same for a reduced network; None where no clusters keep to the budget."""
         budget = budget_of(self.memory, self.seconds)
-        topology = topology_of(network)
-        # Half of the memory: a cluster's belief stands beside its table.
-        clusters = choose_join_graph(
-            topology,
-            elements=budget.memory_bytes / 16 / network.batch,
-            seconds=self.seconds,
-            batch=network.batch,
-        )
+        topology, batch = topology_of(network), network.batch
+        clusters = choose_join_graph(topology, budget=budget, batch=batch, deadline=deadline)
+        if clusters is None:
+            return None
         if clusters.exact:
-            whole, run = Contraction(budget.memory_bytes, self.seconds).plan_network(network)
+            whole, run = plan_network(network, budget, deadline=deadline)
             if whole.fits and whole.num_slices == 1:
                 return replace(whole, why="the join graph is a junction tree, solved as one"), run
+        stored = 16.0 * clusters.elements() * batch
+        large = stored > max(budget.memory_bytes, _SMALL_BYTES)
+        if large or clusters.setup_seconds(batch) > _SETUP * self.seconds:
+            return None
         largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)
         plan = Plan(
             route="join graph",
@@ -76,16 +93,22 @@ class JoinGraph(Scheduler):
             num_components=len(topology.components()),
             dropped_states=network.dropped,
             width=math.log2(largest),
-            flops=3.0 * clusters.elements() * network.batch,
-            peak_bytes=16.0 * clusters.elements() * network.batch,
-            stored_bytes=16.0 * clusters.elements() * network.batch,
-            seconds=clusters.seconds(network.batch),
+            flops=3.0 * clusters.elements() * batch,
+            peak_bytes=stored,
+            stored_bytes=stored,
+            seconds=clusters.seconds(batch),
+        )
+        return plan, partial(self._solution, graph, network, clusters)
+
+    def _solution(
+        self, graph: FactorGraph, network: Network, clusters: ClusterGraph
+    ) -> JoinedSolution:
+        allowance = Allowance(self.seconds)
+        modes = partial(_modes, graph, allowance)
+        return JoinedSolution(
+            network, clusters, self.sweeps, self.tolerance, allowance, self.damping, modes
         )
 
-        def solve() -> JoinedSolution:
-            loopy = Loopy(damping=0.3, seconds=self.seconds).plan(graph)[1]
-            return JoinedSolution(
-                network, clusters, self.sweeps, self.tolerance, self.seconds, self.damping, loopy
-            )
 
-        return plan, solve
+def _modes(graph: FactorGraph, allowance: Allowance) -> Solution:
+    return Loopy(damping=_DAMPING, seconds=allowance.left()).plan(graph)[1]()

@@ -17,6 +17,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.redrawn import redrawn_solution
@@ -41,7 +42,7 @@ class Loopy(Scheduler):
         gradient: how gradients reach the potentials through the messages.
         start: a posterior of this scheduler, of the same model or one that shares factors with
             it, whose messages to begin with.
-        seconds: at most, or None; looked at after every sweep.
+        seconds: for all answers together, or None; looked at after every sweep.
         progress: called with a `Sweep` after every sweep.
         supports: which few states of each variable the messages are over, and when these are
             drawn anew; None: all states.
@@ -106,7 +107,7 @@ class Loopy(Scheduler):
             solution = self.solution(network)
             return solution if start is None else solution.started_from(start)
 
-        return _loopy_plan(network, self.sweeps, why), run
+        return loopy_plan(network, self.sweeps, why), run
 
     def _on_supports(self, graph: FactorGraph, supports: Redrawn) -> Callable[[], Solution]:
         def solve(other: FactorGraph, sweeps: int) -> LoopySolution:
@@ -117,12 +118,14 @@ class Loopy(Scheduler):
 
     def solution(self, network: Network) -> LoopySolution:
         """Messages in a network reduced with ``whole=True``; a start is left out."""
+        allowance = None if self.seconds is None else Allowance(self.seconds)
         return LoopySolution(
-            network, self.counting, self.temperature, self._limits(), self.gradient
+            network, self.counting, self.temperature, self._limits(), self.gradient, allowance
         )
 
 
-def _loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
+def loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
+    """What messages cost in a network reduced with ``whole=True``."""
     tables = [group.log_tables for group in network.groups]
     factors = [len(group.scopes) for group in network.groups]
     cells = [math.prod(table.shape[2:]) for table in tables]

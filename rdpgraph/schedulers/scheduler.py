@@ -9,10 +9,13 @@ from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
+
+_PROBING = 0.05
 
 
 class Scheduler(ABC):
@@ -23,12 +26,20 @@ class Scheduler(ABC):
         """The plan, and what carries it out."""
 
 
-def reduced(graph: FactorGraph) -> Network:
-    """The network to contract; where that is not cheap, with the states probed one by one."""
+def reduced(graph: FactorGraph, seconds: float) -> Network:
+    """The network to contract; where that is not cheap, with the states probed one by one.
+
+    Args:
+        graph: the model.
+        seconds: the time budget, of which probing takes a twentieth at most.
+    """
     network = reduce_graph(graph)
-    if network.possible is None or network.impossible or is_easy(topology_of(network)):
+    if network.possible is None or network.impossible:
         return network
-    found = refuted_states(network)
+    deadline = clock.now() + max(_PROBING * seconds, clock.LEAST_PLANNING)
+    if is_easy(topology_of(network), deadline=deadline) or clock.now() > deadline:
+        return network
+    found = refuted_states(network, seconds=seconds, deadline=deadline)
     if not found:
         return network
     for number, states in found:

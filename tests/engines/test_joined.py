@@ -7,6 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
@@ -173,12 +174,15 @@ def test_the_first_that_converged_answers():
         left.append(seconds)
         return first()
 
-    chosen = FirstConverged((lambda _: never(), second, third), 1000.0)
+    attempts = (lambda _: never(), second, third)
+    chosen = FirstConverged(graph, attempts, attempts, Allowance(1000.0))
     assert chosen.status().converged
     assert chosen.status().iterations == 1
     assert not unused
     assert 0 < left[0] < 1000
-    assert not FirstConverged((lambda _: never(), lambda _: never()), 1.0).status().converged
+    attempts = (lambda _: never(), lambda _: never())
+    last = FirstConverged(graph, attempts, attempts, Allowance(1.0))
+    assert not last.status().converged
 
 
 def test_auto_goes_on_where_exact_does_not_fit():

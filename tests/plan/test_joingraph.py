@@ -6,6 +6,7 @@ import random
 import networkx as nx
 import pytest
 
+from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.joingraph import choose_join_graph, join_graph
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.topology import Topology
@@ -67,10 +68,10 @@ def test_a_larger_budget_gives_larger_clusters_that_keep_to_it(seed):
     topology = random_topology(seed)
     before = 0
     for elements in (100, 1000, 1e4, 1e7):
-        graph = choose_join_graph(topology, elements=elements, seconds=1e9)
+        graph = choose_join_graph(topology, budget=Budget(16 * elements, 1e9))
         widest = max(table(topology.sizes, scope) for scope in graph.scopes)
         assert widest >= before
         before = widest
-        least = choose_join_graph(topology, elements=0, seconds=1e9)
+        least = choose_join_graph(topology, budget=Budget(1, 1e9))
         assert graph.elements() <= max(elements, least.elements())
     assert graph.exact

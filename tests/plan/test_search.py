@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.cost import cost
 from rdpgraph.plan.orders import elimination_order
 from rdpgraph.plan.search import search
@@ -16,8 +17,8 @@ from rdpgraph.plan.tree import tree_from_order
 from .problems import brute_force, forest, grid, product_of_roots, tables, topologies
 
 
-def found(topology, **options):
-    defaults = {"seconds": 0.05, "memory_elements": 1e9}
+def found(topology, seconds=0.05, **options):
+    defaults = {"deadline": clock.now() + seconds, "memory_elements": 1e9}
     tree = search(topology, **{**defaults, **options})
     tree.check()
     return tree

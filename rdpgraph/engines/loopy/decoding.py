@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph.engines.loopy.edges import components
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+from rdpgraph.plan import clock
 
 _ROUNDS = 50
 
@@ -31,13 +32,14 @@ def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:
     """The best state of every variable; ties are broken so that neighbours agree.
 
     Where beliefs tie, one variable of every connected set of tied ones is fixed to its first best
-    state, and messages run on from where they were, until no tie is left.
+    state, and messages run on from where they were, until no tie is left or the time is up.
     """
     if not field.edges.count:
         states = _states(field, field.beliefs(outcome.messages))
         return Decoded(states, torch.ones(field.batch, dtype=torch.bool))
+    end = math.inf if limits.seconds is None else clock.now() + limits.seconds
     items = [
-        _decode_one(field.item(n), tuple(m[n : n + 1] for m in outcome.messages), limits)
+        _decode_one(field.item(n), tuple(m[n : n + 1] for m in outcome.messages), limits, end)
         for n in range(field.batch)
     ]
     states = torch.cat([item[0] for item in items])
@@ -45,14 +47,18 @@ def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:
     return Decoded(states, consistent.cpu() & outcome.converged)
 
 
-def _decode_one(field: Field, messages: Messages, limits: Limits) -> tuple[Tensor, Tensor]:
+def _decode_one(
+    field: Field, messages: Messages, limits: Limits, end: float
+) -> tuple[Tensor, Tensor]:
     original, start = field, messages
     quiet = replace(limits, progress=None)
     for _ in range(_ROUNDS):
         beliefs = field.beliefs(messages)
         tied = _tied(field, beliefs)
-        if not bool(tied.any()):
+        if not bool(tied.any()) or clock.now() > end:
             break
+        if end < math.inf:
+            quiet = replace(quiet, seconds=end - clock.now())
         field = field.with_unary(_fixed(field, beliefs, _first_of_each(field, tied)))
         messages = propagate(field, messages, quiet).messages
     states = _states(field, field.beliefs(messages))

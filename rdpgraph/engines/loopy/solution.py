@@ -1,6 +1,7 @@
 """The answers of loopy belief propagation."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,8 +22,13 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
+
+_MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
+_DECODING = 0.5  # of what these leave, for ties among them
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +41,9 @@ class LoopySolution(Approximation):
         temperature: 1 sums, 0 maximises.
         limits: schedule, damping and when to stop.
         gradient: how gradients pass the messages.
+        allowance: seconds for all answers, or None.
         start: the messages to begin with, or None.
+        share: the part of what is left of the time that the messages take.
     """
 
     network: Network
@@ -43,7 +51,9 @@ class LoopySolution(Approximation):
     temperature: float
     limits: Limits
     gradient: Gradient
+    allowance: Allowance | None = None
     start: Messages | None = field(default=None, repr=False)
+    share: float = 1.0
 
     @cached_property
     def edges(self) -> Edges:
@@ -74,8 +84,16 @@ class LoopySolution(Approximation):
             return self._ended()
 
     def _ended(self) -> Outcome:
-        start = self.field.flat_messages() if self.start is None else self.start
-        return _run(self.field, start, self.limits, self.gradient)
+        with _spent(self.allowance):
+            start = self.field.flat_messages() if self.start is None else self.start
+        with _spent(self.allowance):
+            return _run(self.field, start, self._limits_of(self.share), self.gradient)
+
+    def _limits_of(self, share: float) -> Limits:
+        """With the seconds that are left."""
+        if self.allowance is None:
+            return self.limits
+        return replace(self.limits, seconds=self.allowance.left(share))
 
     def started_from(self, other: "LoopySolution") -> "LoopySolution":
         """The same, beginning with the messages at which another ended, where they share edges."""
@@ -237,7 +255,7 @@ class LoopySolution(Approximation):
         """The same model solved at temperature 0."""
         if self.temperature == 0:
             return self
-        return replace(self, temperature=0.0, start=None)
+        return replace(self, temperature=0.0, start=None, share=_MAXIMA)
 
     def max_marginals(self) -> Tensor:
         """(B, S) max-beliefs, raised to the approximate score of the mode."""
@@ -258,26 +276,37 @@ class LoopySolution(Approximation):
     def decoded(self) -> Decoded:
         """A configuration read off the max-beliefs."""
         other, outcome = self.maximal, self.maximal.outcome
-        with torch.no_grad():
-            return decode(other.field, outcome, self.limits)
+        with torch.no_grad(), _spent(self.allowance):
+            return decode(other.field, outcome, self._limits_of(_DECODING))
 
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration; see `mode_is_consistent`."""
         return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
+
+    def mode_exists(self) -> Tensor:
+        """(B,) bool, by max-product: messages that sum are not needed for modes."""
+        return self.maximal.log_partition().detach() > -math.inf
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configuration agrees with the mode."""
         return self.decoded.consistent
 
 
+def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:
+    return nullcontext() if allowance is None else allowance.spending()
+
+
 def _run(field: Field, start: Messages, limits: Limits, gradient: Gradient) -> Outcome:
     """All items at once, or one at a time where the schedule looks at residuals."""
     if not limits.schedule.looks_at_residuals or field.batch == 1:
         return gradient.run(field, start, limits)
-    parts = [
-        gradient.run(field.item(n), tuple(m[n : n + 1] for m in start), limits)
-        for n in range(field.batch)
-    ]
+    seconds, begin = limits.seconds, clock.now()
+    parts: list[Outcome] = []
+    for n in range(field.batch):
+        if seconds is not None:
+            limits = replace(limits, seconds=begin + seconds - clock.now())
+        own = tuple(m[n : n + 1] for m in start)
+        parts.append(gradient.run(field.item(n), own, limits))
     longest = max(len(part.trace) for part in parts)
     traces = [(*part.trace, *(0.0,) * (longest - len(part.trace))) for part in parts]
     return Outcome(

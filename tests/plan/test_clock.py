@@ -1,0 +1,152 @@
+"""Planning under a clock that ticks whenever it is looked at, and what is remembered of it."""
+
+from random import Random
+
+import pytest
+
+import rdpgraph as rg
+from rdpgraph.plan import clock, joingraph, scheduler
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.clock import PLANNING, Allowance
+from rdpgraph.plan.joingraph import choose_join_graph
+from rdpgraph.plan.orders import elimination_order, min_fill, min_weight, weighted_min_fill
+from rdpgraph.plan.scheduler import is_easy, make_plan
+from rdpgraph.plan.topology import Topology
+
+from .problems import grid
+
+
+class Ticking:
+    """A clock that a look moves on."""
+
+    def __init__(self, tick: float) -> None:
+        self.time, self.tick = 1000.0, tick
+
+    def __call__(self) -> float:
+        self.time += self.tick
+        return self.time
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """Puts a clock that ticks in place of the machine's."""
+
+    def start(tick: float) -> Ticking:
+        found = Ticking(tick)
+        monkeypatch.setattr(clock, "now", found)
+        return found
+
+    return start
+
+
+def tangled(count: int, factors: int, arity: int = 3, seed: int = 0) -> Topology:
+    """Random factors, many to a variable: no order is cheap."""
+    draw = Random(seed)
+    scopes = [tuple(draw.sample(range(count), arity)) for _ in range(factors)]
+    return Topology(tuple(scopes), (2,) * count)
+
+
+@pytest.mark.parametrize("rule", [min_fill, min_weight, weighted_min_fill])
+def test_orders_end_at_their_deadline(rule, ticking):
+    watch = ticking(1e-3)
+    topology = tangled(150, 400)
+    assert elimination_order(topology, rule, deadline=watch.time + 0.05) is None
+    assert watch.time <= 1000.0 + 0.06
+    assert elimination_order(topology, rule) is not None
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0])
+def test_planning_ends_within_its_part_of_the_budget(seconds, ticking):
+    watch = ticking(1e-3)
+    for seed in range(3):
+        topology, budget = tangled(300, 600, seed=seed), Budget(1e9, seconds)
+        begin = watch.time
+        plan = make_plan(topology, budget=budget, element_bytes=4)
+        assert not plan.fits
+        deadline = begin + PLANNING * seconds
+        choose_join_graph(topology, budget=budget, deadline=deadline)
+        assert watch.time - begin <= 1.1 * PLANNING * seconds
+
+
+def test_an_order_that_came_too_late_is_said_to(ticking):
+    ticking(0.05)
+    plan = make_plan(tangled(300, 600, seed=7), budget=Budget(1e9, 1.0), element_bytes=4)
+    assert "time to find an order" in plan.remedy
+    assert choose_join_graph(tangled(300, 600), budget=Budget(1e9, 3.0), deadline=0.0) is None
+
+
+def test_few_variables_are_planned_without_a_clock(ticking):
+    topology = tangled(16, 40)
+    before = make_plan(topology, budget=Budget(1e9, 60.0), element_bytes=4)
+    ticking(10.0)
+    after = make_plan(topology, budget=Budget(1e9, 59.0), element_bytes=4)
+    assert after.fits
+    assert after.tree is not None
+    assert before.tree is not None
+    assert after.tree.steps == before.tree.steps
+
+
+def test_what_is_easy_is_not_remembered_past_a_deadline(ticking):
+    topology = grid(4, 7)
+    ticking(1.0)
+    assert not is_easy(topology, deadline=0.0)
+    assert is_easy(topology)
+
+
+def test_plans_know_the_budget_to_the_byte():
+    topology = grid(9, 9)
+    small = make_plan(topology, budget=Budget(1e3, 1.0), element_bytes=4)
+    large = make_plan(topology, budget=Budget(6e7, 1.0), element_bytes=4)
+    assert not small.fits
+    assert "1.0 kB" in small.remedy
+    assert large.fits
+
+
+def test_memory_that_was_measured_may_differ_a_little():
+    topology = grid(6, 6, states=3)
+    first = make_plan(topology, budget=Budget(1e9, 1.0, measured=True), element_bytes=4)
+    near = make_plan(topology, budget=Budget(0.9e9, 1.0, measured=True), element_bytes=4)
+    given = make_plan(topology, budget=Budget(0.9e9, 1.0), element_bytes=4)
+    far = make_plan(topology, budget=Budget(1e8, 1.0, measured=True), element_bytes=4)
+    assert near is first
+    assert given is not first
+    assert far is not first
+
+
+def test_what_explain_planned_infer_uses(monkeypatch):
+    draw = Random(3)
+    variables = [rg.Variable(f"b{i}", 2) for i in range(150)]
+    factors = [rg.Factor(tuple(draw.sample(variables, 4)), rg.Xor(4)) for _ in range(75)]
+    graph = rg.FactorGraph(factors)
+    counts = {"search": 0, "join": 0}
+    search, choose = scheduler.search, joingraph._choose
+
+    def counted_search(*args, **options):
+        counts["search"] += 1
+        return search(*args, **options)
+
+    def counted_choose(*args, **options):
+        counts["join"] += 1
+        return choose(*args, **options)
+
+    monkeypatch.setattr(scheduler, "search", counted_search)
+    monkeypatch.setattr(joingraph, "_choose", counted_choose)
+    auto = rg.Auto(seconds=2.0)
+    plan = rg.explain(graph, scheduler=auto)
+    seen = dict(counts)
+    assert rg.infer(graph, scheduler=auto).plan == plan
+    assert counts == seen
+
+
+def test_an_allowance_is_shared_and_leaves_everyone_something(ticking):
+    watch = ticking(0.0)
+    allowance = Allowance(10.0)
+    assert allowance.left() == 10.0
+    with allowance.spending():
+        watch.time += 4.0
+    watch.time += 100.0
+    assert allowance.left() == 6.0
+    assert allowance.left(0.5) == 3.0
+    with allowance.spending():
+        watch.time += 9.0
+    assert allowance.left() == 1.0
