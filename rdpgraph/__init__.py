@@ -1,212 +1,38 @@
 """rdpgraph: declare a discrete graphical model, see the plan, get answers with gradients."""
 
-from rdpgraph import distributions as distributions
-from rdpgraph import nn as nn
-from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
-from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
-from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
-from rdpgraph.engines.loopy.propagation import Sweep
-from rdpgraph.engines.loopy.schedules import (
-    Flooding,
-    RandomSubsets,
-    Residual,
-    Schedule,
-    Sequential,
-)
-from rdpgraph.engines.status import Status
-from rdpgraph.errors import (
-    BudgetError,
-    EvidenceError,
-    FileFormatError,
-    ImpossibleEvidenceError,
-    ModelError,
-    RdpgraphError,
-    UnknownVariableError,
-    UnsupportedError,
-)
-from rdpgraph.estimate.control import ControlledEstimate, controlled
-from rdpgraph.estimate.exact import Estimator, Exact, Kept, Problem
-from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.lowrank_pilot import LowRankPilot
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture, Proposal
-from rdpgraph.estimate.proposals import (
-    Global,
-    Landmark,
-    Local,
-    LocalGlobal,
-    Oracle,
-    SoftmaxGlobal,
-    Uniform,
-)
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.redrawn import Redrawn
-from rdpgraph.estimate.selection import Selection
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.sites import Sites
-from rdpgraph.infer import explain, infer
-from rdpgraph.io import from_networkx, read, to_networkx, write
-from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
-from rdpgraph.model.automaton import Automaton
-from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.model.factor import Factor, FactorBlock
-from rdpgraph.model.features import FeatureError, RandomFeatures
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Decomposition, Part, Potential
-from rdpgraph.model.sparse import Sparse
-from rdpgraph.model.structure import REGISTRY, Match, Structure
-from rdpgraph.model.support import Support
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.plan import Plan
-from rdpgraph.query.estimated import EstimatedPosterior
-from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
-from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
-from rdpgraph.structures.chain.model import Chain, KBest
-from rdpgraph.structures.chain.rank_hmm import LowRankHMM
-from rdpgraph.structures.hypertree.dependencies import KBestDependencies
-from rdpgraph.structures.hypertree.derivations import Derivations, KBestDerivations
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
-from rdpgraph.structures.hypertree.rules import (
-    DenseRules,
-    FactorisedRules,
-    LowRankRules,
-    NoRules,
-    Rules,
-)
-from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
-from rdpgraph.structures.relaxation import straight_through
-from rdpgraph.structures.semimarkov import KBestSegmentations, Segmentation, SemiMarkov
+import importlib
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-register = REGISTRY.add
-for structure in (
-    Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
-):  # fmt: skip
-    register(structure)
-del structure
+if TYPE_CHECKING:
+    from rdpgraph._public import *  # noqa: F403
+    from rdpgraph._public import __all__ as __all__
 
-__all__ = [
-    "REGISTRY",
-    "And",
-    "AtMostOne",
-    "Auto",
-    "Automaton",
-    "Bethe",
-    "Bilinear",
-    "BudgetError",
-    "Cardinality",
-    "Chain",
-    "Contraction",
-    "ControlledEstimate",
-    "Counting",
-    "Damping",
-    "Decomposition",
-    "DenseRules",
-    "Derivations",
-    "EstimatedPosterior",
-    "EstimatedStructuredPosterior",
-    "Estimator",
-    "EvidenceError",
-    "Exact",
-    "ExactlyOne",
-    "Factor",
-    "FactorBlock",
-    "FactorGraph",
-    "FactorisedRules",
-    "FeatureError",
-    "FileFormatError",
-    "Flooding",
-    "Fractional",
-    "FromBeliefs",
-    "Global",
-    "Gradient",
-    "Grammar",
-    "Hypertree",
-    "Implicit",
-    "ImpossibleEvidenceError",
-    "JoinGraph",
-    "KBest",
-    "KBestDependencies",
-    "KBestDerivations",
-    "KBestSegmentations",
-    "KBestTrees",
-    "Kept",
-    "Landmark",
-    "Local",
-    "LocalGlobal",
-    "LogDamping",
-    "Loopy",
-    "LowRank",
-    "LowRankFactors",
-    "LowRankHMM",
-    "LowRankPilot",
-    "LowRankRules",
-    "Match",
-    "Mixture",
-    "ModelError",
-    "NoRules",
-    "NonProjectiveDependencies",
-    "Or",
-    "Oracle",
-    "Part",
-    "Pilot",
-    "Plan",
-    "Posterior",
-    "Potential",
-    "ProbabilityDamping",
-    "Problem",
-    "ProjectiveDependencies",
-    "Proposal",
-    "RandomFeatures",
-    "RandomSubsets",
-    "Randomized",
-    "RdpgraphError",
-    "Redrawn",
-    "Residual",
-    "Rules",
-    "Schedule",
-    "Scheduler",
-    "Segmentation",
-    "Selection",
-    "SemiMarkov",
-    "Sequential",
-    "Sites",
-    "SoftmaxGlobal",
-    "Sparse",
-    "Status",
-    "Structure",
-    "StructuredPosterior",
-    "Support",
-    "Sweep",
-    "Table",
-    "Threshold",
-    "Top",
-    "TopSystematic",
-    "TopTail",
-    "TreeReweighted",
-    "Trees",
-    "Uniform",
-    "UnknownVariableError",
-    "Unrolled",
-    "UnsupportedError",
-    "Variable",
-    "VariableArray",
-    "Xor",
-    "controlled",
-    "explain",
-    "from_networkx",
-    "infer",
-    "parse_grammar",
-    "read",
-    "read_grammar",
-    "register",
-    "straight_through",
-    "to_networkx",
-    "write",
-]
+
+class _Package(ModuleType):
+    """This module, with its names imported when the first of them is asked for.
+
+    So ``rdpgraph --version`` and ``--help`` answer without the second or two that torch takes.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") or name == "__all__":
+            public = importlib.import_module("rdpgraph._public")
+            names: tuple[str, ...] = (*getattr(public, "__all__", ()), "__all__")
+            vars(self).update((each, vars(public)[each]) for each in names if each in vars(public))
+        if name not in vars(self):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return vars(self)[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # The import system binds a submodule here: `infer` stays the function.
+        if name != "infer" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> Iterable[str]:
+        return sorted({*super().__dir__(), *self.__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,5 +1,5 @@
 """The command line."""
 
-from rdpgraph.cli.app import main
+from rdpgraph.cli.entry import main
 
 __all__ = ["main"]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from rdpgraph.cli.arguments import Format, Task
+from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
@@ -176,6 +176,7 @@ def _table(found: Answer, row: int, console: Console) -> Table:
     if found.task is Task.MAR:
         table.add_column("probability", justify="right")
         table.add_column("")
+    block = "█" if _can_write("█", console.encoding) else "#"
     count = 0
     for name, states, value in zip(found.names, found.states, found.values[row], strict=True):
         if found.task is not Task.MAR:
@@ -184,13 +185,21 @@ def _table(found: Answer, row: int, console: Console) -> Table:
         else:
             for state, probability in enumerate(value):
                 label = states[state] if states else str(state)
-                bar = "█" * round(_BAR * probability)
+                bar = block * round(_BAR * probability)
                 table.add_row(name if not state else "", label, f"{probability:.6f}", bar)
                 count += 1
         if count >= _MOST_ROWS and console.is_terminal:
             table.add_row("...", "cut here; pipe the output, or use --query or --format json")
             break
     return table
+
+
+def _can_write(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _json(found: Answer) -> str:

@@ -1,6 +1,8 @@
-"""The commands: infer, explain, convert, draw, parse."""
+"""The commands: infer, explain, convert, draw, parse.
 
-import os
+What answers is imported by the command that needs it, so that help waits for no tensor library.
+"""
+
 import sys
 from importlib.metadata import version
 from io import StringIO
@@ -8,19 +10,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from rdpgraph.cli.answers import answer, as_text, print_table
-from rdpgraph.cli.arguments import Device, Format, Method, Task, load, memory, seconds
-from rdpgraph.cli.drawing import draw as draw_graph
-from rdpgraph.cli.estimation import EstimatorName, ProposalName, estimator_of, seeded, size
-from rdpgraph.cli.parse import parse_command
-from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
-from rdpgraph.errors import RdpgraphError
-from rdpgraph.infer import explain
-from rdpgraph.io.files import read, write
-from rdpgraph.io.text import write_text_atomically
-from rdpgraph.schedulers import Auto
+from rdpgraph.cli.options import (
+    Device,
+    EstimatorName,
+    Format,
+    Method,
+    ParseFormat,
+    ParseTask,
+    ProposalName,
+    Task,
+    memory,
+    seconds,
+    size,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -41,6 +44,13 @@ Memory = Annotated[
 Time = Annotated[
     float, typer.Option("--time", parser=seconds, metavar="60s", help="Budget for the run.")
 ]
+Limit = Annotated[
+    float | None,
+    typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="Write here, whole or not at all, instead of printing.")
+]
 
 
 @app.command("infer")
@@ -55,12 +65,11 @@ def infer_command(
         list[str] | None, typer.Option(metavar="NAME", help="Report these only; repeatable.")
     ] = None,
     method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
-    output: Annotated[
-        Path | None, typer.Option(help="Write here, whole or not at all, instead of printing.")
-    ] = None,
+    output: Output = None,
     style: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TABLE,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
+    limit: Limit = None,
     damping: Annotated[
         float | None, typer.Option(help="Share of the old message kept (loopy, join).")
     ] = None,
@@ -76,22 +85,40 @@ def infer_command(
         ProposalName | None, typer.Option(help="Which states look likely (randomized).")
     ] = None,
     replicates: Annotated[
-        int | None, typer.Option(help="Independent estimates, averaged (randomized).")
+        int | None, typer.Option(max=10**6, help="Independent estimates, averaged (randomized).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of randomized estimators.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
 ) -> None:
     """Answer a question about a model."""
-    if task is Task.MMAP and not query:
-        raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
     names = list(query or ())
+    if task is Task.MMAP and not names:
+        raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
+    if task is Task.PR and names:
+        raise typer.BadParameter("PR is of the whole model: it takes no --query")
+    if style is Format.UAI and names and task is not Task.MMAP:
+        raise typer.BadParameter(
+            f"--format uai writes all variables for {task}: for --query take table or json"
+        )
+    from rich.console import Console
+
+    from rdpgraph.cli.answers import answer, as_text, print_table
+    from rdpgraph.cli.estimation import estimator_of, seeded
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
+    from rdpgraph.cli.targets import checked_target
+    from rdpgraph.io.text import write_text_atomically
+
+    checked_target(output, model, evidence)
     with progress("solving") as shown:
         scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
         rewrite = estimator_of(estimator, keep, proposal, replicates)
-        graph = load(model, evidence, settings or (), device)
-        posterior = posterior_of(graph, scheduler, rewrite, seeded(seed))
-        whole = style is Format.UAI and task is not Task.MMAP
-        found = answer(posterior, task, [] if whole else names)
+        generator = seeded(seed)
+        graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+        for name in names:
+            graph.domain.place(name)  # refused before anything is planned
+        posterior = posterior_of(graph, scheduler, rewrite, generator)
+        found = answer(posterior, task, names)
     if style is Format.TABLE:
         if output is None:
             print_table(found, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
@@ -114,10 +141,16 @@ def explain_command(
     settings: Settings = None,
     memory_bytes: Memory = None,
     time_seconds: Time = "60s",  # pyright: ignore[reportArgumentType]
+    limit: Limit = None,
 ) -> None:
     """Print the plan for a model, without running it."""
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import progress
+    from rdpgraph.infer import explain
+    from rdpgraph.schedulers import Auto
+
     with progress("planning"):
-        graph = load(model, evidence, settings or ())
+        graph = Files(limit, time_seconds).load(model, evidence, settings or ())
         plan = explain(graph, scheduler=Auto(memory_bytes, time_seconds))
     typer.echo(str(plan))
 
@@ -126,9 +159,16 @@ def explain_command(
 def convert(
     model: Model,
     target: Annotated[Path, typer.Argument(metavar="OUT", help="A .uai or .bif name, or its .gz.")],
+    limit: Limit = None,
 ) -> None:
     """Read a model in one format and write it in another."""
-    write(read(model), target)
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.targets import checked_target
+    from rdpgraph.io.files import writer_of
+
+    checked_target(target, model)
+    write = writer_of(target)
+    write(Files(limit).load(model), target)
 
 
 @app.command()
@@ -140,15 +180,67 @@ def draw(
     marginals: Annotated[  # noqa: FBT002
         bool, typer.Option("--marginals/--no-marginals", help="Bars where the model is small.")
     ] = True,
+    limit: Limit = None,
 ) -> None:
     """Draw a model's factor graph."""
+    from rdpgraph.cli.drawing import draw as draw_graph
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import posterior_of, progress
+    from rdpgraph.cli.targets import checked_picture
+    from rdpgraph.schedulers import Auto
+
+    checked_picture(output, model, evidence)
     with progress("drawing"):
-        graph = load(model, evidence, settings or ())
+        graph = Files(limit).load(model, evidence, settings or ())
         posterior = posterior_of(graph, Auto()) if marginals and graph.num_variables <= 40 else None
         draw_graph(graph, output, posterior)
 
 
-app.command("parse")(parse_command)
+@app.command("parse")
+def parse_command(
+    grammar: Annotated[
+        Path, typer.Argument(metavar="GRAMMAR", help='Rules: 0.5 S -> NP VP, 1.0 N -> "dog".')
+    ],
+    sentences: Annotated[
+        list[str], typer.Argument(metavar="SENTENCE", help="Words between blanks, in quotes.")
+    ],
+    task: Annotated[
+        ParseTask, typer.Option(help="log Z, the best tree, the best spans, marginals, draws.")
+    ] = ParseTask.VITERBI,
+    count: Annotated[int, typer.Option(min=1, max=10**6, help="How many draws.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    style: Annotated[
+        ParseFormat, typer.Option("--format", help="How to write it.")
+    ] = ParseFormat.TEXT,
+    output: Output = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="FILE", help="Draw the first tree: .png, .svg or .pdf."),
+    ] = None,
+    limit: Limit = None,
+) -> None:
+    """Parse sentences by a weighted grammar."""
+    if picture is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
+        raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
+    from rdpgraph.cli.estimation import seeded
+    from rdpgraph.cli.parse import answers, as_text, parsed
+    from rdpgraph.cli.targets import checked_picture, checked_target
+    from rdpgraph.cli.trees import draw_tree
+    from rdpgraph.io.grammar import LIMIT, read_grammar
+    from rdpgraph.io.text import write_text_atomically
+
+    checked_target(output, grammar)
+    checked_picture(picture, grammar, output)
+    generator = seeded(seed)
+    found = parsed(read_grammar(grammar, limit=int(limit or LIMIT)), sentences)
+    rows = answers(found, task, count=count, generator=generator)
+    text = as_text(rows, found, style)
+    if output is not None:
+        write_text_atomically(output, text)
+    if picture is not None:
+        draw_tree(rows[0]["trees"][0]["tree"], picture)
+    if output is None:
+        sys.stdout.write(text)
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001
@@ -168,26 +260,3 @@ def options(
 ) -> None:
     """Inference in discrete graphical models: exact, planned before it runs."""
     del show_version  # its callback has acted on it
-
-
-def main() -> None:
-    """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage."""
-    try:
-        app()
-    except RdpgraphError as error:
-        _fail(str(error))
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        _fail(f"{name}{error.strerror or error}.")
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        _fail("Out of memory; ask for less at once, or lower --memory.")
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"Error: {' '.join(message.split())}", err=True)
-    sys.exit(1)

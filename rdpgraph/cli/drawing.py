@@ -1,12 +1,11 @@
 """Pictures of factor graphs."""
 
-import errno
-import os
-import secrets
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rdpgraph.errors import FileFormatError, UnsupportedError
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
@@ -14,20 +13,16 @@ from rdpgraph.query.posterior import Posterior
 _WITH_BARS = 40
 _MOST_STATES = 8
 _MOST = 400
-_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
     """Draw variables as circles and factors as squares, with marginals as bars where small.
 
+    The file's name ends in a picture's format.
+
     Raises:
         UnsupportedError: matplotlib is missing, or the graph is too large to be readable.
-        FileFormatError: the name's suffix is no picture format.
     """
-    if target.suffix.lower() not in _SUFFIXES:
-        raise FileFormatError(
-            f"{target}: a picture's name ends in {', '.join(_SUFFIXES)}; got {target.suffix!r}."
-        )
     count = graph.num_variables
     if count > _MOST or graph.num_factors > 4 * _MOST:
         raise UnsupportedError(
@@ -36,8 +31,6 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
         )
     if not count:
         raise UnsupportedError("There is no variable to draw.")
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     try:
         import scipy  # noqa: F401  # pyright: ignore  # networkx lays graphs out with it
         from matplotlib.figure import Figure
@@ -49,13 +42,8 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
     figure = Figure(figsize=_figure_size(count), layout="constrained")
     axes = figure.add_subplot()
     _draw_graph(axes, graph, posterior if count <= _WITH_BARS else None)
-    target.parent.stat()
-    scratch = target.with_name(f".{secrets.token_hex(8)}{target.suffix}")
-    try:
-        figure.savefig(scratch, dpi=150)
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=150)
+    write_bytes_atomically(target, drawn.getvalue())
 
 
 def _figure_size(count: int) -> tuple[float, float]:

@@ -1,12 +1,11 @@
 """The options of estimators, as an estimator."""
 
-import re
 from dataclasses import replace
-from enum import StrEnum
 
 import torch
 import typer
 
+from rdpgraph.cli.options import EstimatorName, ProposalName
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator
 from rdpgraph.estimate.pilot import Pilot
@@ -18,25 +17,6 @@ from rdpgraph.estimate.selection import Size
 _REPLICATES = 16
 
 
-class EstimatorName(StrEnum):
-    """What is done to the model before it is solved."""
-
-    EXACT = "exact"
-    RANDOMIZED = "randomized"
-
-
-class ProposalName(StrEnum):
-    """Which states look likely."""
-
-    DEFAULT = "default"
-    UNIFORM = "uniform"
-    LOCAL = "local"
-    GLOBAL = "global"
-    LOCAL_GLOBAL = "local-global"
-    LANDMARK = "landmark"
-    PILOT = "pilot"
-
-
 _PROPOSALS: dict[ProposalName, type[Proposal]] = {
     ProposalName.UNIFORM: Uniform,
     ProposalName.LOCAL: Local,
@@ -45,16 +25,6 @@ _PROPOSALS: dict[ProposalName, type[Proposal]] = {
     ProposalName.LANDMARK: Landmark,
     ProposalName.PILOT: Pilot,
 }
-
-
-def size(text: str) -> Size:
-    """A number of states, ``100``, or a share of them: ``10%``, ``0.1``."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    if match is None:
-        raise typer.BadParameter(f"expected a number of states or a share like 10%; got {text!r}")
-    if not match[2] and match[1].isdigit():
-        return int(match[1])
-    return float(match[1]) / (100 if match[2] else 1)
 
 
 def estimator_of(

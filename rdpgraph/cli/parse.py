@@ -2,40 +2,18 @@
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
-from rdpgraph.cli.estimation import seeded
-from rdpgraph.cli.trees import draw_tree
+from rdpgraph.cli.options import ParseFormat, ParseTask
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
-from rdpgraph.io.grammar import Grammar, read_grammar
-from rdpgraph.io.text import shown, write_text_atomically
+from rdpgraph.io.grammar import Grammar
+from rdpgraph.io.text import shown
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.trees import Trees
-
-
-class ParseTask(StrEnum):
-    """What is asked of sentences."""
-
-    LOGZ = "logz"
-    VITERBI = "viterbi"
-    MBR = "mbr"
-    MARGINALS = "marginals"
-    SAMPLE = "sample"
-
-
-class ParseFormat(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +44,7 @@ def parsed(grammar: Grammar, sentences: Sequence[str]) -> Parsed:
 
 
 def answers(
-    found: Parsed, task: ParseTask, *, count: int, seed: int | None
+    found: Parsed, task: ParseTask, *, count: int, generator: torch.Generator | None
 ) -> list[dict[str, Any]]:
     """What was asked of each sentence, as plain values.
 
@@ -98,7 +76,6 @@ def answers(
             ]
         return rows
     if task is ParseTask.SAMPLE:
-        generator = seeded(seed)
         if generator is None:
             generator = torch.Generator()
             generator.seed()
@@ -118,44 +95,12 @@ def answers(
     return rows
 
 
-def parse_command(
-    grammar: Annotated[
-        Path, typer.Argument(metavar="GRAMMAR", help='Rules: 0.5 S -> NP VP, 1.0 N -> "dog".')
-    ],
-    sentences: Annotated[
-        list[str], typer.Argument(metavar="SENTENCE", help="Words between blanks, in quotes.")
-    ],
-    task: Annotated[
-        ParseTask, typer.Option(help="log Z, the best tree, the best spans, marginals, draws.")
-    ] = ParseTask.VITERBI,
-    count: Annotated[int, typer.Option(min=1, help="How many draws.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
-    style: Annotated[
-        ParseFormat, typer.Option("--format", help="How to write it.")
-    ] = ParseFormat.TEXT,
-    output: Annotated[
-        Path | None, typer.Option(help="Write here, whole or not at all, instead of printing.")
-    ] = None,
-    draw: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the first tree: a .png, .svg or .pdf name."),
-    ] = None,
-) -> None:
-    """Parse sentences by a weighted grammar."""
-    if draw is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
-        raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
-    found = parsed(read_grammar(grammar), sentences)
-    rows = answers(found, task, count=count, seed=seed)
-    text = _as_json(rows) if style is ParseFormat.JSON else _as_text(rows, found)
-    if output is not None:
-        write_text_atomically(output, text)
-    if draw is not None:
-        draw_tree(rows[0]["trees"][0]["tree"], draw)
-    if output is None:
-        sys.stdout.write(text)
+def as_text(rows: Sequence[dict[str, Any]], found: Parsed, style: ParseFormat) -> str:
+    """The answers, as they are printed."""
+    return _as_json(rows) if style is ParseFormat.JSON else _as_lines(rows, found)
 
 
-def _as_text(rows: Sequence[dict[str, Any]], found: Parsed) -> str:
+def _as_lines(rows: Sequence[dict[str, Any]], found: Parsed) -> str:
     """One line for each tree, or span, or sentence."""
     lines: list[str] = []
     for row, words in zip(rows, found.sentences, strict=True):

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.status import Status as RichStatus
 
-from rdpgraph.cli.arguments import Method
+from rdpgraph.cli.options import Method
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError

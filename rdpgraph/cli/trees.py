@@ -1,14 +1,15 @@
 """Pictures of trees."""
 
-import os
 import re
-import secrets
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
-from rdpgraph.errors import FileFormatError, UnsupportedError
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.io.text import write_bytes_atomically
 
-_SUFFIXES = (".png", ".svg", ".pdf")
+_MOST_WORDS = 400
+_MOST_PIXELS = 8_000  # of a side
 
 
 @dataclass
@@ -19,25 +20,25 @@ class _Node:
 
 
 def draw_tree(bracketed: str, target: Path) -> None:
-    """Draw a tree, given in brackets, words at the bottom.
+    """Draw a tree, given in brackets, words at the bottom, to a name that ends in a format's.
 
     Raises:
-        UnsupportedError: matplotlib is missing.
-        FileFormatError: the name's suffix is no picture format.
+        UnsupportedError: matplotlib is missing, or the tree is too large to be readable.
     """
-    if target.suffix.lower() not in _SUFFIXES:
-        raise FileFormatError(
-            f"{target}: a picture's name ends in {', '.join(_SUFFIXES)}; got {target.suffix!r}."
-        )
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UnsupportedError("draw needs matplotlib: pip install 'rdpgraph[draw]'.") from None
 
-    root = _read(bracketed)
-    words = _place(root, 0)
-    depth = _depth(root)
-    figure = Figure(figsize=(1.0 + 0.9 * words, 1.0 + 0.7 * depth))
+    nodes = _read(bracketed)
+    words = sum(not node.parts for node in nodes)
+    if words > _MOST_WORDS:
+        raise UnsupportedError(
+            f"A picture of {words:,} words is not readable; draw takes up to {_MOST_WORDS}."
+        )
+    root, depth = nodes[0], _place(nodes)
+    width, height = 1.0 + 0.9 * words, 1.0 + 0.7 * depth
+    figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     waiting = [(root, 0)]
     while waiting:
@@ -54,40 +55,35 @@ def draw_tree(bracketed: str, target: Path) -> None:
         )  # fmt: skip
     axes.margins(0.12)
     axes.set_axis_off()
-    target.parent.stat()
-    scratch = target.with_name(f".{secrets.token_hex(8)}{target.suffix}")
-    try:
-        figure.savefig(scratch, dpi=150)
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    dots = min(150.0, _MOST_PIXELS / max(width, height))
+    figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
+    write_bytes_atomically(target, drawn.getvalue())
 
 
-def _read(bracketed: str) -> _Node:
-    """The tree that brackets say; words are nodes without parts."""
+def _read(bracketed: str) -> list[_Node]:
+    """The nodes of the tree that brackets say, parents first; words are nodes without parts."""
     tokens = re.findall(r"[()]|[^\s()]+", bracketed)
-    above = [_Node("")]
+    above, nodes = [_Node("")], list[_Node]()
     for before, token in zip(["", *tokens], tokens, strict=False):
         if token == ")":
             above.pop()
         elif token != "(":
             node = _Node(token)
+            nodes.append(node)
             above[-1].parts.append(node)
             if before == "(":
                 above.append(node)
-    return above[0].parts[0]
+    return nodes
 
 
-def _place(node: _Node, words: int) -> int:
-    """Set x: words side by side, parents over their parts; gives the words so far."""
-    if not node.parts:
-        node.x = float(words)
-        return words + 1
-    for part in node.parts:
-        words = _place(part, words)
-    node.x = (node.parts[0].x + node.parts[-1].x) / 2
-    return words
-
-
-def _depth(node: _Node) -> int:
-    return 1 + max(map(_depth, node.parts)) if node.parts else 0
+def _place(nodes: list[_Node]) -> int:
+    """Set x: words side by side, parents over their parts; gives the depth."""
+    words = [node for node in nodes if not node.parts]
+    for place, node in enumerate(words):
+        node.x = float(place)
+    depths: dict[int, int] = {}
+    for node in reversed(nodes):  # parts before parents
+        if node.parts:
+            node.x = (node.parts[0].x + node.parts[-1].x) / 2
+        depths[id(node)] = 1 + max((depths[id(part)] for part in node.parts), default=-1)
+    return depths[id(nodes[0])]

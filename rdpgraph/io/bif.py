@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from rdpgraph.errors import ModelError
 from rdpgraph.io.bif_tokens import Tokens
+from rdpgraph.io.source import WAIT
 from rdpgraph.io.tables import find_cycle, is_conditional
-from rdpgraph.io.text import PathLike, fail, read_text
+from rdpgraph.io.text import LIMIT, Bytes, PathLike, decoded, fail, read_bytes
 from rdpgraph.io.tokens import is_number
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
@@ -37,7 +38,9 @@ class _Block:
         return math.prod(parent.size for parent in self.scope[1:])
 
 
-def read_bif(path: PathLike, *, dtype: torch.dtype = torch.float64) -> FactorGraph:
+def read_bif(
+    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
+) -> FactorGraph:
     """The network of a BIF file, plain or gzipped.
 
     Every ``probability`` block becomes the factor P(X | parents) over (X, *parents); the
@@ -47,15 +50,17 @@ def read_bif(path: PathLike, *, dtype: torch.dtype = torch.float64) -> FactorGra
     Args:
         path: the file.
         dtype: of the log-values.
+        limit: the most bytes of text, unpacked.
+        wait: how long a pipe may be silent, in seconds.
 
     Raises:
         FileFormatError: with the line that does not fit.
     """
-    return parse_bif(read_text(path), source=str(path), dtype=dtype)
+    return parse_bif(read_bytes(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
 
 
 def parse_bif(
-    text: str, *, source: str = "<text>", dtype: torch.dtype = torch.float64
+    text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
     """The network of a BIF file's text; see `read_bif`.
 
@@ -67,7 +72,7 @@ def parse_bif(
         >>> graph.variables[0].states
         ('no', 'yes')
     """
-    tokens = Tokens.of(text, source)
+    tokens = Tokens.of(text if isinstance(text, str) else decoded(text), source)
     variables: dict[str, Variable] = {}
     headers: list[int] = []
     at = 0

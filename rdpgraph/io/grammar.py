@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError, EvidenceError
-from rdpgraph.io.text import PathLike, fail, read_text, shown
+from rdpgraph.io.source import WAIT
+from rdpgraph.io.text import LIMIT, PathLike, fail, read_text, shown
 
 _TOKEN = re.compile(r"""\s*(?:(#.*)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.))""")
 _MOST_RULES = 2**28
@@ -60,13 +61,15 @@ class _Rule:
     word: str | None
 
 
-def read_grammar(path: PathLike, *, dtype: torch.dtype = torch.float64) -> Grammar:
+def read_grammar(
+    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
+) -> Grammar:
     """The grammar of a file, plain or gzipped; see `parse_grammar`.
 
     Raises:
         FileFormatError: with the line that does not fit.
     """
-    return parse_grammar(read_text(path), source=str(path), dtype=dtype)
+    return parse_grammar(read_text(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
 
 
 def parse_grammar(

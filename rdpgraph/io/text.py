@@ -2,20 +2,25 @@
 
 import gzip
 import os
-import re
 import secrets
 import shutil
 import zlib
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import BinaryIO, NoReturn, TypeAlias, cast
 
 from rdpgraph.errors import FileFormatError
+from rdpgraph.io.source import WAIT, Source
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Bytes: TypeAlias = bytes | bytearray
 
-LIMIT = 1 << 30
+LIMIT = 1 << 29
+"""The most bytes of text that are read of a file by default: 512 MiB."""
+_PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+_CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
+_END = b"\x1a"  # of a file on DOS
+_BOM = b"\xef\xbb\xbf"
 
 
 def fail(source: str, message: str) -> NoReturn:
@@ -28,49 +33,77 @@ def shown(token: str, most: int = 40) -> str:
     return repr(token) if len(token) <= most else f"{token[:most]!r}..."
 
 
-def read_text(path: PathLike, *, limit: int = LIMIT) -> str:
-    """The text of a file, decompressed where its first bytes are gzip's, whatever its name.
+def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> bytearray:
+    """The bytes of a text file, decompressed where the first two are gzip's, whatever its name.
+
+    Files, pipes and terminals are read from front to end. What is no text is refused where it
+    begins, and memory grows with what was read until then.
 
     Args:
         path: the file.
-        limit: the most bytes of text that are read, so that a small archive cannot fill memory.
+        limit: the most bytes of text, unpacked, so that a small archive cannot fill memory.
+        wait: how long a pipe may be silent, in seconds.
 
     Raises:
         FileFormatError: not text, a damaged archive, or more than ``limit`` bytes.
-        OSError: the file cannot be opened.
+        OSError: the file cannot be read, or a pipe is silent for too long.
     """
     source = str(path)
-    with open(path, "rb") as file:
-        zipped = file.read(2) == _GZIP
-        file.seek(0)
+    whole = bytearray()
+    ended = False
+    with Source(path, wait) as file:
+        unpacked = gzip.GzipFile(fileobj=cast("BinaryIO", file)) if file.head == _GZIP else file
         try:
-            data = (gzip.GzipFile(fileobj=file) if zipped else file).read(limit + 1)
+            while piece := unpacked.read(_PIECE):
+                if len(whole) + len(piece) > limit:
+                    fail(
+                        source,
+                        f"expected at most {limit} bytes of text; it holds more. Raise the limit "
+                        "(`limit`, or --limit 2GiB).",
+                    )
+                text = piece.removesuffix(_END)
+                if ended or len(text.translate(None, _CONTROLS)) < len(text):
+                    _fail_at_control(source, whole, _END + piece if ended else piece)
+                ended = len(text) < len(piece)
+                whole += text
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             fail(source, f"a damaged gzip archive ({error}); expected a whole one.")
-    if len(data) > limit:
-        fail(source, f"expected at most {limit} bytes of text; it holds more. Raise `limit`.")
+    if whole.startswith(_BOM):
+        del whole[: len(_BOM)]
+    return whole
+
+
+def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
+    """The text of a file, UTF-8 or else Latin-1; see `read_bytes`."""
+    return decoded(read_bytes(path, limit=limit, wait=wait))
+
+
+def decoded(data: Bytes) -> str:
+    """Bytes as text: UTF-8, or else Latin-1."""
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
-        text = data.decode("latin-1")
-    text = text.removesuffix("\x1a")  # the end of a file on DOS
-    noise = _CONTROL.search(text)
-    if noise is not None:
-        line = text.count("\n", 0, noise.start()) + 1
-        fail(source, f"line {line}: expected text, got the control character {noise[0]!r}.")
-    return text
+        return data.decode("latin-1")
 
 
 def write_text_atomically(path: PathLike, text: str) -> None:
     """Write a file so that its name holds the old content or the new one, never a part.
 
-    The text goes to a new file in the same folder, which then takes the name. A name that ends
-    in ``.gz`` is compressed, to the same bytes each time.
+    A name that ends in ``.gz`` is compressed, to the same bytes each time.
+    """
+    data = text.encode()
+    write_bytes_atomically(
+        path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    )
+
+
+def write_bytes_atomically(path: PathLike, data: bytes) -> None:
+    """Write a file so that its name holds the old content or the new one, never a part.
+
+    The bytes go to a new file in the same folder, which then takes the name. A link stays a link,
+    and a file that was there keeps its mode.
     """
     target = Path(os.path.realpath(path))
-    data = text.encode()
-    if str(path).endswith(".gz"):
-        data = gzip.compress(data, mtime=0)
     if target.exists() and not target.is_file():
         target.write_bytes(data)  # a pipe or a terminal: there is nothing to replace
         return
@@ -89,3 +122,10 @@ def write_text_atomically(path: PathLike, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name asked for
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _fail_at_control(source: str, before: Bytes, piece: bytes) -> NoReturn:
+    """Raise an error about the first control character of a piece."""
+    at = next(at for at, byte in enumerate(piece) if byte in _CONTROLS)
+    line = before.count(b"\n") + piece.count(b"\n", 0, at) + 1
+    fail(source, f"line {line}: expected text, got the control character {chr(piece[at])!r}.")

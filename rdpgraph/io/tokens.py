@@ -1,92 +1,185 @@
-"""The tokens of a file of numbers, with the places that error messages need."""
+"""The tokens of a file of numbers, read piece by piece, with the places that messages need."""
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rdpgraph.io.text import fail, shown
+from rdpgraph.io.text import Bytes, fail, shown
 
-_COMMENT = re.compile(r"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)
-_WORD = re.compile(r"\S+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+Array = NDArray[np.float64]
+
+_PIECE = 1 << 18
+"""Bytes that are cut into tokens at once; a token, or a line with a comment, may be longer."""
+_MOST_OF_A_TOKEN = 1 << 20
+_COMMENT = re.compile(rb"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)
+_WORD = re.compile(rb"\S+")
+_SPACE = re.compile(rb"\s")
+_NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_OF_NUMBERS = b"0123456789+-.eE \t\n\r\f\v"
+_BLANK = np.zeros(256, dtype=np.bool_)
+_BLANK[list(b" \t\n\r\f\v")] = True
 
 
-@dataclass(frozen=True, eq=False)
 class Numbers:
-    """The numbers of a file, after a heading of some words.
+    """The numbers of a file, after a heading of a word or none; memory is that of a piece.
+
+    ``#``, ``//`` and ``c`` comments are left out; lines keep their numbers.
+
+    Args:
+        data: the file; a bytearray loses its comments.
+        source: its name, for messages.
+        kinds: the words of which one, in any case, must come before the numbers; none by default.
 
     Attributes:
-        source: the file's name, for messages.
-        text: the file without its comments; its lines keep their numbers.
-        heading: the words before the numbers.
-        values: (N,) float64, all finite.
+        total: how many numbers there are.
+        place: how many of them have been read.
+
+    Raises:
+        FileFormatError: another first word; and from every method, the first token that is not a
+            finite number, with its line.
     """
 
-    source: str
-    text: str
-    heading: tuple[str, ...]
-    values: NDArray[np.float64]
+    def __init__(self, data: Bytes, source: str, *, kinds: tuple[str, ...] = ()) -> None:
+        if b"#" in data or b"//" in data or b"c" in data:
+            data = _without_comments(data)
+        self.source, self._data = source, data
+        head = _WORD.search(data) if kinds else None
+        if kinds and (head is None or _text(head[0]).upper() not in kinds):
+            got = f"got {shown(_text(head[0]))}" if head else "the file is empty"
+            fail(source, f"token 1: expected {' or '.join(kinds)}; {got}.")
+        self._headings = len(kinds[:1])
+        self._start = self._next = head.end() if head else 0
+        self.total = sum(_count(data, *span) for span in self._spans())
+        self.place = 0
+        self._piece: Array = np.empty(0)
+        self._read = 0
 
-    def fail(self, place: int, expected: str) -> NoReturn:
-        """Raise an error about the number at a place, or about the end of the file."""
-        place += len(self.heading)
-        for at, match in enumerate(_WORD.finditer(self.text)):
-            if at == place:
-                line = self.text.count("\n", 0, match.start()) + 1
-                where = f"line {line}, token {place + 1}"
-                fail(self.source, f"{where}: expected {expected}, got {shown(match[0])}.")
-        end = len(self.heading) + len(self.values)
-        fail(self.source, f"token {end + 1}: expected {expected}, got the end of the file.")
+    def ahead(self) -> Array:
+        """Numbers that come next, some at least, or none at the end; they stay unread."""
+        while self._read == len(self._piece) and self._next < len(self._data):
+            end = self._cut(self._next)
+            self._piece, self._read = self._parsed(bytes(self._data[self._next : end])), 0
+            self._next = end
+        return self._piece[self._read :]
 
-    def whole(self, place: int, expected: str, most: float = math.inf) -> int:
-        """The number at a place, which must be a whole number from 0 to ``most``."""
-        value = self.values[place] if place < len(self.values) else -1.0
+    def skip(self, count: int) -> None:
+        """Some of what `ahead` gave has been read."""
+        self._read += count
+        self.place += count
+
+    def take(self, count: int) -> Array:
+        """The next numbers, fewer at the end of the file."""
+        values = np.empty(min(count, self.total - self.place))
+        filled = 0
+        while filled < len(values):
+            piece = self.ahead()[: len(values) - filled]
+            values[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self.skip(len(piece))
+        return values
+
+    def whole(self, expected: str, most: float = math.inf) -> int:
+        """The next number, which must be a whole number from 0 to ``most``."""
+        place = self.place
+        value = next(iter(self.take(1).tolist()), -1.0)
+        return self.checked_whole(value, place, expected, most)
+
+    def checked_whole(self, value: float, place: int, expected: str, most: float = math.inf) -> int:
+        """A number that was read at a place, which must be whole and from 0 to ``most``."""
         if not 0 <= value <= min(most, 2.0**53) or value % 1:
             self.fail(place, expected if most == math.inf else f"{expected} up to {most}")
         return int(value)
 
-    def check(self, good: NDArray[np.bool_], places: NDArray[np.int64], expected: str) -> None:
-        """Raise an error about the first number that is not good."""
+    def check(self, good: NDArray[np.bool_], place: int, expected: str) -> None:
+        """Raise an error about the first number that is not good of those from a place on."""
         if not good.all():
-            self.fail(int(places[~good].min()), expected)
+            self.fail(place + int(good.argmin()), expected)
 
+    def fail(self, place: int, expected: str) -> NoReturn:
+        """Raise an error about the number at a place, or about the end of the file."""
+        token = place + self._headings + 1
+        before = 0
+        for start, end in self._spans():
+            count = _count(self._data, start, end)
+            if place < before + count:
+                for at, match in enumerate(_WORD.finditer(self._data, start, end), before):
+                    if at == place:
+                        line = self._data.count(b"\n", 0, match.start()) + 1
+                        where = f"line {line}, token {token}"
+                        fail(self.source, f"{where}: expected {expected}, got {_quoted(match[0])}.")
+            before += count
+        token = self.total + self._headings + 1
+        fail(self.source, f"token {token}: expected {expected}, got the end of the file.")
 
-def read_numbers(text: str, source: str, *, kinds: tuple[str, ...] = ()) -> Numbers:
-    """Every number of a text, ``#``, ``//`` and ``c`` comments left out, in one pass.
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        """Where the pieces lie: they end after a blank, or at the end of the file."""
+        start = self._start
+        while start < len(self._data):
+            end = self._cut(start)
+            yield start, end
+            start = end
 
-    Args:
-        text: the file.
-        source: its name, for messages.
-        kinds: the words of which one, in any case, must come before the numbers; none by default.
+    def _cut(self, start: int) -> int:
+        end = start + _PIECE
+        blank = _SPACE.search(self._data, end - 1, end - 1 + _MOST_OF_A_TOKEN)
+        if blank:
+            return blank.end()
+        if len(self._data) < end + _MOST_OF_A_TOKEN:
+            return len(self._data)
+        line = self._data.count(b"\n", 0, end) + 1
+        fail(self.source, f"line {line}: expected a number, got a token of a million characters.")
 
-    Raises:
-        FileFormatError: another first word, or a token after it that is not a finite number.
-    """
-    if "#" in text or "//" in text or "c" in text:
-        text = _COMMENT.sub("", text)
-    words = text.split()
-    head, body = (tuple(words[:1]), words[1:]) if kinds else ((), words)
-    if kinds and (not head or head[0].upper() not in kinds):
-        got = f"got {shown(head[0])}" if head else "the file is empty"
-        fail(source, f"token 1: expected {' or '.join(kinds)}; {got}.")
-    clean = "_" not in text and text.isascii()  # float() takes more than a file may say
-    try:
-        values = np.fromiter(map(float, body), dtype=np.float64, count=len(body))
-        clean = clean and bool(np.isfinite(values).all())
-    except ValueError:
-        values, clean = np.zeros(len(body)), False
-    numbers = Numbers(source, text, head, values)
-    if not clean:
-        for place, word in enumerate(body):
-            if not is_number(word):
-                numbers.fail(place, "a finite number")
-    return numbers
+    def _parsed(self, piece: bytes) -> Array:
+        words = piece.split()
+        if not piece.translate(None, _OF_NUMBERS):  # float() takes more than a file may say
+            try:
+                values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
+                if np.isfinite(values).all():
+                    return values
+            except ValueError:
+                pass
+        for at, word in enumerate(words):
+            if not _is_number(word):
+                self.fail(self.place + at, "a finite number")
+        raise AssertionError("a piece is numbers, or one of its words is none")
 
 
 def is_number(word: str) -> bool:
     """Whether a word is a finite decimal number."""
+    return _is_number(word.encode())
+
+
+def _is_number(word: Bytes) -> bool:
     return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
+
+
+def _count(data: Bytes, start: int, end: int) -> int:
+    """The number of words of a piece that begins with one or with a blank."""
+    blank = _BLANK[np.frombuffer(data, dtype=np.uint8, count=end - start, offset=start)]
+    return int((blank[:-1] & ~blank[1:]).sum()) + int(not blank[0])
+
+
+def _without_comments(data: Bytes) -> bytearray:
+    """The same lines without their comments, in place where that can be."""
+    text = data if isinstance(data, bytearray) else bytearray(data)
+    kept = at = 0
+    while at < len(text):
+        newline = text.find(b"\n", at + _PIECE)
+        end = len(text) if newline < 0 else newline + 1
+        piece = _COMMENT.sub(b"", text[at:end])
+        text[kept : kept + len(piece)] = piece
+        kept, at = kept + len(piece), end
+    del text[kept:]
+    return text
+
+
+def _text(word: Bytes) -> str:
+    return word[:1000].decode("utf-8", "replace")
+
+
+def _quoted(word: Bytes) -> str:
+    return shown(_text(word))

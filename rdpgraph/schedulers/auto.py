@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import torch
 
+import rdpgraph.structures  # noqa: F401  # registers what is recognised
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.matched import MatchedSolution, plan_of

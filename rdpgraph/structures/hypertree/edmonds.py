@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -118,13 +119,50 @@ def edmonds(scores: Scores) -> list[int]:
     Args:
         scores: for each word those of the heads 0..n.
     """
-    count = len(scores)
-    heads = [max(range(count + 1), key=row.__getitem__) for row in scores]
-    cycle = _cycle(heads)
-    if not cycle:
-        return heads
+    contracted: list[_Contraction] = []
+    while True:
+        heads = [max(range(len(scores) + 1), key=row.__getitem__) for row in scores]
+        cycle = _cycle(heads)
+        if not cycle:
+            break
+        scores, found = _contracted(scores, heads, cycle)
+        contracted.append(found)
+    for each in reversed(contracted):
+        heads = each.opened(heads)
+    return heads
+
+
+@dataclass(frozen=True)
+class _Contraction:
+    """How a cycle became one node, the last of a smaller problem.
+
+    Attributes:
+        heads: of all words, the cycle closed.
+        nodes: those outside of the cycle, in their order.
+        leaving: for each word outside, the best head in the cycle.
+        entering: for each node outside, the word of the cycle that it is best a head of.
+    """
+
+    heads: list[int]
+    nodes: list[int]
+    leaving: list[int]
+    entering: list[int]
+
+    def opened(self, found: list[int]) -> list[int]:
+        """The heads of all words, from those of the smaller problem."""
+        result = list(self.heads)
+        for place, word in enumerate(self.nodes[1:]):
+            head = found[place]
+            inside = head == len(self.nodes)
+            result[word - 1] = self.leaving[place] if inside else self.nodes[head]
+        outside = found[-1] if found[-1] < len(self.nodes) else 0
+        result[self.entering[outside] - 1] = self.nodes[outside]
+        return result
+
+
+def _contracted(scores: Scores, heads: list[int], cycle: list[int]) -> tuple[Scores, _Contraction]:
     ring = set(cycle)
-    rest = [word for word in range(1, count + 1) if word not in ring]
+    rest = [word for word in range(1, len(scores) + 1) if word not in ring]
     # The words left keep their order, and the cycle is the last of the smaller problem.
     nodes = [0, *rest]
     lost = {word: scores[word - 1][heads[word - 1]] for word in cycle}
@@ -141,14 +179,7 @@ def edmonds(scores: Scores) -> list[int]:
         entering.append(max(cycle, key=gains.__getitem__))
         entry.append(gains[entering[-1]])
     smaller.append([*entry, -math.inf])
-    found = edmonds(smaller)
-    result = list(heads)
-    for place, word in enumerate(rest):
-        head = found[place]
-        result[word - 1] = leaving[place] if head == len(nodes) else nodes[head]
-    outside = found[-1] if found[-1] < len(nodes) else 0
-    result[entering[outside] - 1] = nodes[outside]
-    return result
+    return smaller, _Contraction(heads, nodes, leaving, entering)
 
 
 def _gain(score: float, lost: float) -> float:

@@ -82,23 +82,26 @@ class Trees:
         last = spans[0][1]
         if last >= len(words):
             raise EvidenceError(f"bracketed needs {last + 1} words; got {len(words)}.")
-        waiting = iter(spans)
-
-        def written(first: int, last: int) -> str:
-            found = next(waiting, None)
-            if found is None or found[:2] != (first, last):
-                raise EvidenceError(f"These states are no tree: words {first} to {last} are torn.")
-            name = str(found[2]) if names is None else names[found[2]]
-            if first == last:
-                return f"({_escaped(name)} {_escaped(words[first])})"
-            ahead = [span[1] for span in spans if span[0] == first and span[1] < last]
-            if not ahead:
-                raise EvidenceError(f"These states are no tree: span {found[:2]} has no parts.")
-            middle = max(ahead)
-            left = written(first, middle)
-            return f"({_escaped(name)} {left} {written(middle + 1, last)})"
-
-        return written(0, last)
+        text: list[str] = []
+        waiting = [(0, last, "")]  # spans to come, the next one last, and the brackets they close
+        for here, (first, end, state) in enumerate(spans):
+            if not waiting:
+                break
+            *expected, closing = waiting.pop()
+            if expected != [first, end]:
+                raise EvidenceError(_torn(*expected))
+            name = _escaped(str(state) if names is None else names[state])
+            if first == end:
+                text.append(f"({name} {_escaped(words[first])}){closing}")
+                continue
+            part = spans[here + 1] if here + 1 < len(spans) else None
+            if part is None or part[0] != first:
+                raise EvidenceError(f"These states are no tree: span {first, end} has no parts.")
+            text.append(f"({name}")
+            waiting += [(part[1] + 1, end, f"){closing}"), (first, part[1], "")]
+        if waiting:
+            raise EvidenceError(_torn(*waiting[-1][:2]))
+        return " ".join(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,3 +120,7 @@ class KBestTrees:
 def _escaped(text: str) -> str:
     """Brackets within a word as treebanks write them."""
     return text.replace("(", "-LRB-").replace(")", "-RRB-")
+
+
+def _torn(first: int, last: int) -> str:
+    return f"These states are no tree: words {first} to {last} are torn."

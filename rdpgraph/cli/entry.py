@@ -1,0 +1,65 @@
+"""The way in and out: streams that may be closed, errors of one line, exit codes."""
+
+import errno
+import os
+import sys
+from io import TextIOBase
+
+
+class _Closed(TextIOBase):
+    """Standard output that the caller has closed."""
+
+    def write(self, text: str, /) -> int:
+        """Refuse."""
+        raise OSError(errno.EBADF, "it is closed; use --output FILE", "standard output")
+
+
+def main() -> None:
+    """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        _fail("Stopped.", 130)
+    except BrokenPipeError:
+        _drop_stdout()
+        sys.exit(1)
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        _drop_stdout()
+        _fail(f"{name}{error.strerror or error}.")
+
+
+def _run() -> None:
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]  # closed by the caller
+        sys.stdout = _Closed()
+    if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal lacks is escaped
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
+    from rdpgraph.cli.app import app
+    from rdpgraph.errors import RdpgraphError
+
+    try:
+        app()
+    except SystemExit:
+        sys.stdout.flush()  # here, where a full disk still has an exit code
+        raise
+    except RdpgraphError as error:
+        _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
+            raise
+        _fail("Out of memory; ask for less at once, or lower --memory.")
+
+
+def _drop_stdout() -> None:
+    """What is still buffered goes nowhere, so that nothing fails once more at the exit."""
+    if not isinstance(sys.stdout, _Closed):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):  # no file behind it
+            return
+
+
+def _fail(message: str, code: int = 1) -> None:
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr.write(f"Error: {' '.join(message.split())}\n")
+    sys.exit(code)

@@ -1,0 +1,90 @@
+"""From names of files to a model with its evidence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from rdpgraph.cli.options import Device
+from rdpgraph.errors import EvidenceError
+from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
+from rdpgraph.io.evidence import read_evidence
+from rdpgraph.io.files import read
+from rdpgraph.io.text import LIMIT
+from rdpgraph.model.domain import Named
+from rdpgraph.model.graph import FactorGraph
+
+
+@dataclass(frozen=True)
+class Files:
+    """How files are read.
+
+    Attributes:
+        limit: the most bytes of text of one file; None: what readers take by default.
+        wait: how long a pipe may be silent, in seconds.
+    """
+
+    limit: float | None = None
+    wait: float = 60.0
+
+    def load(
+        self,
+        model: Path,
+        evidence: Path | None = None,
+        settings: Sequence[str] = (),
+        device: Device = Device.CPU,
+    ) -> FactorGraph:
+        """The model of a file, evidence included.
+
+        Raises:
+            RdpgraphError: the file, the evidence or the device is not usable.
+        """
+        graph = read(model, limit=int(self.limit or LIMIT), wait=self.wait)
+        if device is Device.CUDA:
+            if not torch.cuda.is_available():
+                raise EvidenceError(
+                    "Device cuda is not available on this machine; use --device cpu."
+                )
+            graph = graph.to("cuda")
+        if evidence is not None:
+            most = int(self.limit or EVIDENCE_LIMIT)
+            rows = read_evidence(evidence, limit=most, wait=self.wait)
+            names = dict.fromkeys(name for row in rows for name in row)
+            if len(rows) == 1:
+                graph = graph.condition(_by_place(graph, rows[0]))
+            elif names:
+                batch = {name: [row.get(name) for row in rows] for name in names}
+                graph = graph.condition(_by_place(graph, batch))
+        for setting in settings:
+            name, equals, state = setting.rpartition("=")
+            if not equals or not name:
+                raise typer.BadParameter(f"--set needs NAME=STATE; got {setting!r}")
+            graph = graph.condition({name: _state(graph, name, state)})
+        return graph
+
+
+def _by_place(graph: FactorGraph, row: Mapping[str, Any]) -> dict[Named, Any]:
+    """Evidence files number the variables; a model with names is asked by its order."""
+    names = graph.domain.by_name
+    if all(name in names for name in row):
+        return dict(row.items())
+    entries = graph.variables
+    result: dict[Named, Any] = {}
+    for name, state in row.items():
+        if not 0 <= int(name) < len(entries):
+            raise EvidenceError(
+                f"The evidence names variable {name}; the model has {len(entries)} variables."
+            )
+        result[entries[int(name)].name] = state
+    return result
+
+
+def _state(graph: FactorGraph, name: str, state: str) -> int | str:
+    states = graph.domain.states_of(name)
+    if isinstance(states, tuple) and state in states:
+        return state
+    # A longer number is no state either: its name is refused in a line.
+    return int(state) if state.isascii() and state.isdigit() and len(state) < 19 else state

@@ -1,0 +1,239 @@
+"""The content of UAI files as arrays: time linear in the bytes, memory a few times the text."""
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rdpgraph.errors import BudgetError
+from rdpgraph.io.text import Bytes
+from rdpgraph.io.tokens import Numbers
+
+_KINDS = ("MARKOV", "BAYES")
+_MOST_SLOTS = 60  # numpy and torch stop at 64 dims
+_ARITIES = {float(arity): arity for arity in range(_MOST_SLOTS + 1)}
+_MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable whose states no table lists
+_MOST_VARIABLES = 1 << 20
+_BYTES_PER_VARIABLE = 50  # of text, beyond that many: an object of 300 bytes is six times as much
+_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """The factors of one shape: their scopes (F, arity), and which factors of the file they are."""
+
+    scopes: NDArray[np.int32]
+    rows: NDArray[np.int32]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a file holds: sizes, the factors by shape, and the log-values of all, in that order."""
+
+    sizes: NDArray[np.int64]
+    groups: list[Alike]
+    log_values: NDArray[Any]
+
+
+def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
+    """What a UAI file holds, read in pieces.
+
+    Raises:
+        FileFormatError: with the line and the token that do not fit.
+        BudgetError: more than a million variables, in less than 50 bytes of text each.
+    """
+    most = max(_MOST_VARIABLES, len(data) // _BYTES_PER_VARIABLE)
+    numbers = Numbers(data, source, kinds=_KINDS)
+    del data
+    sizes = _read_sizes(numbers, most)
+    arities, members = _read_scopes(numbers, len(sizes))
+    groups = _by_shape(numbers, sizes, arities, members)
+    del members
+    return Content(sizes, groups, _read_tables(numbers, groups, dtype))
+
+
+def _read_sizes(numbers: Numbers, most_variables: int) -> NDArray[np.int64]:
+    count = numbers.whole("a number of variables", max(numbers.total - 1, 0))
+    if count > most_variables:
+        raise BudgetError(
+            f"{numbers.source}: {count:,} variables take about {count * 300 / 1e9:.1f} GB; a file "
+            f"of this length may have {most_variables:,}."
+        )
+    place = numbers.place
+    sizes = numbers.take(count)
+    most = max(numbers.total, _MOST_UNSUPPORTED_STATES)
+    numbers.check((sizes >= 1) & (sizes % 1 == 0), place, "a number of states >= 1")
+    numbers.check(sizes <= most, place, f"at most {most} states in a file of this length")
+    if len(sizes) < count:
+        numbers.fail(numbers.total, "a number of states")
+    return sizes.astype(np.int64)
+
+
+def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
+    """Per factor its arity, and the variables of all of them, one scope after the other."""
+    left = max(numbers.total - numbers.place - 1, 0)
+    count = numbers.whole("a number of factors", left)
+    arities = np.empty(count, dtype=np.int8)
+    members = array("i")
+    factor = pending = 0  # pending: variables of the last scope that are still to come
+    while factor < count or pending:
+        piece = numbers.ahead()
+        if not len(piece):
+            what = f"a scope of {arities[factor - 1]} variables" if pending else "a scope"
+            numbers.fail(numbers.total, what)
+        listed, at, heads = piece.tolist(), pending, list[int]()
+        first = factor
+        while at < len(listed) and factor < count:
+            arity = _ARITIES.get(listed[at])
+            if arity is None:
+                what = f"the scope's length of factor {factor},"
+                numbers.checked_whole(listed[at], numbers.place + at, what, _MOST_SLOTS)
+                raise AssertionError("every whole number up to the most is an arity")
+            heads.append(at)
+            factor += 1
+            at += 1 + arity
+        arities[first:factor] = piece[heads]
+        used = min(at, len(listed))
+        body = np.ones(used, dtype=np.bool_)
+        body[heads] = False
+        found = piece[:used]
+        good = (found >= 0) & (found < variables) & (found % 1 == 0) | ~body
+        numbers.check(good, numbers.place, f"a variable from 0 to {variables - 1}")
+        members.frombytes(found[body].astype(np.int32).tobytes())
+        pending = at - used
+        numbers.skip(used)
+    return arities, np.frombuffer(members, dtype=np.int32)
+
+
+def _by_shape(
+    numbers: Numbers,
+    sizes: NDArray[np.int64],
+    arities: NDArray[np.int8],
+    members: NDArray[np.int32],
+) -> list[Alike]:
+    """The factors of like shape, by arity and size; no scope holds a variable twice."""
+    groups: list[Alike] = []
+    distinct, kinds = np.unique(sizes, return_inverse=True)
+    for arity in np.unique(arities).tolist():
+        rows = np.flatnonzero(arities == arity).astype(np.int32)
+        every = len(rows) == len(arities)
+        own = members if every else members[np.repeat(arities == arity, arities)]
+        scopes = own.reshape(len(rows), arity)
+        for at in range(0, len(rows) if arity > 1 else 0, _ROWS):
+            ranked = np.sort(scopes[at : at + _ROWS], axis=1)
+            repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
+            if repeats.any():
+                _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
+        for part in _alike(scopes, kinds.astype(np.int32), len(distinct)):
+            shape = tuple(sizes[scopes[part][0]].tolist())
+            groups.append(Alike(scopes[part], rows[part], shape))
+    return groups
+
+
+def _alike(
+    scopes: NDArray[np.int32], kinds: NDArray[np.int32], count: int
+) -> list[NDArray[np.int64] | slice]:
+    """The rows of scopes of one arity whose variables are of like kinds, slot by slot."""
+    codes = np.zeros(len(scopes), dtype=np.int64)
+    most = 1
+    for column in range(scopes.shape[1] if count > 1 else 0):
+        if most > 2**62 // count:  # anew from 0, as many as there are
+            codes = np.unique(codes, return_inverse=True)[1].ravel()
+            most = int(codes.max()) + 1
+        codes *= count
+        codes += kinds[scopes[:, column]]
+        most *= count
+    if (codes == codes[0]).all():
+        return [slice(None)]
+    order = np.argsort(codes, kind="stable")
+    return list(np.split(order, np.flatnonzero(np.diff(codes[order])) + 1))
+
+
+def _fail_at_repeat(
+    numbers: Numbers, arities: NDArray[np.int8], factor: int, members: NDArray[np.int32]
+) -> NoReturn:
+    """Raise an error about a variable that a factor's scope holds already."""
+    start = int(arities[:factor].sum(dtype=np.int64))
+    scope = members[start : start + int(arities[factor])].tolist()
+    slot = next(slot for slot, variable in enumerate(scope) if variable in scope[:slot])
+    first = numbers.place - len(members) - len(arities)
+    expected = "a variable that its scope does not hold yet"
+    numbers.fail(first + start + factor + 1 + slot, expected)
+
+
+def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> NDArray[Any]:
+    """The log-values of the factors, group by group; every length and value is checked."""
+    count, end = sum(len(group.rows) for group in groups), numbers.total
+    bounds = np.empty(count + 1)  # the places of the tables' lengths, and of what follows them
+    bounds[0] = numbers.place
+    for group in groups:
+        bounds[group.rows + 1] = math.prod(map(float, group.shape)) + 1
+    np.cumsum(bounds, out=bounds)
+    # Nothing is allocated on the word of a header: only what the numbers that came will fill.
+    target = _Target(groups, bounds, dtype) if bounds[-1] == end else None
+    while len(piece := numbers.ahead()):
+        start = numbers.place
+        first, last = np.searchsorted(bounds[:-1], [start, start + len(piece)]).tolist()
+        heads = bounds[first:last].astype(np.int64) - start
+        wrong = piece[heads] != np.diff(bounds[first : last + 1]) - 1
+        if wrong.any():
+            _fail_at_length(numbers, bounds, first + int(wrong.argmax()))
+        negative = (piece < 0) & (np.arange(start, start + len(piece)) < bounds[-1])
+        if negative.any():
+            place = start + int(negative.argmax())
+            factor = int(np.searchsorted(bounds, place, side="right")) - 1
+            numbers.fail(place, f"a value >= 0 in factor {factor}'s table")
+        if target is not None:
+            target.put(piece, heads, first)
+        numbers.skip(len(piece))
+    if bounds[-1] < end:
+        numbers.fail(int(bounds[-1]), f"the end of the file after {count} tables")
+    if target is None:
+        factor = int((bounds[1:] > end).argmax())
+        length = bounds[factor + 1] - bounds[factor] - 1
+        if bounds[factor] >= end:
+            _fail_at_length(numbers, bounds, factor)
+        numbers.fail(end, f"the {length:.0f} values of factor {factor}")
+    return target.log_values
+
+
+def _fail_at_length(numbers: Numbers, bounds: NDArray[np.float64], factor: int) -> NoReturn:
+    length = bounds[factor + 1] - bounds[factor] - 1
+    place = min(int(bounds[factor]), numbers.total)
+    numbers.fail(place, f"the {length:.0f} of factor {factor}'s table")
+
+
+class _Target:
+    """The log-values of all factors, group by group, filled as the numbers come."""
+
+    def __init__(
+        self, groups: list[Alike], bounds: NDArray[np.float64], dtype: torch.dtype
+    ) -> None:
+        self._shifts = np.empty(len(bounds) - 1, dtype=np.int64)  # from places to log-values
+        start = 0
+        for group in groups:
+            size = math.prod(group.shape)
+            for at in range(0, len(group.rows), _ROWS):
+                rows = group.rows[at : at + _ROWS]
+                own = np.arange(len(rows)) * size + start
+                self._shifts[rows] = own - bounds[rows].astype(np.int64) - 1
+                start += len(rows) * size
+        kind = np.float32 if dtype == torch.float32 else np.float64
+        self.log_values: NDArray[Any] = np.empty(start, dtype=kind)
+        self._at = int(bounds[0])
+
+    def put(self, piece: NDArray[np.float64], heads: NDArray[np.int64], first: int) -> None:
+        """The next numbers, which begin within factor ``first - 1``; lengths stand at ``heads``."""
+        counts = np.diff(np.concatenate([[0], heads, [len(piece)]]))
+        shifts = self._shifts[np.arange(first - 1, first + len(heads))]
+        places = np.arange(self._at, self._at + len(piece)) + np.repeat(shifts, counts)
+        is_value = np.ones(len(piece), dtype=np.bool_)
+        is_value[heads] = False
+        values = torch.from_numpy(piece[is_value]).log()
+        self.log_values[places[is_value]] = values.numpy()
+        self._at += len(piece)
