@@ -16,7 +16,8 @@ arity     slots of a factor
 ========  =====================================================================
 """
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -33,3 +34,15 @@ Paths: TypeAlias = Int[Tensor, "*draws batch steps"]
 
 Arcs: TypeAlias = Float[Tensor, "batch words words+1"]
 Heads: TypeAlias = Int[Tensor, "*draws words"]
+
+
+class SupportsArray(Protocol):
+    """An array of another library, as NumPy's are."""
+
+    def __array__(self) -> Any:
+        """Its values."""
+        ...
+
+
+ArrayLike: TypeAlias = Tensor | SupportsArray | Sequence[Any] | float
+"""What becomes a tensor: nested lists, arrays and numbers too."""

@@ -1,6 +1,6 @@
 """infer() and explain(): the one place where the rooms meet."""
 
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 
@@ -9,6 +9,8 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator, Exact, Model
+from rdpgraph.estimate.lowrank import LowRankFactors
+from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
@@ -20,6 +22,56 @@ from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
+
+
+@overload
+def infer(
+    model: FactorGraph,
+    *,
+    estimator: Randomized,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> EstimatedPosterior: ...
+
+
+@overload
+def infer(
+    model: FactorGraph,
+    *,
+    estimator: Estimator | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior: ...
+
+
+@overload
+def infer(
+    model: Structure,
+    *,
+    estimator: Exact | LowRankFactors | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> StructuredPosterior: ...
+
+
+@overload
+def infer(
+    model: Structure,
+    *,
+    estimator: Randomized,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> EstimatedStructuredPosterior: ...
+
+
+@overload
+def infer(
+    model: Model,
+    *,
+    estimator: Estimator | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> Answer: ...
 
 
 def infer(

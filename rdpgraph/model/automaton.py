@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, message_lead, select_lead
@@ -41,6 +43,10 @@ class Automaton(Potential):
     transitions: Tensor
     log_accept: Tensor
     arity: int
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, transitions: ArrayLike, log_accept: ArrayLike, arity: int) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "log_accept", whole=("transitions",))

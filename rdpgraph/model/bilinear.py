@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_values, settle
 from rdpgraph.model.potential import Potential, select_lead
@@ -35,6 +37,10 @@ class Bilinear(Potential):
 
     left: Tensor
     right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "left", "right")

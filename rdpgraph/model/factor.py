@@ -1,9 +1,9 @@
 """Factors, and blocks of alike factors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -28,6 +28,14 @@ class Factor:
 
     variables: tuple[Variable, ...]
     potential: Potential
+
+    if TYPE_CHECKING:  # what an array gives at an index is a member, or a view, which is refused
+
+        def __init__(
+            self,
+            variables: Variable | VariableArray | Iterable[Variable | VariableArray],
+            potential: Potential,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         scope = (self.variables,) if isinstance(self.variables, Variable) else tuple(self.variables)
@@ -60,6 +68,12 @@ class FactorBlock:
 
     scopes: tuple[Slot, ...]
     potential: Potential
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, scopes: Iterable[Slot | Sequence[Variable | VariableArray]], potential: Potential
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         single = isinstance(self.scopes, Variable | VariableArray)

@@ -216,7 +216,7 @@ class FactorGraph:
         )
         return FactorGraph.from_blocks(more.domain, (*self.blocks, *added), observed)
 
-    def restrict(self, supports: Mapping[Named, Support]) -> "FactorGraph":
+    def restrict(self, supports: Mapping[Any, Support]) -> "FactorGraph":
         """The graph on a few states of each variable, their log-weights as unary factors.
 
         Potentials are evaluated on the chosen states only. See `rdpgraph.model.restriction`.

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.bilinear import rows_of
@@ -49,6 +51,10 @@ class LowRank(Potential):
 
     log_left: Tensor
     log_right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_left: ArrayLike, log_right: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "log_left", "log_right")

@@ -4,10 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, select_lead
@@ -39,6 +41,12 @@ class Sparse(Potential):
     configurations: Tensor
     log_values: Tensor
     sizes: tuple[int, ...]
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, configurations: ArrayLike, log_values: ArrayLike, sizes: Sequence[int]
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "log_values", whole=("configurations",))

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import FLOATING, as_values, refuse_hollow, settle
 from rdpgraph.model.potential import Potential, select_lead
@@ -30,6 +31,10 @@ class Table(Potential):
     """
 
     log_values: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_values: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "log_values")

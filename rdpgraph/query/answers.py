@@ -1,7 +1,7 @@
 """What a posterior answers about each variable: mappings that take names and views too."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ class Answers(dict[Entry, Tensor]):
     def __init__(self, values: Mapping[Entry, Tensor], domain: Domain) -> None:
         super().__init__(values)
         self.domain = domain
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, key: Named) -> Tensor: ...
 
     def __missing__(self, item: Named) -> Tensor:
         wanted = self.domain.numbers(item)

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.gradients import by_autograd
@@ -73,6 +74,16 @@ class Chain(Structure):
 
     transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            unary: ArrayLike,
+            transition: ArrayLike | Potential,
+            *,
+            lengths: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition")

@@ -1,11 +1,13 @@
 """Hidden Markov models whose transitions, and emissions if one likes, are of low rank."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.logmatrix import LogMatrix, log_products
@@ -78,6 +80,12 @@ class LowRankHMM:
     start: Tensor
     transition: LowRank
     emission: Tensor | LowRank
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, start: ArrayLike, transition: LowRank, emission: ArrayLike | LowRank
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "start", "emission")

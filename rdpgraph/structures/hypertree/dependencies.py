@@ -3,11 +3,12 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.semiring import soft_sum
@@ -55,6 +56,16 @@ class Dependencies(Structure):
 
     multiroot: bool = field(default=False, kw_only=True)
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            unary: ArrayLike,
+            *,
+            multiroot: bool = False,
+            lengths: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         name = type(self).__name__

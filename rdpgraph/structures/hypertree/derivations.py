@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.semiring import soft_sum
@@ -70,6 +71,12 @@ class Derivations(Structure):
     heads: Tensor
     tails: Tensor
     nodes: int = field(kw_only=True)
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, unary: ArrayLike, heads: ArrayLike, tails: ArrayLike, *, nodes: int
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "unary", whole=("heads", "tails"))

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import (
     ImpossibleEvidenceError,
     ModelError,
@@ -74,6 +75,18 @@ class Hypertree(Structure):
     root: Tensor | None = field(default=None, kw_only=True)
     preterminals: int = field(default=0, kw_only=True)
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            unary: ArrayLike,
+            rules: Rules = ...,
+            *,
+            root: ArrayLike | None = None,
+            preterminals: int = 0,
+            lengths: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "unary", "root", whole=("lengths",))

@@ -11,7 +11,7 @@ from rdpgraph.structures.hypertree import arborescence, edmonds
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class NonProjectiveDependencies(Dependencies):
     """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
 

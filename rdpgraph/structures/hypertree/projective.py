@@ -12,7 +12,7 @@ from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.hypertree.eisner_forest import forest
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class ProjectiveDependencies(Dependencies):
     """Dependency trees without crossing arcs: every subtree is a span. Eisner 1996.
 

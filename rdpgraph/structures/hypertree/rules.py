@@ -4,11 +4,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.semiring import soft_sum
@@ -91,6 +92,10 @@ class DenseRules(Rules):
 
     log_rule: Tensor
 
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_rule: ArrayLike) -> None: ...
+
     def __post_init__(self) -> None:
         settle(self, "log_rule")
         checked_log_values("DenseRules", self.log_rule)
@@ -152,6 +157,10 @@ class LowRankRules(Rules):
     parent: Tensor
     left: Tensor
     right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, parent: ArrayLike, left: ArrayLike, right: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "parent", "left", "right")
@@ -225,6 +234,10 @@ class FactorisedRules(Rules):
 
     left: Tensor
     right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "left", "right")

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
@@ -69,6 +71,16 @@ class SemiMarkov(Structure):
     unary: Tensor
     transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            unary: ArrayLike,
+            transition: ArrayLike | Potential,
+            *,
+            lengths: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition")
