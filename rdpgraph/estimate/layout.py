@@ -34,8 +34,9 @@ class Layout:
         graph, kept = self.graph, self.kept
         lead, flat = (kept.replicates, *graph.batch_shape), (kept.replicates, self.batch, -1)
         numbers = torch.repeat_interleave(torch.arange(graph.num_variables), self.sizes)
-        states: list[Tensor] = []
-        weights: list[Tensor] = []
+        # There may be no variable at all.
+        states = [torch.zeros(*flat[:2], 0, dtype=torch.long)]
+        weights = [torch.zeros(*flat[:2], 0, dtype=graph.dtype)]
         for entry, support in zip(graph.variables, kept.supports, strict=True):
             if support is None:
                 everything = torch.arange(entry.size, device=graph.device)

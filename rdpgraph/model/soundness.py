@@ -64,10 +64,10 @@ def _refuse_wrong(name: str, values: Tensor) -> None:
 
 def _refuse_overflow(total: float, dtype: torch.dtype) -> None:
     if total > torch.finfo(dtype).max:
-        wide = " or use float64," if dtype != torch.float64 else ""
+        way = "scale them down" if dtype == torch.float64 else "use float64, or scale them down"
         raise ModelError(
-            f"The log-values of this model may add up to {total:.2g}, beyond what {dtype} holds;"
-            f"{wide} scale them down."
+            f"The log-values of this model may add up to {total:.2g}, beyond what {dtype} holds; "
+            f"{way}."
         )
 
 

@@ -162,6 +162,7 @@ class EstimatedSolution(Solution):
         other = self._possible
         best = other._unweighted.max_marginals().reshape(self.kept.replicates, self._batch, -1)
         modes = other._unweighted.mode().reshape(self.kept.replicates, self._batch, -1)
+        best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no variables, too
         chosen = best.amax(-1).argmax(0)
         return other._original(modes.unsqueeze(0), chosen.unsqueeze(0))[0]
 

@@ -10,6 +10,7 @@ from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import EvidenceError
 from rdpgraph.model.domain import Entry
+from rdpgraph.model.soundness import refuse_unsound_fields
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
@@ -36,12 +37,22 @@ class StructuredPosterior:
 
     @differentiable_property
     def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats."""
-        return self.structure.log_partition()
+        """(*batch,) log Z in nats.
+
+        Raises:
+            ModelError: NaN or +inf was written into a field, or its values overflow their type.
+        """
+        found = self.structure.log_partition()
+        if not torch.compiler.is_compiling() and not bool(found.detach().isfinite().all()):
+            refuse_unsound_fields(self.structure)
+        return found
 
     @differentiable_property
     def _marginals(self) -> Tensor:
-        return self.structure.marginals()
+        found = self.structure.marginals()
+        if not torch.compiler.is_compiling() and bool(found.detach().isnan().any()):
+            refuse_unsound_fields(self.structure)
+        return found
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""

@@ -12,7 +12,8 @@ def floored(logs: Tensor, lowest: float) -> Tensor:
     Hard constraints around a loop may multiply a message's log with every sweep. Long before it
     overflows, what other messages add to it would be lost to rounding.
     """
-    return torch.where(logs > -math.inf, logs.clamp(min=lowest), logs)
+    floor = max(lowest, torch.finfo(logs.dtype).min)
+    return torch.where(logs > -math.inf, logs.clamp(min=floor), logs)
 
 
 def normalised(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:

@@ -307,9 +307,10 @@ class Hypertree(Structure):
         states = states.reshape([k, *self.unary.shape[:-1]])
         scores = self.score(states)
         absent = (states < 0).flatten(-2).all(-1)
-        if self.lengths is not None:
-            first = torch.arange(k, device=states.device).reshape(-1, *(1,) * self.lengths.ndim)
-            absent = absent & ((self.lengths > 0) | (first > 0))
+        # A sequence of no words has one tree, the empty one.
+        words = self.unary.shape[-2] if self.lengths is None else self.lengths
+        first = torch.arange(k, device=states.device).reshape(-1, *(1,) * len(self.batch_shape))
+        absent = absent & ((first > 0) | (torch.as_tensor(words, device=states.device) > 0))
         return KBestTrees(Trees(states), torch.where(absent, -math.inf, scores))
 
     def mbr(self) -> Trees:

@@ -65,7 +65,8 @@ class RestrictedHypertree(Structure):
             power.requires_grad_()
             root = cells.root.view_as(cells.root)
             root = root if root.requires_grad else root.detach().requires_grad_()
-            log_z = cells.total(replace(cells, unary=unary).rows(1.0, power), root)
+            live = replace(cells, unary=unary)
+            log_z = live.total(live.rows(1.0, power), root)
             possible = log_z.detach() > -math.inf
             found = torch.autograd.grad(
                 log_z, (unary, power, root), possible.to(log_z), create_graph=tracked,
