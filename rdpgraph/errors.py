@@ -1,5 +1,8 @@
 """Exceptions. Every message names the thing, what was expected, what came, and the way out."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RdpgraphError(Exception):
     """Base of every error this library raises on purpose."""
@@ -34,3 +37,18 @@ class BudgetError(RdpgraphError):
 
 class UnsupportedError(RdpgraphError, NotImplementedError):
     """A question that the chosen route cannot answer; the message names one that can."""
+
+
+@contextmanager
+def no_raw_memory_error(what: str) -> Iterator[None]:
+    """Say what there was no memory for, in a line, where an allocation fails.
+
+    Raises:
+        BudgetError: in the place of torch's error and of Python's.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate" in str(error) or "memory" in str(error):
+            raise BudgetError(f"{what} would not fit into this machine's memory.") from None
+        raise

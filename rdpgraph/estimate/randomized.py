@@ -134,7 +134,8 @@ class Randomized(Estimator):
         """(replicates, *batch, *sites, kept)."""
         scores = proposal.log_scores(sites).to(sites.unary)
         # What its own potential makes impossible adds nothing, and takes no place.
-        possible = torch.where(sites.unary > -torch.inf, scores, -torch.inf)
+        # One that is no number is left to the selection to refuse.
+        possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)
         draws = [self.selection.select(possible, generator) for _ in range(self.replicates)]
         return Support(
             torch.stack([draw.states for draw in draws]),

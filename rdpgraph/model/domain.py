@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError, UnknownVariableError
+from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
 from rdpgraph.model.variable import Variable, VariableArray
 
 Entry: TypeAlias = Variable | VariableArray
@@ -75,7 +75,13 @@ class Domain:
         """(V,) int64: the number of states of each variable."""
         counts = torch.tensor([math.prod(entry.shape) for entry in self.entries], dtype=torch.long)
         sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long)
-        return torch.repeat_interleave(sizes, counts)
+        with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
+            return torch.repeat_interleave(sizes, counts)
+
+    @cached_property
+    def total_states(self) -> int:
+        """The summed numbers of states of all variables."""
+        return sum(math.prod(entry.shape) * entry.size for entry in self.entries)
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError
+from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.arrays import array_of, is_array
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
@@ -83,7 +83,8 @@ def _placed(
     numbers: list[Tensor], states: list[Tensor], batch: tuple[int, ...], domain: Domain
 ) -> Tensor:
     """(*batch, V): states at the numbers of their variables, which may stand there repeatedly."""
-    result = torch.full((*batch, domain.count), MISSING, dtype=torch.long)
+    with no_raw_memory_error(f"Evidence of batch shape {batch} on {domain.count:,} variables"):
+        result = torch.full((*batch, domain.count), MISSING, dtype=torch.long)
     if not numbers:
         return result
     places, given = torch.cat(numbers), torch.cat(states, -1)

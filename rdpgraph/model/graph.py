@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
+from rdpgraph.model.conditional import Conditional, network_factors
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
@@ -92,6 +93,33 @@ class FactorGraph:
         graph = cls.__new__(cls)
         graph._set(domain, tuple(blocks), observed)
         return graph
+
+    @classmethod
+    def bayesian_network(
+        cls, conditionals: Iterable[Conditional], *, tolerance: float = 1e-4
+    ) -> Self:
+        """The graph of a Bayesian network, its tables checked.
+
+        Args:
+            conditionals: for each variable a triple: the variable, its parents, and probabilities
+                of shape (*batch, *parents, states of the variable), as a tensor, array or lists.
+            tolerance: how far from one each sum may be; the tables are taken as they are.
+
+        Raises:
+            ModelError: probabilities that do not sum to one, which the message says of what and
+                given what; two tables of a variable, none of a parent, or a directed cycle.
+
+        Example:
+            >>> rain, wet = Variable("rain", ("no", "yes")), Variable("wet", 2)
+            >>> FactorGraph.bayesian_network([
+            ...     (rain, (), [0.8, 0.2]), (wet, (rain,), [[0.9, 0.1], [0.2, 0.7]])
+            ... ])
+            Traceback (most recent call last):
+            ...
+            rdpgraph.errors.ModelError: The probabilities of 'wet' given rain=yes sum to 0.9, ...
+        """
+        items = list(conditionals)
+        return cls(network_factors(items, tolerance), [child for child, _, _ in items])
 
     @property
     def variables(self) -> tuple[Entry, ...]:

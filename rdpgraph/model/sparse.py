@@ -14,6 +14,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, select_lead
 from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.variable import MOST
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,10 @@ class Sparse(Potential):
             raise ModelError(
                 f"Sparse with {len(listed)} configurations needs log-values of shape "
                 f"(..., {len(listed)}); got {tuple(self.log_values.shape)}."
+            )
+        if any(not isinstance(size, int) or not 0 < size <= MOST for size in self.sizes):
+            raise ModelError(
+                f"Sparse needs sizes from 1 to {MOST:,} states; got {self.sizes!r:.80}."
             )
         limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
         if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):

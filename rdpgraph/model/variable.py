@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
+
+MOST = 2**31
+"""States of a variable, and members of an array: a marginal of so many takes gigabytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,11 @@ class VariableArray:
             raise ModelError(
                 f"VariableArray {self.name!r} needs a shape of one or more sizes >= 0; got {shape}."
             )
+        if math.prod(shape) > MOST:
+            raise ModelError(
+                f"VariableArray {self.name!r} of shape {shape} has {math.prod(shape):,} members; "
+                f"at most {MOST:,} are numbered."
+            )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "states", _checked_states(self.name, self.states))
 
@@ -118,7 +126,8 @@ class VariableArray:
         """Where in the flattened base each member lies: int64, of this array's shape."""
         if self.view is not None:
             return self.view[1]
-        return torch.arange(math.prod(self.shape)).reshape(self.shape)
+        with no_raw_memory_error(f"The places of the {math.prod(self.shape):,} members"):
+            return torch.arange(math.prod(self.shape)).reshape(self.shape)
 
     def __getitem__(self, key: Any) -> "VariableArray | Variable":
         try:
@@ -172,6 +181,8 @@ def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, 
     if isinstance(states, int):
         if states < 1:
             raise ModelError(f"Variable {name!r} needs at least one state; got {states}.")
+        if states > MOST:
+            raise ModelError(f"Variable {name!r} has {states:,} states; at most {MOST:,} fit.")
         return states
     names = tuple(states)
     if not names:

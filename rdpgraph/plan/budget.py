@@ -4,7 +4,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdpgraph.errors import ModelError
+import torch
+
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
 
 SHARE = 0.6
 """The part of the machine's available memory that a plan takes by default."""
@@ -48,8 +52,51 @@ class Budget:
         return Budget(SHARE * _available(), seconds, measured=True)
 
 
+def require_room(needed: float, what: str) -> None:
+    """Refuse what the memory of this machine does not hold, before it is made.
+
+    Args:
+        needed: bytes.
+        what: what would take them, at the beginning of the message.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    if needed > _LITTLE and needed > (room := Budget.of_machine().memory_bytes):
+        raise BudgetError(
+            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} are available; ask "
+            "for fewer variables, states or batch items."
+        )
+
+
+def require_room_for_states(graph: FactorGraph) -> None:
+    """Refuse a graph for which a number for each state that evidence leaves does not fit.
+
+    Messages and marginals take that much at least.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    element = torch.finfo(graph.dtype).bits / 8
+    states = graph.domain.total_states
+    if element * states <= _LITTLE:
+        return
+    require_room(8.0 * graph.num_variables, f"The {graph.num_variables:,} variables of this graph")
+    if graph.observed is not None:
+        seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).all(0)
+        states -= int(graph.domain.sizes[seen].sum())
+    require_room(element * states, f"A number for each of the {states:,} states of this graph")
+
+
+_LITTLE = 2**28  # bytes that any machine has
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"
+
+
 def _available() -> float:
-    free = [_from_meminfo(), _from_cgroup()]
+    free = [_from_meminfo(), _from_cgroup(), _from_limit()]
     known = [value for value in free if value is not None]
     if known:
         return min(known)
@@ -64,6 +111,20 @@ def _from_meminfo() -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return None
+
+
+def _from_limit() -> float | None:
+    """What a limit on the address space of this process leaves, as ``ulimit -v`` sets it."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return max(float(limit) - pages * resource.getpagesize(), 1.0)
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
 
 
 def _from_cgroup() -> float | None:

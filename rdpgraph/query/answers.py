@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError, UnknownVariableError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError, UnsupportedError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.variable import VariableArray
 
@@ -135,6 +135,20 @@ class StateValues(Answers):
         columns = _index(pandas, lead) if lead else ["value"]
         names = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
         return pandas.DataFrame(rows, index=names, columns=columns)
+
+
+def checked_draws(count: int, generator: object) -> None:
+    """Refuse what is no number of draws, or no source of them.
+
+    Raises:
+        EvidenceError: another count than a whole number from 0 on, or another generator.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise EvidenceError(
+            f"sample needs a count of draws, a whole number >= 0; got {count!r:.80}."
+        )
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise EvidenceError(f"sample needs a torch.Generator, or none; got {generator!r:.80}.")
 
 
 def _member_names(key: Entry) -> list[str]:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
+from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.estimate.exact import Kept, Model
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 from rdpgraph.plan.plan import Plan
+from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.replicates import Replicates, repaired, taken, turns, unweighted
 from rdpgraph.query.structured import StructuredPosterior
 
@@ -160,14 +161,13 @@ class EstimatedStructuredPosterior:
         best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no sites, too
         return other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
 
-    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, *sites) draws: a replicate in proportion to its Z, then a draw of it.
 
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        if count < 0:
-            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        checked_draws(count, generator)
         other = self._possible
         chosen = self.replicates.choose(count, generator)
         most = int(turns(chosen).amax()) + 1 if chosen.numel() else 0

@@ -13,7 +13,6 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import (
     BudgetError,
-    EvidenceError,
     ImpossibleEvidenceError,
     ModelError,
     UnsupportedError,
@@ -23,9 +22,9 @@ from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.budget import Budget
-from rdpgraph.plan.plan import Plan, quantity
-from rdpgraph.query.answers import Assignment, StateValues
+from rdpgraph.plan.budget import require_room
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.answers import Assignment, StateValues, checked_draws
 from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.unheld import with_joint
 
@@ -93,13 +92,9 @@ class Posterior:
     def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
         """Refuse tables that the machine's memory does not hold, before they are made."""
         graph = self.graph
-        cells = int(graph.domain.sizes.sum()) if cells is None else cells
-        needed = float(cells) * math.prod(graph.batch_shape) * torch.finfo(graph.dtype).bits / 8
-        if needed > 2**28 and needed > (room := Budget.of_machine().memory_bytes):
-            raise BudgetError(
-                f"{what} would take {quantity(needed)}B, and {quantity(room)}B are available; "
-                "ask for fewer variables, states or batch items at a time."
-            )
+        cells = graph.domain.total_states if cells is None else cells
+        cells *= math.prod(graph.batch_shape)
+        require_room(float(cells) * torch.finfo(graph.dtype).bits / 8, what)
 
     def marginal(self, item: Named) -> Tensor:
         """Probabilities of the states of a variable, (*batch, states), or of an array's members.
@@ -140,7 +135,8 @@ class Posterior:
         if len(numbers) == 1:
             return self.marginal(names[0])
         self._require_room(math.prod(sizes), f"The joint of {names}")
-        held = self._held(wanted, ())
+        # A factor with a table larger than it is worth, as that of a parity check, is left alone.
+        held = self._held(wanted, (), most=max(2**20, math.prod(sizes)))
         if held is not None:
             return held
         if self.solve is None or self.plan.route in ("loopy", "join graph"):
@@ -205,14 +201,17 @@ class Posterior:
         names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
         raise ModelError(f"No factor holds {names} together; joint({names}) needs none that does.")
 
-    def _held(self, wanted: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    def _held(
+        self, wanted: Tensor, shape: tuple[int, ...], most: float = math.inf
+    ) -> Tensor | None:
         for number, block in enumerate(self.graph.blocks):
-            if block.arity < wanted.shape[1]:
+            if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
             found = _find(block.scopes, wanted)
             if found is None:
                 continue
             rows, slots = found
+            self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
             values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
@@ -284,14 +283,13 @@ class Posterior:
             result[entry] = part.reshape([*self.graph.batch_shape, *shape])
         return Assignment(result, domain)
 
-    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Assignment:
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Assignment:
         """Independent exact draws: (count, *batch, *shape) state indices per variable or array.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        if count < 0:
-            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        checked_draws(count, generator)
         self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
 

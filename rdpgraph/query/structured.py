@@ -1,18 +1,20 @@
 """The posterior of a structure that was declared as one."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import EvidenceError
 from rdpgraph.model.domain import Entry
-from rdpgraph.model.soundness import refuse_unsound_fields
+from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
+from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.posterior import Posterior
 
 
@@ -49,10 +51,17 @@ class StructuredPosterior:
 
     @differentiable_property
     def _marginals(self) -> Tensor:
-        found = self.structure.marginals()
-        if not torch.compiler.is_compiling() and bool(found.detach().isnan().any()):
-            refuse_unsound_fields(self.structure)
-        return found
+        assert self._has_numbers
+        return self.structure.marginals()
+
+    @cached_property
+    def _has_numbers(self) -> bool:
+        """Whether the fields hold numbers: recursions for maxima would pass over a NaN."""
+        if not torch.compiler.is_compiling():
+            given = [getattr(self.structure, part.name) for part in fields(self.structure)]
+            if any(p.numel() and not bool(p.amax() < math.inf) for p in tensors_of(given)):
+                refuse_unsound_fields(self.structure)
+        return True
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
@@ -60,11 +69,13 @@ class StructuredPosterior:
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
+        assert self._has_numbers
         own = self.structure.entropy()
         return self.general().entropy() if own is None else own
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
+        assert self._has_numbers
         own = self.structure.max_marginals()
         return _only(self.general().max_marginals()) if own is None else own
 
@@ -74,17 +85,18 @@ class StructuredPosterior:
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
+        assert self._has_numbers
         own = self.structure.mode()
         return _only(self.general().mode()) if own is None else own
 
-    def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, *sites) independent draws.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
         """
-        if count < 0:
-            raise EvidenceError(f"sample needs a count of draws >= 0; got {count}.")
+        checked_draws(count, generator)
+        assert self._has_numbers
         own = self.structure.sample(count, generator)
         if own is None:
             return _only(self.general().sample(count, generator=generator))
