@@ -1,6 +1,6 @@
 """Exceptions. Every message names the thing, what was expected, what came, and the way out."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -40,7 +40,7 @@ class UnsupportedError(RdpgraphError, NotImplementedError):
 
 
 @contextmanager
-def no_raw_memory_error(what: str) -> Iterator[None]:
+def no_raw_memory_error(what: str) -> Generator[None, None, None]:
     """Say what there was no memory for, in a line, where an allocation fails.
 
     Raises:

@@ -13,6 +13,7 @@ from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
+from rdpgraph.plan.budget import require_room_for_states
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.estimated import EstimatedPosterior, EstimatedSolution
 from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
@@ -181,6 +182,7 @@ def _checked(model: object) -> FactorGraph:
         raise ModelError(
             f"infer and explain need a FactorGraph or a Structure; got {type(model).__name__}."
         )
+    require_room_for_states(model)
     if any(part._version != version for block in model.blocks for part, version in block.copied):
         raise ModelError(
             "A table was changed in place, as by an optimizer, after the graph took a copy of it "

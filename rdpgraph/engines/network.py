@@ -13,7 +13,6 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.rows import distinct_rows
-from rdpgraph.plan.budget import require_room_for_states
 
 _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
@@ -123,7 +122,6 @@ def reduce_graph(
         whole: keep potentials that answer messages themselves as they are, where their tables
             are not small; else they are decomposed.
     """
-    require_room_for_states(graph)
     batch = math.prod(graph.batch_shape)
     wholes = _wholes(graph) if whole else ()
     sizes, tables = _dense(graph, batch, {part.block for part in wholes})

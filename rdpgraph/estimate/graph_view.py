@@ -15,7 +15,6 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.support import Support
-from rdpgraph.plan.budget import require_room_for_states
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +89,6 @@ class GraphView(View):
     @cached_property
     def _groups(self) -> tuple[Sites, ...]:
         graph, found = self.graph, list[Sites]()
-        require_room_for_states(graph)
         for size, places in self._free.items():
             numbers = torch.cat([self._numbers(place) for place in places])
             unary = self.unary(numbers, size).detach()

@@ -90,7 +90,7 @@ def _said(child: Variable, parents: Sequence[Variable], place: tuple[int, ...]) 
         for parent, state in zip(parents, states, strict=True)
     ]
     given = f" given {', '.join(pairs)}" if pairs else ""
-    item = f", in batch item {lead if len(lead) > 1 else lead[0]}," if lead else ""
+    item = f", in batch item {', '.join(map(str, lead))}," if lead else ""
     return f"The probabilities of {child.name!r}{given}{item}"
 
 

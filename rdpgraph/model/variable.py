@@ -1,9 +1,10 @@
 """Variables, and named arrays of variables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import torch
@@ -88,10 +89,12 @@ class VariableArray:
     view: "tuple[VariableArray, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        if not shape or any(not isinstance(n, int) or n < 0 for n in shape):
+        given = self.shape if isinstance(self.shape, Iterable) else (self.shape,)
+        shape = tuple(-1 if (size := _whole(n)) is None else size for n in given)
+        if not shape or any(size < 0 for size in shape):
             raise ModelError(
-                f"VariableArray {self.name!r} needs a shape of one or more sizes >= 0; got {shape}."
+                f"VariableArray {self.name!r} needs a shape of one or more sizes >= 0; got "
+                f"{self.shape!r:.80}."
             )
         if math.prod(shape) > MOST:
             raise ModelError(
@@ -166,9 +169,10 @@ def state_index(name: str, states: int | tuple[str, ...], state: int | str) -> i
             return states.index(state)
         known = f"{size} unnamed states" if isinstance(states, int) else _listed(states)
         raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
-    if not 0 <= state < size:
-        raise EvidenceError(f"Variable {name!r} has states 0 to {size - 1}; got {state}.")
-    return int(state)
+    number = _whole(state)
+    if number is None or not 0 <= number < size:
+        raise EvidenceError(f"Variable {name!r} has states 0 to {size - 1}; got {state!r:.80}.")
+    return number
 
 
 def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, ...]:
@@ -178,12 +182,18 @@ def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, 
         raise ModelError(
             f"Variable {name!r} needs a number of states or a tuple of their names; got {states!r}."
         )
-    if isinstance(states, int):
-        if states < 1:
-            raise ModelError(f"Variable {name!r} needs at least one state; got {states}.")
-        if states > MOST:
-            raise ModelError(f"Variable {name!r} has {states:,} states; at most {MOST:,} fit.")
-        return states
+    count = _whole(states)
+    if count is not None:
+        if count < 1:
+            raise ModelError(f"Variable {name!r} needs at least one state; got {count}.")
+        if count > MOST:
+            raise ModelError(f"Variable {name!r} has {count:,} states; at most {MOST:,} fit.")
+        return count
+    if not isinstance(states, Iterable):
+        raise ModelError(
+            f"Variable {name!r} needs a number of states or a tuple of their names; got "
+            f"{states!r:.80}."
+        )
     names = tuple(states)
     if not names:
         raise ModelError(f"Variable {name!r} needs at least one state; got none.")
@@ -192,6 +202,14 @@ def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, 
     if len(set(names)) < len(names):
         raise ModelError(f"Variable {name!r} has a state name twice: {_listed(names)}.")
     return names
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of any type, NumPy's included; None for anything else."""
+    try:
+        return index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        return None
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:
