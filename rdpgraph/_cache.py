@@ -1,11 +1,64 @@
-"""Answers that are computed once."""
+"""Answers that are computed once.
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+What is kept outlives the mode that it was first asked for in: nothing here is made in
+``torch.inference_mode()``, whose tensors no gradient may pass.
+"""
+
+import functools
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 Value = TypeVar("Value")
+Params = ParamSpec("Params")
+
+
+def ordinarily(
+    compute: Callable[Params, Value], *args: Params.args, **kwargs: Params.kwargs
+) -> Value:
+    """What a function gives outside inference mode; asked for in it, without gradients."""
+    if not torch.is_inference_mode_enabled():
+        return compute(*args, **kwargs)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return compute(*args, **kwargs)
+
+
+@contextmanager
+def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
+    """Gradients are recorded in any mode, for what is asked for in another one later.
+
+    Not where a tensor was made in inference mode: torch records none of these.
+    """
+    if torch.is_grad_enabled():
+        yield
+        return
+    ordinary = not any(part.is_inference() for part in tensors())
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(ordinary):
+        yield
+
+
+def remembered(most: int) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
+    """A function that remembers the answers to its last few (hashable) arguments."""
+
+    def decorated(compute: Callable[Params, Value]) -> Callable[Params, Value]:
+        @functools.lru_cache(maxsize=most)
+        @functools.wraps(compute)
+        def made(*args: Params.args, **kwargs: Params.kwargs) -> Value:
+            return ordinarily(compute, *args, **kwargs)
+
+        return made  # pyright: ignore[reportReturnType]
+
+    return decorated
+
+
+class cached_property(functools.cached_property[Value]):
+    """functools' own, of something without gradients."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        super().__init__(functools.wraps(compute)(functools.partial(ordinarily, compute)))
 
 
 class differentiable_property(Generic[Value]):
@@ -33,5 +86,5 @@ class differentiable_property(Generic[Value]):
             kept.pop(untracked, None)
             return kept[tracked]
         if untracked not in kept:
-            kept[untracked] = self.compute(instance)
+            kept[untracked] = ordinarily(self.compute, instance)
         return kept[untracked]

@@ -1,11 +1,13 @@
 """infer() and explain(): the one place where the rooms meet."""
 
+from functools import partial
 from typing import TypeAlias, overload
 
 import torch
 
+from rdpgraph._cache import recording
+from rdpgraph._portable import tensors_in
 from rdpgraph.engines.matched import plan_of
-from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator, Exact, Model
@@ -20,7 +22,7 @@ from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
-from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit
+from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit, solved
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
 
@@ -108,29 +110,28 @@ def infer(
             "A FactorGraph with a batch dim of 0 has no item to answer; Loopy() takes it."
         )
 
+    read = model.blocks if isinstance(model, FactorGraph) else model
+    with recording(lambda: tensors_in(read)):
+        return _answer(model, estimator or Exact(), scheduler, generator)
+
+
+def _answer(
+    model: Model, estimator: Estimator, scheduler: Scheduler, generator: torch.Generator | None
+) -> Answer:
     def solve(other: Model) -> Answer:
         return infer(other, scheduler=scheduler, generator=generator)
 
-    problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
+    problem = estimator.prepare(model, solve=solve, generator=generator)
     status = Status(exact=problem.exact, biased=not problem.exact)
     if isinstance(problem.model, Structure):
-        inner = _structured(problem.model, scheduler, status)
+        inner = _structured(scheduler, status, problem.model)
         if problem.kept is None:
             return inner
-
-        def restricted(other: Model) -> StructuredPosterior:
-            assert isinstance(other, Structure)
-            return _structured(other, scheduler, status)
-
+        restricted = partial(_structured, scheduler, status)
         return EstimatedStructuredPosterior(problem.kept, inner, restricted)
     plan, run = scheduler.plan(_checked(problem.model))
     require_fit(plan)
-
-    def solution(other: FactorGraph) -> Solution:
-        plan, run = scheduler.plan(other)
-        require_fit(plan)
-        return run()
-
+    solution = partial(solved, scheduler)
     if problem.plain is not None:
         rewritten = _checked(problem.model)
         answers = FactorisedSolution(problem.plain, run(), solution, rewritten)
@@ -144,9 +145,14 @@ def infer(
     return EstimatedPosterior(original, plan, status, estimate, solve=exactly(scheduler).solve)
 
 
-def _structured(model: Structure, scheduler: Scheduler, status: Status) -> StructuredPosterior:
-    general = Lazy(lambda: infer(model.factor_graph(), scheduler=scheduler))
+def _structured(scheduler: Scheduler, status: Status, model: Model) -> StructuredPosterior:
+    assert isinstance(model, Structure)
+    general = Lazy(partial(_general, model, scheduler))
     return StructuredPosterior(model, plan_of(model), status, general)
+
+
+def _general(model: Structure, scheduler: Scheduler) -> Answer:
+    return infer(model.factor_graph(), scheduler=scheduler)
 
 
 def explain(

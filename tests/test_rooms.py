@@ -14,7 +14,7 @@ PACKAGE = Path(rdpgraph.__file__).parent
 
 # Rooms of one row know nothing of each other. `testing` and the package itself may import all.
 ROWS = (
-    {"errors", "_types", "_cache", "_compiler"},
+    {"errors", "_types", "_cache", "_compiler", "_portable"},
     {"model"},
     {"io", "plan"},
     {"estimate"},

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.contraction import (
     Upward,
     downward,

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
@@ -49,6 +48,7 @@ class _Run:
     trace: list[float] = field(default_factory=list[float])
     converged: bool = False
     lost: bool = False  # a message to underflow
+    crosses = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.model.graph import FactorGraph

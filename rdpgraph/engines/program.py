@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -81,7 +81,7 @@ class Program:
     owners: tuple[Owner, ...]
 
 
-@lru_cache(maxsize=256)
+@remembered(256)
 def compiled(
     tree: ContractionTree, layout: tuple[int, ...], maximise: frozenset[int] = frozenset()
 ) -> Program:

@@ -16,6 +16,8 @@ class Solution(ABC):
     A flat table (B, S) holds the states of variable 0, then those of variable 1, and so on.
     """
 
+    crosses = True
+
     def status(self) -> Status:
         """What the answers are worth; exact unless an engine says otherwise."""
         return Status()

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.estimate.exact import Supports
 from rdpgraph.estimate.sites import Sites
 from rdpgraph.estimate.view import View

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.estimate.exact import Kept
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.support import Support

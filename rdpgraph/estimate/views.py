@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.evidence import opened
 from rdpgraph.estimate.exact import Model, Supports

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Block:
     shape: tuple[int, ...]
     rows: Tensor | None
     declared: Tensor
-    copied: tuple[tuple[Tensor, int], ...] = ()
+    copied: tuple[tuple[Tensor, int], ...] = field(default=(), metadata={"elsewhere": ()})
 
     @property
     def count(self) -> int:

@@ -6,13 +6,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from operator import ge
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
 from rdpgraph.model.variable import Variable, VariableArray
 

@@ -8,20 +8,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import ordinarily
+from rdpgraph._portable import tensors_in
 from rdpgraph.errors import UnsupportedError
 
 Answer = TypeVar("Answer")
 
 
 def by_autograd(method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """A method whose answer is a gradient: it answers within ``torch.inference_mode()`` too."""
+    """A method whose answer is a gradient, in inference mode and of its tensors too."""
 
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Answer:
-        if not torch.is_inference_mode_enabled():
-            return method(*args, **kwargs)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            return method(*(_ordinary(part) for part in args), **kwargs)
+        if torch.is_inference_mode_enabled() or any(
+            part.is_inference() for part in tensors_in(args)
+        ):
+            args = tuple(ordinarily(_ordinary, part) for part in args)
+        return ordinarily(method, *args, **kwargs)
 
     return called
 

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property, ordinarily
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.conditional import Conditional, network_factors
@@ -70,6 +70,8 @@ class FactorGraph:
         self._set(domain, blocks_of(items, domain), None)
 
     def _set(self, domain: Domain, blocks: tuple[Block, ...], observed: Tensor | None) -> None:
+        if torch.is_inference_mode_enabled():
+            blocks, observed = ordinarily(_outliving, blocks, observed)
         shapes = [block.batch_shape for block in blocks]
         if observed is not None:
             shapes.append(tuple(observed.shape[:-1]))
@@ -353,6 +355,22 @@ class FactorGraph:
             seen = (self.observed != MISSING).reshape(-1, self.num_variables).any(0)
             lines.append(f"  observed: {int(seen.sum()):,} variables")
         return "\n".join(lines)
+
+
+def _outliving(
+    blocks: Iterable[Block], observed: Tensor | None
+) -> tuple[tuple[Block, ...], Tensor | None]:
+    """The same with numbers that gradients may pass, which those of inference mode are not."""
+    found = tuple(
+        replace(
+            block,
+            scopes=block.scopes.clone(),
+            rows=None if block.rows is None else block.rows.clone(),
+            declared=block.declared.clone(),
+        )
+        for block in blocks
+    )
+    return found, None if observed is None else observed.clone()
 
 
 def _described(entry: Entry) -> str:

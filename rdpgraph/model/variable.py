@@ -3,13 +3,13 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
 
 MOST = 2**31

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._portable import Portable
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.estimate.exact import Kept, Model
@@ -21,11 +21,12 @@ from rdpgraph.query.structured import StructuredPosterior
 
 
 @dataclass(frozen=True, eq=False)
-class EstimatedStructuredPosterior:
+class EstimatedStructuredPosterior(Portable):
     """The distribution over all states of a structure's sites, from an estimate on a few of them.
 
     Z is unbiased; log Z is too low on average, and what is a ratio of estimates (marginals,
     entropy, samples) is biased and consistent. A state that was not kept has probability zero.
+    Pickled or deep-copied, it keeps the states chosen, and has no gradients.
 
     Attributes:
         kept: the structure as declared, and which states were kept.

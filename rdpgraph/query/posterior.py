@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import (
@@ -30,11 +30,13 @@ from rdpgraph.query.unheld import with_joint
 
 
 @dataclass(frozen=True, eq=False)
-class Posterior:
+class Posterior(Portable):
     """The distribution of a factor graph's variables given its evidence.
 
     Answers are computed when first asked for, and kept. All are differentiable in the potentials
-    except states (modes and samples).
+    except states (modes and samples). A posterior can be pickled and deep-copied: model and plan
+    cross, and messages that were sent; other answers are computed anew, with the same results. All
+    tensors cross without gradients, and a scheduler's ``progress`` stays behind.
 
     Attributes:
         graph: the model, evidence included.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -92,7 +93,7 @@ def redrawn_solution(
     graph: FactorGraph,
     settings: Redrawn,
     sweeps: int,
-    solve: Callable[[FactorGraph, int], LoopySolution],
+    solve: Callable[..., LoopySolution],
 ) -> Solution:
     """Sweeps on states drawn, and drawn anew, until they end.
 
@@ -135,17 +136,13 @@ def redrawn_solution(
     if beyond is None:
         return solve(graph, sweeps)
 
-    def again(other: Model) -> LoopySolution:
-        assert isinstance(other, FactorGraph)
-        return solve(other, sweeps)
-
     estimate = EstimatedSolution(
         graph,
         beyond.restricted,
         beyond.solution,
         beyond.layout.kept,
         exact=False,
-        solve=again,
+        solve=partial(solve, sweeps=sweeps),
     )
     return RedrawnSolution(estimate, view, beyond, done)
 

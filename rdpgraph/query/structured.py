@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
+from rdpgraph._portable import Portable
 from rdpgraph.engines.status import Status
 from rdpgraph.model.domain import Entry
 from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
@@ -19,11 +20,12 @@ from rdpgraph.query.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class StructuredPosterior:
+class StructuredPosterior(Portable):
     """The distribution over a structure's sites; tensors in its own shape instead of dictionaries.
 
     The structure answers; what it has no answer to is asked of the same model as a general graph.
     Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
+    Pickled or deep-copied, it computes its answers anew, without gradients.
 
     Attributes:
         structure: the model.

@@ -1,9 +1,18 @@
 """Schedulers: how a factor graph is solved."""
 
 from rdpgraph.schedulers.auto import Auto
-from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit
+from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import Scheduler
 
-__all__ = ["Auto", "Contraction", "JoinGraph", "Loopy", "Scheduler", "exactly", "require_fit"]
+__all__ = [
+    "Auto",
+    "Contraction",
+    "JoinGraph",
+    "Loopy",
+    "Scheduler",
+    "exactly",
+    "require_fit",
+    "solved",
+]

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeAlias
 
 import torch
 
 import rdpgraph.structures  # noqa: F401  # registers what is recognised
+from rdpgraph._cache import cached_property, recording
+from rdpgraph._portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.matched import MatchedSolution, plan_of
@@ -20,7 +22,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import SEARCHING
-from rdpgraph.schedulers.contraction import Contraction, plan_network, require_fit
+from rdpgraph.schedulers.contraction import Contraction, plan_network, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy, loopy_plan
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
@@ -59,15 +61,9 @@ class Auto(Scheduler):
         match = REGISTRY.recognise(graph) if graph.observed is None else None
         if match is None:
             return self._general(graph)
-        found = match
-
-        def general() -> Solution:
-            # The structure's answers are exact, so that those which it lacks must be too.
-            plan, run = Contraction(self.memory, self.seconds).plan(graph)
-            require_fit(plan)
-            return run()
-
-        return plan_of(match.structure), lambda: MatchedSolution(graph, found, general)
+        # The structure's answers are exact, so that those which it lacks must be too.
+        general = partial(solved, Contraction(self.memory, self.seconds), graph)
+        return plan_of(match.structure), partial(MatchedSolution, graph, match, general)
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()
@@ -115,7 +111,8 @@ class _Whole:
         graph, possible = self.reduced.graph, self.reduced.possible
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
             possible = None  # it speaks of auxiliary variables, which are not made for messages
-        return reduce_graph(graph, possible=possible, whole=True)
+        with recording(lambda: tensors_in(graph.blocks)):
+            return reduce_graph(graph, possible=possible, whole=True)
 
     def plan(self, why: str) -> Plan:
         """That of loopy propagation."""

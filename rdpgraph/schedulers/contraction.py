@@ -52,9 +52,14 @@ class Contraction(Scheduler):
         Raises:
             BudgetError: it does not fit.
         """
-        plan, run = self.plan(graph)
-        require_fit(plan)
-        return run()
+        return solved(self, graph)
+
+
+def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
+    """A graph's solution, refused where the plan does not keep to its budget."""
+    plan, run = scheduler.plan(graph)
+    require_fit(plan)
+    return run()
 
 
 def plan_network(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -60,7 +61,7 @@ class Loopy(Scheduler):
     gradient: Gradient = field(default_factory=Implicit)
     start: Posterior | None = None
     seconds: float | None = None
-    progress: Callable[[Sweep], None] | None = None
+    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
     supports: Redrawn | None = None
 
     def __post_init__(self) -> None:
@@ -100,21 +101,21 @@ class Loopy(Scheduler):
         if self.supports is not None:
             return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
         network = reduce_graph(graph, whole=True)
-        start = None if self.start is None else self.start.solution
-        assert start is None or isinstance(start, LoopySolution)
+        return loopy_plan(network, self.sweeps, why), partial(self._started, network)
 
-        def run() -> LoopySolution:
-            solution = self.solution(network)
-            return solution if start is None else solution.started_from(start)
-
-        return loopy_plan(network, self.sweeps, why), run
+    def _started(self, network: Network) -> LoopySolution:
+        solution = self.solution(network)
+        if self.start is None:
+            return solution
+        assert isinstance(self.start.solution, LoopySolution)
+        return solution.started_from(self.start.solution)
 
     def _on_supports(self, graph: FactorGraph, supports: Redrawn) -> Callable[[], Solution]:
-        def solve(other: FactorGraph, sweeps: int) -> LoopySolution:
-            part = replace(self, supports=None, sweeps=sweeps)
-            return part.solution(reduce_graph(other, whole=True))
+        return partial(redrawn_solution, graph, supports, self.sweeps, self._on_few)
 
-        return lambda: redrawn_solution(graph, supports, self.sweeps, solve)
+    def _on_few(self, graph: FactorGraph, sweeps: int) -> LoopySolution:
+        part = replace(self, supports=None, sweeps=sweeps)
+        return part.solution(reduce_graph(graph, whole=True))
 
     def solution(self, network: Network) -> LoopySolution:
         """Messages in a network reduced with ``whole=True``; a start is left out."""

@@ -201,5 +201,3 @@ def test_sequences_without_a_transition(steps):
 def test_what_does_not_fit_is_refused(shape):
     with pytest.raises(rg.ModelError, match="transition of shape"):
         SemiMarkov(torch.zeros(2, 5, 2, 3), torch.zeros(shape))
-
-

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.slots import BySlot, arriving_messages, cavities
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.estimate.layout import Layout
@@ -50,7 +50,7 @@ class Beyond:
         few = torch.tensor(kept).repeat_interleave(torch.tensor(counts))
         return few & self.free
 
-    @cached_property
+    @differentiable_property
     def messages(self) -> BySlot:
         """By block of the restricted model and slot, (B', F, all states of the slot's variables).
 

@@ -1,11 +1,11 @@
 """Flooding in binary pairwise models by log-odds: one number for each message."""
 
 import math
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 

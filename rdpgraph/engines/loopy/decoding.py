@@ -26,6 +26,7 @@ class Decoded:
 
     states: Tensor
     consistent: Tensor
+    crosses = True
 
 
 def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:

@@ -8,11 +8,12 @@ Within a class the edges of one slot of one kernel are contiguous (a segment).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from rdpgraph._cache import cached_property, ordinarily
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Edges:
     def remembered(self, key: object, make: "Callable[[Edges], T]") -> "T":
         """What ``make`` gives for these edges, made once."""
         if key not in self._memory:
-            self._memory[key] = make(self)
+            self._memory[key] = ordinarily(make, self)
         return cast("T", self._memory[key])
 
     @cached_property

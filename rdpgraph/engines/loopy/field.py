@@ -16,12 +16,12 @@ tree-reweighted, an upper bound on log Z (Wainwright, Jaakkola, Willsky 2005). t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, normalised, share, take
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
@@ -166,7 +166,7 @@ class Field:
         """Of one batch item and (1, V) states: each factor's log-belief there, and its largest."""
         incoming = self.at(kernel, self._prepared(messages)[0])
         own = self.kernels[kernel]
-        taken = own.log_values_at(states)
+        taken = own.log_values_at(states).to(messages[0])
         for port, part in zip(own.ports, incoming, strict=True):
             here = part[0].gather(0, states[:, port.variables.to(states.device)])
             taken = added_rows(taken.reshape(1, -1), port, here)[0]

@@ -4,11 +4,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share, take
 from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
 from rdpgraph.engines.loopy.edges import Port

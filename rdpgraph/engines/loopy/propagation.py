@@ -52,7 +52,9 @@ class Limits:
     sweeps: int
     tolerance: float
     seconds: float | None = None
-    progress: Callable[[Sweep], None] | None = None
+    progress: Callable[[Sweep], None] | None = dataclass_field(
+        default=None, metadata={"elsewhere": None}
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class Outcome:
     residual: Tensor
     trace: tuple[float, ...]
     updates: int = dataclass_field(default=0)
+    crosses = True
 
 
 def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:

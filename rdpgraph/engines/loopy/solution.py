@@ -3,11 +3,11 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.loopy.arithmetic import normalised, take
 from rdpgraph.engines.loopy.build import edges_in, field_of, message_groups
@@ -171,15 +171,10 @@ class LoopySolution(Approximation):
 
     def log_partition(self) -> Tensor:
         """(B,) the Bethe, or reweighted, approximation of log Z (at temperature t of t log Z)."""
-        if not torch.is_grad_enabled() and "_log_partition" not in self.__dict__:
-            return self._free_energy()
         return self._log_partition
 
-    @cached_property
+    @differentiable_property
     def _log_partition(self) -> Tensor:
-        return self._free_energy()
-
-    def _free_energy(self) -> Tensor:
         network = self.network
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
@@ -226,6 +221,9 @@ class LoopySolution(Approximation):
 
     def expected_score(self) -> Tensor:
         """(B,) the summed log-values expected under the beliefs."""
+        return ordinarily(self._expected_score)  # some kernels' are gradients
+
+    def _expected_score(self) -> Tensor:
         network, field = self.network, self.field
         if network.impossible:
             return torch.zeros_like(network.constant).expand(network.batch)

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import Kernel

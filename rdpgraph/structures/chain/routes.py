@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.structures.chain import (
     decode,
     filtering,

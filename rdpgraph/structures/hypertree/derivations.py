@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.arrays import settle

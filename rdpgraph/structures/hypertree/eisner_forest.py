@@ -1,11 +1,10 @@
 """Projective dependency trees as derivations of Eisner's chart, for what asks about its edges."""
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import remembered
 from rdpgraph.structures.hypertree.derivations import Derivations
 
 
@@ -24,7 +23,7 @@ def forest(unary: Tensor, *, multiroot: bool) -> Derivations:
     return Derivations(weights, heads.to(unary.device), tails.to(unary.device), nodes=nodes)
 
 
-@lru_cache(maxsize=16)
+@remembered(16)
 def _chart(words: int, *, multiroot: bool) -> tuple[Tensor, Tensor, int]:
     """Heads (E,), tails (E, 3) and the number of nodes; nodes 0..n(n + 1)-1 are the arcs."""
     arcs = words * (words + 1)

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree import plain

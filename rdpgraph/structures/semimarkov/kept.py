@@ -11,12 +11,12 @@ stands in a segmentation once at most, so that Z is linear in the weights of eac
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential

@@ -1,0 +1,121 @@
+"""What crosses to another process, or to a copy: a model, without gradients, and what was run."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among the fields of dataclasses, in tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+class Portable:
+    """Pickles and deep-copies as its fields do, with tensors detached.
+
+    Answers that are kept do not cross, but for those with ``crosses``, of which messages are: they
+    are not sent again. The others are computed anew when asked for.
+    """
+
+    crosses = True
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[type], dict[str, Any]]:
+        return _empty, (type(self),), _Detached(self).contents(self)
+
+    def __copy__(self) -> Any:
+        made = _empty(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+
+def _empty(kind: type) -> Any:
+    return object.__new__(kind)
+
+
+def _crosses(kept: Any) -> bool:
+    return any(map(_crosses, kept)) if type(kept) is tuple else getattr(kept, "crosses", False)
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """A generator as it is on the way; its own pickle does not reach a spawned process."""
+
+    device: torch.device
+    state: bytes
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _generator, (self.device, self.state)
+
+
+def _generator(device: torch.device, state: bytes) -> torch.Generator:
+    made = torch.Generator(device)
+    made.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return made
+
+
+class _Detached:
+    """Copies of objects, each made once; the root stands for itself."""
+
+    def __init__(self, root: object) -> None:
+        self._known = {id(root): (root, root)}  # the originals too, so that their ids stay
+
+    def __call__(self, value: Any) -> Any:
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._copied(value)
+        return self._known[id(value)][1]
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach() if value.requires_grad else value
+        if isinstance(value, torch.Generator):
+            return _Draws(value.device, value.get_state().numpy().tobytes())
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self(value.__self__))
+        if isinstance(value, partial):
+            parts = {key: self(part) for key, part in value.keywords.items()}
+            return partial(self(value.func), *map(self, value.args), **parts)
+        if type(value) in (tuple, list):
+            return type(value)(map(self, value))
+        if type(value) is dict:
+            return {key: self(part) for key, part in value.items()}
+        if is_dataclass(value) and not isinstance(value, type):
+            return self._of_dataclass(value)
+        return value
+
+    def _of_dataclass(self, value: Any) -> Any:
+        made = _empty(type(value))
+        self._known[id(value)] = value, made  # an answer that is kept may be the object itself
+        made.__dict__.update(self.contents(value))
+        before = value.__dict__
+        if made.__dict__.keys() != before.keys():
+            return made
+        return value if all(made.__dict__[name] is part for name, part in before.items()) else made
+
+    def contents(self, value: Any) -> dict[str, Any]:
+        """The fields of a dataclass, and what it keeps of what crosses."""
+        declared = {field.name: field for field in fields(value)}
+        return {
+            name: self._field(declared.get(name), part)
+            for name, part in value.__dict__.items()
+            if name in declared or _crosses(part)
+        }
+
+    def _field(self, field: Field[Any] | None, part: Any) -> Any:
+        if field is not None and "elsewhere" in field.metadata:
+            return field.metadata["elsewhere"]
+        return self(part)

@@ -1,0 +1,116 @@
+"""Answers without gradients leave those with gradients as they are, in inference mode too."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.program import compiled
+from rdpgraph.plan import scheduler
+from rdpgraph.structures.hypertree.eisner_forest import _chart
+from tests.query.routes import (
+    ANSWERS,
+    ROUTES,
+    answered,
+    declared,
+    inferred,
+    posterior,
+    total,
+    weights,
+)
+
+PACKAGE = Path(rg.__file__).parent
+FEW = ("contraction", "loopy", "recognised chain", "randomized loopy", "randomized chain")
+CASES = [
+    *((route, torch.inference_mode) for route in ROUTES),
+    *((route, torch.no_grad) for route in FEW),
+]
+
+
+def forget():
+    """As in a fresh process."""
+    for function in (compiled, _chart):
+        function.cache_clear()
+    scheduler._known.clear()
+    scheduler._easy.clear()
+
+
+def gradients(made, leaves):
+    """Of every answer that has one, in every leaf."""
+    found = {}
+    for name in ("log Z", "marginals", "entropy"):
+        value = total(ANSWERS[name](made))
+        if not value.requires_grad:
+            continue
+        try:
+            found[name] = torch.autograd.grad(value, leaves, retain_graph=True)[0]
+        except rg.UnsupportedError:
+            found[name] = None
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:The implicit gradient")
+@pytest.mark.parametrize(("route", "mode"), CASES)
+def test_gradients_after_answers_without(route, mode):
+    forget()
+    leaves = weights()
+    asked = posterior(route, leaves)
+    model = declared(route, leaves)
+    with mode():
+        made_there = inferred(route, model)
+        before = answered(made_there)
+        inside = answered(asked)
+    new = posterior(route, leaves)
+    found = [gradients(made, leaves) for made in (asked, made_there, new)]
+    forget()
+    fresh = posterior(route, leaves)
+    expected = gradients(fresh, leaves)
+    assert "log Z" in expected
+    # Messages that record gradients end within their tolerance of those that do not.
+    close = {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(before, answered(fresh), **close)
+    torch.testing.assert_close(inside, before, **close)
+    for each in found:
+        loose = route in ("loopy at random", "loopy, redrawn")
+        close = {"rtol": 1e-3, "atol": 1e-4} if loose else {"rtol": 1e-9, "atol": 1e-12}
+        torch.testing.assert_close(each, expected, **close)
+
+
+def test_a_model_declared_in_inference_mode_has_gradients_outside():
+    """Of tables that it does not copy; numbers of variables are no tensors of that mode."""
+    x = rg.VariableArray("x", (4,), 2)
+    table = torch.zeros(4, 2, requires_grad=True)
+    with torch.inference_mode():
+        graph = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(table))])
+        graph = graph.condition({x: torch.tensor([0, -1, -1, -1])}).condition({x[1]: 1})
+    (found,) = torch.autograd.grad(rg.infer(graph).log_partition, table)
+    expected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.5, 0.5]])
+    torch.testing.assert_close(found, expected)
+
+
+def test_potentials_made_in_inference_mode_are_answered_there():
+    """Beside parameters that require gradients."""
+    with torch.inference_mode():
+        made = torch.randn(4, 3)
+        assert made.is_inference()
+    table = torch.zeros(3, 3, requires_grad=True)
+    x = rg.VariableArray("x", (4,), 3)
+    pairs = rg.FactorBlock((x[:-1], x[1:]), rg.Bilinear(table, table))
+    with torch.inference_mode():
+        unary = rg.FactorBlock((x,), rg.Table(made + 1))
+        for given in (rg.Contraction(), rg.Loopy(), rg.JoinGraph(), rg.Auto()):
+            found = rg.infer(rg.FactorGraph([unary, pairs]), scheduler=given).marginal(x)
+            torch.testing.assert_close(found, made.softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_what_is_kept_is_made_outside_inference_mode(path):
+    """Where tensors may be kept, by the ways of `rdpgraph._cache`; plans are integers."""
+    name = path.relative_to(PACKAGE).as_posix()
+    if name.startswith("plan/") or name == "_cache.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "functools":
+            assert not {part.name for part in node.names} & {"cached_property", "lru_cache"}
