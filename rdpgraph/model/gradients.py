@@ -1,5 +1,6 @@
 """Answers that are gradients: in inference mode, differentiated again, or refusing that."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
@@ -39,6 +40,14 @@ def _ordinary(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_ordinary(part) for part in value)
     return value
+
+
+def possible_alone(log_z: Tensor) -> Tensor:
+    """Log Z that passes no gradient on where it is -inf."""
+    values = log_z.detach()
+    if values.numel() and values.min().item() > -math.inf:
+        return log_z
+    return torch.where(values > -math.inf, log_z, -math.inf)
 
 
 def regradient(

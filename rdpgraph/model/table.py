@@ -109,6 +109,6 @@ def checked_log_values(name: str, log_values: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     refuse_hollow(name, log_values)
-    if log_values.numel() and not bool(log_values.detach().amax() < math.inf):
+    if log_values.numel() and not log_values.detach().amax().item() < math.inf:
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rdpgraph.errors import ModelError
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
 Reduction: TypeAlias = Literal["none", "sum", "mean", "token_mean"]
@@ -107,11 +108,12 @@ class CRF(nn.Module):
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """The best sequence of tags of each item, as long as its mask; O(T N^2) each."""
-        chain = self.chain(emissions, mask)
-        rows: list[list[int]] = chain.mode().tolist()
-        if mask is None:
+        with torch.no_grad():
+            chain = self.chain(emissions, mask)
+            rows: list[list[int]] = chain.mode().tolist()
+        if chain.lengths is None:
             return rows
-        lengths: list[int] = mask.bool().sum(1 if self.batch_first else 0).tolist()
+        lengths: list[int] = chain.lengths.tolist()
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def marginals(self, emissions: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -158,8 +160,9 @@ class CRF(nn.Module):
 def _lengths(mask: Tensor) -> Tensor:
     """(batch,) steps that count, of a mask (batch, steps)."""
     mask = mask.bool()
+    lengths = mask.sum(1)
+    if torch.equal(mask, inside(lengths, mask.shape[1])) and bool((lengths > 0).all()):
+        return lengths
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
-    if (mask[:, 1:] > mask[:, :-1]).any():
-        raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
-    return mask.sum(1)
+    raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")

@@ -16,10 +16,24 @@ from rdpgraph.model.table import checked_log_values
 def checked_unary(unary: Tensor) -> None:
     """Log-potentials (*batch, T, N)."""
     checked_log_values("Chain's unary", unary)
+    checked_steps(unary)
+
+
+def checked_steps(unary: Tensor) -> None:
+    """The shape alone."""
     if unary.ndim < 2 or not unary.shape[-1]:
         raise ModelError(
             f"Chain needs unary potentials of shape (*batch, T, N), N >= 1; got {_shape(unary)}."
         )
+
+
+def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
+    """The shape of scores of the first or the last state, (N,) or (*batch, N)."""
+    *batch, _, states = unary.shape
+    shape = tuple(values.shape)
+    if shape[-1:] != (states,) or not _broadcasts(shape[:-1], batch):
+        own = f" or {(*batch, states)}" if batch else ""
+        raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{own}; got {shape}.")
 
 
 def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
@@ -58,14 +72,17 @@ def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Ten
             f"{_shape(given)} of {given.dtype}."
         )
     given = given.to(device=unary.device, dtype=torch.long)
-    wrong = given[(given < 0) | (given > total)]
-    if len(wrong):
-        raise ModelError(f"Chain of {total} steps needs lengths 0 to {total}; got {int(wrong[0])}.")
+    if given.numel():
+        for extreme in given.aminmax():
+            if not 0 <= int(extreme) <= total:
+                raise ModelError(
+                    f"Chain of {total} steps needs lengths 0 to {total}; got {int(extreme)}."
+                )
     return given
 
 
 def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
-    """States (*lead, *batch, T) as (R, B, T) int64, -1 beyond the length."""
+    """States (*lead, *batch, T) as (R, B, T) int64, in range or -1 (beyond the length)."""
     *batch, total, size = unary.shape
     shape = (*batch, total)
     whole = isinstance(states, Tensor) and states.dtype in _INTEGERS
@@ -77,6 +94,8 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     lead = states.shape[: states.ndim - len(shape)]
     flat = states.long().to(unary.device)
     flat = flat.reshape([math.prod(lead), math.prod(batch), total])
+    if not flat.numel() or 0 <= int(flat.min()) <= int(flat.max()) < size:
+        return flat
     inside = torch.arange(total, device=unary.device) < lengths.unsqueeze(1)
     wrong = flat[((flat < 0) | (flat >= size)) & inside]
     if len(wrong):
@@ -109,7 +128,8 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
 
 def require_possible(states: Tensor, lengths: Tensor, what: str) -> None:
     """States (..., B, T) are all -1 where there is no possible sequence."""
-    if bool(((states[..., :1] < 0) & (lengths > 0).unsqueeze(-1)).any()):
+    first = states[..., :1] < 0
+    if bool(first.any()) and bool((first & (lengths > 0).unsqueeze(-1)).any()):
         raise ImpossibleEvidenceError(
             f"A chain has no {what}: at least one item has no possible sequence."
         )

@@ -1,15 +1,22 @@
 """The unary potentials of hidden Markov models and conditional random fields."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import as_whole, taken
+from rdpgraph.model.arrays import FLOATING, as_whole, taken
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lowrank import LowRank
-from rdpgraph.structures.chain.checks import checked_lengths, checked_rows, checked_unary
+from rdpgraph.structures.chain.checks import (
+    checked_ends,
+    checked_lengths,
+    checked_rows,
+    checked_steps,
+    checked_unary,
+)
 from rdpgraph.structures.chain.factors import inside, masked
 
 MISSING = -1
@@ -46,40 +53,58 @@ def hmm_unary(
     else:
         checked_rows("Chain.hmm's emission", emission)
         unary = _emitted(emission, observations, lengths)
-    return _at(unary, start, torch.arange(unary.shape[-2], device=unary.device) == 0)
+    return _with_ends(unary, start, None, None)
 
 
 def crf_unary(
     emissions: Tensor, start: Tensor | None, end: Tensor | None,
     lengths: Tensor | Sequence[int] | int | None,
-) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from scores; what stands beyond the lengths may be anything, and is 0."""
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(*batch, T, N) from scores, and the lengths.
+
+    What stands beyond the lengths may be anything, and is 0.
+
+    Args:
+        emissions: (*batch, T, N).
+        start: (N,) or (*batch, N) scores of the first state.
+        end: of the last one.
+        lengths: (*batch,).
+    """
     emissions = taken("Chain.crf's emissions", emissions)
+    if emissions.dtype not in FLOATING:
+        checked_unary(emissions)
+    own = None
+    if lengths is not None and emissions.ndim > 1:
+        own = checked_lengths(lengths, emissions)
+        emissions = masked(emissions, own)
+    if start is None and end is None:
+        return emissions, own
+    checked_steps(emissions)
     start = start if start is None else taken("Chain.crf's start", start)
     end = end if end is None else taken("Chain.crf's end", end)
-    if lengths is not None and emissions.ndim > 1:
-        emissions = masked(emissions, checked_lengths(lengths, emissions))
-    checked_unary(emissions)
-    steps = torch.arange(emissions.shape[-2], device=emissions.device)
     for name, values in (("start", start), ("end", end)):
-        if values is not None and tuple(values.shape) != (emissions.shape[-1],):
-            raise ModelError(
-                f"Chain.crf needs {name} scores of shape ({emissions.shape[-1]},); got "
-                f"{tuple(values.shape)}."
-            )
-    if start is not None:
-        emissions = _at(emissions, start, steps == 0)
-    if end is not None:
-        last = torch.tensor(len(steps), device=steps.device)
-        if lengths is not None:
-            last = checked_lengths(lengths, emissions).unsqueeze(-1)
-        emissions = _at(emissions, end, steps == last - 1)
-    return emissions
+        if values is not None:
+            checked_ends(name, values, emissions)
+    return _with_ends(emissions, start, end, own), own
 
 
-def _at(unary: Tensor, values: Tensor, where: Tensor) -> Tensor:
-    """Values over states added at some steps."""
-    return torch.where(where.unsqueeze(-1), unary + values, unary)
+def _with_ends(
+    unary: Tensor, start: Tensor | None, end: Tensor | None, lengths: Tensor | None
+) -> Tensor:
+    """Values over states added at the first step, and at the last one."""
+    *batch, total, states = unary.shape
+    count = math.prod(batch)
+    if not total or not count:
+        return unary
+    flat, items = unary.reshape(count, total, states), torch.arange(count, device=unary.device)
+    first = torch.zeros_like(items)
+    last = first + (total - 1) if lengths is None else (lengths.reshape(-1) - 1).clamp_(min=0)
+    for values, steps in ((start, first), (end, last)):
+        if values is not None:
+            dtype = torch.promote_types(flat.dtype, values.dtype)
+            rows = values.to(dtype).expand(*batch, states).reshape(count, states)
+            flat = flat.to(dtype).index_put((items, steps), rows, accumulate=True)
+    return flat.reshape(unary.shape)
 
 
 def _emitted(

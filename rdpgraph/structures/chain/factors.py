@@ -108,6 +108,14 @@ def product(state: Tensor, matrix: Tensor) -> Tensor:
     return (state.unsqueeze(1) @ matrix).squeeze(1)
 
 
+def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:
+    """`product` into a tensor that is there; no gradient."""
+    if matrix.ndim == 2 or matrix.shape[0] == 1:
+        torch.mm(state, matrix if matrix.ndim == 2 else matrix[0], out=out)
+    else:
+        torch.bmm(state.unsqueeze(1), matrix, out=out.unsqueeze(1))
+
+
 def step_of(matrix: Tensor, step: int) -> Tensor:
     """The matrix from step to step + 1: (N, N) or (1 or B, N, N)."""
     return matrix if matrix.ndim == 2 else matrix[:, step]

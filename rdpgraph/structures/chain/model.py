@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
-from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
@@ -152,8 +152,8 @@ class Chain(Structure):
         Args:
             emissions: (*batch, T, N) scores of the tags at each position, any real numbers.
             transition: as for `Chain`: scores of a tag after another.
-            start: (N,) scores of the first tag.
-            end: (N,) scores of the last tag, that at the length.
+            start: (N,) scores of the first tag; or (*batch, N), each item's own.
+            end: (N,) or (*batch, N) scores of the last tag, that at the length.
             lengths: (*batch,) of the sentences; default: all T.
 
         Raises:
@@ -161,8 +161,8 @@ class Chain(Structure):
 
         Source: Lafferty, McCallum and Pereira 2001, "Conditional random fields".
         """
-        unary = crf_unary(emissions, start, end, lengths)
-        return cls(unary, transition, lengths=as_lengths(lengths))
+        unary, own = crf_unary(emissions, start, end, lengths)
+        return cls(unary, transition, lengths=own)
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -171,8 +171,7 @@ class Chain(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
-        log_z = self._shaped(self._route.log_partition())
-        return torch.where(log_z.detach() > -math.inf, log_z, -math.inf)
+        return possible_alone(self._shaped(self._route.log_partition()))
 
     def score(self, states: Tensor) -> Tensor:
         """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.
@@ -198,9 +197,11 @@ class Chain(Structure):
 
     def log_prob(self, states: Tensor) -> Tensor:
         """The log-probabilities of sequences, (*lead, *batch, T) as (*lead, *batch)."""
-        log_z = self.log_partition()
+        log_z, score = self.log_partition(), self.score(states)
         alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
+        if bool(alive.all()):
+            return score - log_z
+        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
 
     @by_autograd
     def edge_marginals(self) -> Tensor:
@@ -397,4 +398,5 @@ class Chain(Structure):
         return torch.full((batch,), total, device=self.unary.device)
 
     def _shaped(self, values: Tensor) -> Tensor:
-        return values.reshape([*self.batch_shape, *values.shape[1:]])
+        batch = self.batch_shape
+        return values if len(batch) == 1 else values.reshape([*batch, *values.shape[1:]])

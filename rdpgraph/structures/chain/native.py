@@ -53,15 +53,16 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     unary, emission = _dense(factors.unary), _dense(factors.emission)
     transition, matrix = _dense(factors.transition), _dense(factors.matrix)
     offset, lengths = _dense(factors.offset), _dense(factors.lengths)
-    starts = torch.zeros_like(lengths) if factors.starts is None else _dense(factors.starts)
+    starts = None if factors.starts is None else _dense(factors.starts)
     batch, steps, count = emission.shape
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
     doubtful = torch.empty(batch, dtype=torch.bool)
     room = _room(matrix)
     function("forward", emission.dtype)(
-        *_pointers(unary, emission, transition, matrix, offset, starts, lengths),
-        *_pointers(states, scales, values, doubtful, room),
+        *_pointers(unary, emission, transition, matrix, offset),
+        None if starts is None else starts.data_ptr(),
+        *_pointers(lengths, states, scales, values, doubtful, room),
         batch,
         steps,
         count,
@@ -78,11 +79,12 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
     """As `sweeps.backward`."""
     emission, matrix = _dense(factors.emission), _dense(factors.matrix)
     lengths, gradient = _dense(factors.lengths), _dense(gradient)
+    states, scales = _dense(found.states), _dense(found.scales)
     batch, steps, count = emission.shape
     marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
     room = _room(matrix)
     function("backward", emission.dtype)(
-        *_pointers(found.states, found.scales, emission, matrix, lengths, gradient),
+        *_pointers(states, scales, emission, matrix, lengths, gradient),
         *_pointers(marginals, ahead, room),
         batch,
         steps,
@@ -94,7 +96,8 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
 
 def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
     """As `sweeps.edge_gradient`, of one matrix for all steps."""
-    matrix, result = _dense(matrix), torch.empty_like(matrix)
+    matrix, states, ahead = _dense(matrix), _dense(states), _dense(ahead)
+    result = torch.empty_like(matrix)
     count = len(matrix)
     steps = states.numel() // count
     parts = _pointers(states, ahead, matrix, result)
@@ -161,7 +164,7 @@ def _room(matrix: Tensor) -> Tensor:
 
 
 def _dense(part: Tensor) -> Tensor:
-    return part.detach().contiguous()
+    return part if part.is_contiguous() else part.contiguous()
 
 
 def _pointers(*parts: Tensor) -> list[int]:

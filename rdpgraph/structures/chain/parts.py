@@ -36,7 +36,8 @@ class Parts(NamedTuple):
             own = batch if math.prod(own) != 1 else own
             transition = transition.expand(*own, *ends).reshape([math.prod(own), *ends])
         dtype = torch.promote_types(unary.dtype, transition.dtype)
-        unary = unary.reshape([math.prod(batch), total, states])
+        if len(batch) != 1:
+            unary = unary.reshape([math.prod(batch), total, states])
         return Parts(unary.to(dtype), transition.to(dtype), lengths)
 
     def detach(self) -> "Parts":

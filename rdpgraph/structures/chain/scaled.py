@@ -70,9 +70,9 @@ class _Scaled(torch.autograd.Function):
 
             return *regradient(again, (unary, transition), gradient), None, None
         own = Factors(unary, transition, emission, matrix, scales, lengths)
-        marginals, ahead = backward(own, Forward(states, scales, scales, scales), gradient)
-        edges = edge_gradient(own, states, ahead) if ctx.needs_input_grad[1] else None  # pyright: ignore
-        return marginals, edges, None, None
+        found = Forward(states, scales, scales, scales)
+        needed = ctx.needs_input_grad[1]  # pyright: ignore
+        return *backward(own, found, gradient, edges=needed), None, None
 
 
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
@@ -91,20 +91,18 @@ def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Fo
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
-def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """A backward sweep, likewise."""
+def backward(
+    factors: Factors, found: Forward, gradient: Tensor, *, edges: bool
+) -> tuple[Tensor, Tensor | None]:
+    """A backward sweep, likewise: marginals, and sums of edge marginals if they are asked for."""
     if native.serves(factors):
-        return native.backward(factors, found, gradient)
-    if fused.serves(factors):
-        return fused.backward(factors, found, gradient)
-    return sweeps.backward(factors, found, gradient)
-
-
-def edge_gradient(factors: Factors, states: Tensor, ahead: Tensor) -> Tensor:
-    """Sums of edge marginals in the shape of the transition, likewise."""
-    if native.serves(factors):
-        return native.edge_gradient(factors.matrix, states, ahead)
-    return sweeps.edge_gradient(factors.matrix, states, ahead)
+        marginals, ahead = native.backward(factors, found, gradient)
+        return marginals, native.edge_gradient(
+            factors.matrix, found.states, ahead
+        ) if edges else None
+    sweep = fused.backward if fused.serves(factors) else sweeps.backward
+    marginals, ahead = sweep(factors, found, gradient)
+    return marginals, sweeps.edge_gradient(factors.matrix, found.states, ahead) if edges else None
 
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:

@@ -13,10 +13,11 @@ from torch import Tensor
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
-_CALL = 5e-6
-"""Seconds of a call into torch, on a CPU or to launch it on a GPU."""
-_STEP_CALLS, _LEVEL_CALLS = 9, 22
-"""Calls forwards and backwards."""
+_STEP, _LEVEL, _MATRIX = 11e-6, 165e-6, 1.2e-6
+"""Seconds of a step of the recursion, a level of the tree and each of its matrices, on a CPU."""
+_COMPILED_STEP = 1e-6
+_LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
+"""The same on a GPU, where launches are what takes the time."""
 _MEMORY = 2**28
 """Bytes of matrices."""
 
@@ -26,13 +27,17 @@ def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
     batch, steps, states = unary.shape
     if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
         return False
-    rate = 2e10 if unary.device.type == "cpu" else 1e12
     levels = math.ceil(math.log2(steps))
-    work = 6 * batch * steps * states**2 / rate
-    recursion = steps * _CALL * (0.2 if compiled else _STEP_CALLS) + work
+    if unary.device.type == "cpu":
+        work = 6 * batch * steps * states**2 / 2e10
+        recursion = steps * (_COMPILED_STEP if compiled else _STEP)
+        scan = levels * _LEVEL + batch * steps * _MATRIX
+    else:
+        work = 6 * batch * steps * states**2 / 1e12
+        recursion = steps * _LAUNCH * _STEP_LAUNCHES
+        scan = levels * _LAUNCH * _LEVEL_LAUNCHES
     # Small matrices do not reach the rate of large ones.
-    scan = levels * _CALL * _LEVEL_CALLS + 4 * work * states
-    return scan < recursion
+    return scan + 4 * work * states < recursion + work
 
 
 def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:

@@ -1,6 +1,7 @@
 """The scaled recursion step by step in torch, forward and backward, on any device."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,9 @@ from rdpgraph.structures.chain.factors import (
     Factors,
     inside,
     joined,
+    multiply,
     peak,
     product,
-    step_of,
     steps_of,
 )
 from rdpgraph.structures.chain.ranges import doubtful
@@ -36,25 +37,32 @@ class Forward:
 
 
 def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it."""
-    emission, matrix = factors.emission, factors.matrix
-    states, scales = torch.empty_like(emission), torch.empty_like(factors.offset)
-    least = torch.finfo(emission.dtype).tiny
-    state = emission[:, 0]
-    for step in range(emission.shape[1]):
+    """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it.
+
+    What takes the time of small chains is the number of calls: four for each step.
+    """
+    emission, matrices = factors.emission, steps_of(factors.matrix, factors.emission.shape[1] - 1)
+    batch, steps, count = emission.shape
+    # In order of the steps, and in place of the emissions.
+    states = emission.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    scales = emission.new_empty(steps, batch, 1)
+    ones, room = emission.new_ones(count, 1), emission.new_empty(batch, count)
+    begins = None if factors.starts is None else _steps_equal(factors.starts, steps)
+    rows, sums = states.unbind(0), scales.unbind(0)
+    for step, (state, scale) in enumerate(zip(rows, sums, strict=True)):
         if step:
-            state = product(states[:, step - 1], step_of(matrix, step - 1)).mul_(emission[:, step])
-            if factors.starts is not None:
-                begins = (factors.starts == step).unsqueeze(1)
-                state = torch.where(begins, emission[:, step], state)
-        scale = state.sum(1, keepdim=True)
-        scales[:, step] = scale.squeeze(1)
+            multiply(rows[step - 1], matrices[step - 1], out=room)
+            if begins is not None:
+                room.masked_fill_(begins[step], 1.0)
+            state.mul_(room)
+        torch.mm(state, ones, out=scale)
+        torch.div(state, scale, out=state)  # no number where nothing is possible: see below
         if floor:
-            state = squeezed(state / scale.clamp_(min=least), floor, upward=upward)
-            states[:, step] = state
-        else:
-            torch.div(state, scale.clamp_(min=least), out=states[:, step])
-    return finished(factors, states, scales)
+            state.copy_(squeezed(state, floor, upward=upward))
+    # What has died stays dead.
+    states.masked_fill_(states.isnan(), 0.0)
+    scales.masked_fill_(scales.isnan(), 0.0)
+    return finished(factors, states.transpose(0, 1), scales.squeeze(2).mT.contiguous())
 
 
 def finished(factors: Factors, states: Tensor, scales: Tensor) -> Forward:
@@ -72,22 +80,22 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
     the edge from t are alpha_t(i) P_ij ahead_t(j); ahead is zero at the last step. A state that
     no prefix reaches has no bound on its beta, and no part in any other: it is left out.
     """
-    states, steps = found.states, found.states.shape[1]
-    least = torch.finfo(states.dtype).tiny
-    share = factors.emission / found.scales.clamp(min=least).unsqueeze(2)
-    share.masked_fill_(states == 0, 0.0)
+    states, (batch, steps, count) = found.states, found.states.shape
+    # In order of the steps; what is ahead of one begins as the next one's share.
+    ahead, futures = states.new_zeros(steps, batch, count), states.new_empty(steps, batch, count)
+    scales = found.scales.mT.unsqueeze(2).clamp(min=torch.finfo(states.dtype).tiny)
+    torch.div(factors.emission.transpose(0, 1)[1:], scales[1:], out=ahead[:-1])
+    ahead[:-1].masked_fill_(states.transpose(0, 1)[1:] == 0, 0.0)
     seeds = torch.zeros_like(found.scales)
     seeds.scatter_(1, (factors.lengths - 1).clamp(min=0).unsqueeze(1), gradient.unsqueeze(1))
-    ahead, marginals = torch.empty_like(states), torch.empty_like(states)
-    future = seeds[:, -1:].expand(-1, states.shape[2])
-    ahead[:, -1] = 0.0
-    for step in range(steps - 1, -1, -1):
-        torch.mul(states[:, step], future, out=marginals[:, step])
-        if step:
-            torch.mul(share[:, step], future, out=ahead[:, step - 1])
-            backwards = step_of(factors.matrix, step - 1).mT
-            future = product(ahead[:, step - 1], backwards).add_(seeds[:, step - 1 : step])
-    return marginals, ahead
+    futures.copy_(seeds.mT.unsqueeze(2))
+    backwards = steps_of(factors.matrix.mT, steps - 1)
+    behind, after, room = ahead.unbind(0), futures.unbind(0), states.new_empty(batch, count)
+    for step in range(steps - 1, 0, -1):
+        behind[step - 1].mul_(after[step])
+        multiply(behind[step - 1], backwards[step - 1], out=room)
+        after[step - 1].add_(room)
+    return futures.transpose(0, 1).mul_(states), ahead.transpose(0, 1)
 
 
 def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
@@ -124,3 +132,9 @@ def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
     if upward:
         return torch.where(state > 0, state.clamp(min=floor), 0.0)
     return torch.where(state < floor, 0.0, state)
+
+
+def _steps_equal(starts: Tensor, steps: int) -> Sequence[Tensor]:
+    """For each step (B, 1) bool: which items begin at it."""
+    numbers = torch.arange(steps, device=starts.device).reshape(-1, 1, 1)
+    return (numbers == starts.unsqueeze(1)).unbind(0)

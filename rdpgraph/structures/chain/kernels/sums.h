@@ -80,7 +80,7 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t place = (from + r) * row_size + t * states + first;
             Real* __restrict target = states_out + place;
-            const int64_t start = starts[from + r];
+            const int64_t start = starts ? starts[from + r] : 0;
             if (t < start || t >= lengths[from + r]) {
               for (int64_t k = 0; k < count; ++k) target[k] = 0;
               continue;
@@ -104,7 +104,7 @@ void forward(const Real* __restrict unary, const Real* __restrict emission,
       }
       wait(share.together);
       for (int64_t b = share.first_row; b < share.last_row; ++b) {
-        if (t < starts[b] || t >= lengths[b]) {
+        if ((starts && t < starts[b]) || t >= lengths[b]) {
           if (first_column == 0) scales[b * steps + t] = 1;
           continue;
         }
