@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.summary import summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,15 @@ class Structure(ABC):
     """
 
     unary: Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A dataclass leaves a __repr__ of its own as it is; what it would write are all tensors.
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = cls.__repr__
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     @abstractmethod
     def log_partition(self) -> Tensor:

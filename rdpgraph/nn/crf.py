@@ -1,11 +1,13 @@
 """A conditional random field as a layer."""
 
+import math
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from rdpgraph.errors import ModelError
+from rdpgraph.nn.constraints import Constraints
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -37,6 +39,9 @@ class CRF(nn.Module):
     Args:
         num_tags: number of tags.
         batch_first: whether the batch is the first dimension.
+        constraints: which tags may begin, follow each other and end, as `bio_constraints` and
+            `bioes_constraints` have it; what they forbid has probability zero. The log-likelihood
+            of tags that break them is -inf.
 
     Attributes:
         start_transitions: (tags,) scores of the first tag.
@@ -44,13 +49,36 @@ class CRF(nn.Module):
         transitions: (tags, tags) scores of neighbours, [from, to].
 
     Raises:
-        ModelError: no tags.
+        ModelError: no tags, or constraints of another number of them.
     """
 
-    def __init__(self, num_tags: int, batch_first: bool = False) -> None:  # noqa: FBT001, FBT002
+    _may_start: Tensor | None
+    _may_follow: Tensor | None
+    _may_end: Tensor | None
+
+    def __init__(
+        self,
+        num_tags: int,
+        batch_first: bool = False,  # noqa: FBT001, FBT002
+        *,
+        constraints: Constraints | None = None,
+    ) -> None:
         if num_tags <= 0:
             raise ModelError(f"A CRF needs one tag or more; got num_tags={num_tags}.")
+        if constraints is not None and len(constraints.start) != num_tags:
+            raise ModelError(
+                f"A CRF of {num_tags} tags needs constraints of as many; got some of "
+                f"{len(constraints.start)}."
+            )
         super().__init__()
+        given = constraints
+        # No part of the checkpoints, which are those of pytorch-crf.
+        for name, allowed in (
+            ("_may_start", given and given.start),
+            ("_may_follow", given and given.transitions),
+            ("_may_end", given and given.end),
+        ):
+            self.register_buffer(name, allowed, persistent=False)
         self.num_tags = num_tags
         self.batch_first = batch_first
         self.start_transitions = nn.Parameter(torch.empty(num_tags))
@@ -150,11 +178,15 @@ class CRF(nn.Module):
         dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
         return Chain.crf(
             emissions.to(dtype),
-            self.transitions.to(dtype),
-            start=self.start_transitions.to(dtype),
-            end=self.end_transitions.to(dtype),
+            _allowed(self.transitions.to(dtype), self._may_follow),
+            start=_allowed(self.start_transitions.to(dtype), self._may_start),
+            end=_allowed(self.end_transitions.to(dtype), self._may_end),
             lengths=None if mask is None else _lengths(mask),
         )
+
+
+def _allowed(scores: Tensor, where: Tensor | None) -> Tensor:
+    return scores if where is None else torch.where(where, scores, -math.inf)
 
 
 def _lengths(mask: Tensor) -> Tensor:

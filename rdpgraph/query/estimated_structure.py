@@ -13,6 +13,7 @@ from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.estimate.exact import Kept, Model
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.summary import summary
 from rdpgraph.model.support import Support
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import checked_draws
@@ -37,6 +38,9 @@ class EstimatedStructuredPosterior(Portable):
     kept: Kept
     inner: StructuredPosterior
     solve: Callable[[Model], StructuredPosterior] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"EstimatedStructuredPosterior({summary(self.structure)}, solved as {self.inner!r})"
 
     @differentiable_property
     def replicates(self) -> Replicates:

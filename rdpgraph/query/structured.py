@@ -14,6 +14,7 @@ from rdpgraph.engines.status import Status
 from rdpgraph.model.domain import Entry
 from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.summary import summary
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.posterior import Posterior
@@ -38,6 +39,9 @@ class StructuredPosterior(Portable):
     plan: Plan
     status: Status
     general: "Lazy" = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"StructuredPosterior({summary(self.structure)}, {self.plan.why})"
 
     @differentiable_property
     def log_partition(self) -> Tensor:

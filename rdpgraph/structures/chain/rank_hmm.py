@@ -13,6 +13,7 @@ from rdpgraph.model.arrays import settle
 from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.summary import summary
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.lowrank_ranks import (
@@ -86,6 +87,9 @@ class LowRankHMM:
         def __init__(
             self, start: ArrayLike, transition: LowRank, emission: ArrayLike | LowRank
         ) -> None: ...
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     def __post_init__(self) -> None:
         settle(self, "start", "emission")

@@ -275,6 +275,32 @@ def test_an_hmm_of_lengths_ignores_what_comes_after():
     assert torch.allclose(hmm.log_partition(), expected)
 
 
+def test_a_crf_scores_the_ends_of_each_item():
+    generator = torch.Generator().manual_seed(0)
+    emissions, transition = torch.randn(2, 3, 5, 4, generator=generator), torch.randn(4, 4)
+    start, end = torch.randn(2, 3, 4, generator=generator), torch.randn(3, 4)
+    start[0, 1, 2] = -math.inf
+    lengths = torch.tensor([[5, 1, 0], [2, 3, 4]])
+    inputs = [part.requires_grad_() for part in (emissions, start, end)]
+
+    def log_z(emissions, start, end, lengths):
+        crf = rg.Chain.crf(emissions, transition, start=start, end=end, lengths=lengths)
+        return crf.log_partition()
+
+    together = log_z(*inputs, lengths)
+    alone = torch.stack([
+        log_z(emissions[i, j], start[i, j], end[j], int(lengths[i, j]))
+        for i in range(2)
+        for j in range(3)
+    ]).reshape(2, 3)  # fmt: skip
+    assert torch.allclose(together, alone)
+    torch.testing.assert_close(
+        torch.autograd.grad(together.sum(), inputs), torch.autograd.grad(alone.sum(), inputs)
+    )
+    every = torch.full((2, 3), 5)
+    assert torch.allclose(log_z(*inputs, None), log_z(*inputs, every))
+
+
 def test_a_crf_scores_its_ends():
     model = chain((3,))
     generator = torch.Generator().manual_seed(2)
@@ -322,6 +348,8 @@ START, ROWS = torch.full((3,), 1 / 3).log(), torch.full((3, 3), 1 / 3).log()
         (lambda: rg.Chain.hmm(START[:2], ROWS, ROWS), "needs start"),
         (lambda: rg.Chain.hmm(START, ROWS, ROWS, torch.tensor([3])), "got 3"),
         (lambda: rg.Chain.crf(U, F, start=F), "start scores of shape"),
+        (lambda: rg.Chain.crf(U, F, end=U[..., 0]), "end scores of shape"),
+        (lambda: rg.Chain.crf(U, F, start=F[0] * math.nan), "NaN"),
         (lambda: rg.Chain(U, F).score(torch.zeros(4).long()), "integer states of shape"),
         (lambda: rg.Chain(U, F).score(torch.full((2, 4), 3)), "states 0 to 2"),
         (lambda: rg.Chain(U, F).score(torch.full((2, 4), -1)), "states 0 to 2"),
