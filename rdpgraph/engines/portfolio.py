@@ -73,7 +73,7 @@ class FirstConverged(Solution):
         """(B,) of (B, V) states."""
         graph, starts = self.graph, self.graph.domain.starts
         chosen = {
-            entry: states[:, start:stop].reshape(*graph.batch_shape, *entry.shape)
+            entry: states[:, start:stop].reshape([*graph.batch_shape, *entry.shape])
             for entry, start, stop in zip(graph.variables, starts, starts[1:], strict=False)
         }
         return graph.score({**chosen}).reshape(-1)
