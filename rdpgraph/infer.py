@@ -15,7 +15,6 @@ from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
-from rdpgraph.plan.budget import require_room_for_states
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.estimated import EstimatedPosterior, EstimatedSolution
 from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
@@ -23,6 +22,7 @@ from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit, solved
+from rdpgraph.schedulers.scheduler import require_room_for_states
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
 

@@ -233,7 +233,9 @@ def _json(found: Answer) -> str:
             entry["effective_sample_size"] = bar.size
             entry["replicates"] = bar.replicates
         if found.scores:
-            entry["log_score"] = found.scores[row]
+            # A configuration from messages may be impossible; JSON has no infinity.
+            score = found.scores[row]
+            entry["log_score"] = score if math.isfinite(score) else None
         body["rows"].append(entry)
     if len(body["rows"]) == 1:
         body.update(body.pop("rows")[0])

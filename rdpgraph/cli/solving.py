@@ -42,6 +42,7 @@ def scheduler_of(
             sweeps=1000 if sweeps is None else sweeps,
             seconds=time_seconds,
             progress=report,
+            memory=memory_bytes,
         )
     if method is Method.JOIN:
         return JoinGraph(

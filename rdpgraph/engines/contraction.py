@@ -17,6 +17,7 @@ from rdpgraph.engines.network import Group
 from rdpgraph.engines.products import multiply, reduce
 from rdpgraph.engines.program import BatchedStep, Operand, Program
 from rdpgraph.engines.values import Value, from_logs, joined, safe_log
+from rdpgraph.plan.clock import Watch
 
 _CELLS = 1 << 23  # elements gathered at a time in a traceback
 
@@ -30,7 +31,12 @@ class Upward:
 
 
 def upward(
-    program: Program, groups: Sequence[Group], *, maximise: bool = False, keep: bool = True
+    program: Program,
+    groups: Sequence[Group],
+    *,
+    maximise: bool = False,
+    keep: bool = True,
+    watch: Watch | None = None,
 ) -> Upward:
     """Run all steps.
 
@@ -39,10 +45,13 @@ def upward(
         groups: the factors, one group per factor pool.
         maximise: every elimination is a maximum (else the program's steps say).
         keep: keep all tables for a pass down; without it operands go when they were used.
+        watch: looked at before every step.
     """
     leaves = [_leaf(group, keep_logs=maximise) for group in groups]
     pools: list[Value | None] = [*leaves, *([None] * len(program.steps))]
     for number, step in enumerate(program.steps):
+        if watch is not None:
+            watch.look()
         left = _gathered(step.left, pools)
         largest = maximise or step.maximise
         if step.right is None:
@@ -79,7 +88,7 @@ def component_logs(up: Upward, pool: int) -> Tensor:
     return total.expand(-1, count)
 
 
-def downward(up: Upward, *, maximise: bool = False) -> list[Value]:
+def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) -> list[Value]:
     """For every factor pool the product of all other tables of its component, on its dims.
 
     Times the factor itself this is its unnormalised marginal, or in the maximising form its
@@ -93,6 +102,8 @@ def downward(up: Upward, *, maximise: bool = False) -> list[Value]:
         none = torch.zeros_like(ones, dtype=torch.float64)
         waiting[pool].append((None, Value(ones, none, is_log=maximise)))
     for number in range(len(program.steps) - 1, -1, -1):
+        if watch is not None:
+            watch.look()
         step = program.steps[number]
         above = _assembled(waiting[program.groups + number])
         waiting[program.groups + number] = []

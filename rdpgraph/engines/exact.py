@@ -20,6 +20,7 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.program import Owner, compiled
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.values import Value, float_limits, normalised
+from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -32,12 +33,17 @@ class ExactSolution(Solution):
         tree: the order of contraction.
         keep: whether log Z alone keeps its tables for a pass down (more memory, no second run).
         constrained: gives a tree that eliminates some active variables after all others.
+        seconds: for each pass.
+
+    Raises:
+        BudgetError: a pass takes longer.
     """
 
     network: Network
     tree: ContractionTree
     keep: bool
     constrained: Callable[[frozenset[int]], ContractionTree]
+    seconds: float = math.inf
 
     @cached_property
     def _layout(self) -> tuple[int, ...]:
@@ -45,11 +51,16 @@ class ExactSolution(Solution):
 
     @differentiable_property
     def _sums(self) -> Upward:
-        return upward(compiled(self.tree, self._layout), self.network.groups)
+        program = compiled(self.tree, self._layout)
+        return upward(program, self.network.groups, watch=self._watch())
 
     @differentiable_property
     def _maxima(self) -> Upward:
-        return upward(compiled(self.tree, self._layout), self.network.groups, maximise=True)
+        program = compiled(self.tree, self._layout)
+        return upward(program, self.network.groups, maximise=True, watch=self._watch())
+
+    def _watch(self) -> Watch:
+        return Watch(self.seconds)
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats, differentiable."""
@@ -63,14 +74,15 @@ class ExactSolution(Solution):
         if self.keep:
             up = self._sums
         else:
-            up = upward(compiled(self.tree, self._layout), network.groups, keep=False)
+            program = compiled(self.tree, self._layout)
+            up = upward(program, network.groups, keep=False, watch=self._watch())
         total = log_total(up).to(network.constant) + network.constant
         return total.expand(network.batch)
 
     @differentiable_property
     def _beliefs(self) -> tuple[Tensor, ...]:
         """Per group (batch or 1, F, *sizes) probabilities."""
-        down = downward(self._sums)
+        down = downward(self._sums, watch=self._watch())
         leaves = zip(self._sums.pools, down, strict=False)
         return tuple(_belief(leaf, message) for leaf, message in leaves)
 
@@ -123,7 +135,7 @@ class ExactSolution(Solution):
         if network.impossible:
             return self._scattered([], [], -math.inf, 0.0)
         up, program = self._maxima, compiled(self.tree, self._layout)
-        down = downward(up, maximise=True)
+        down = downward(up, maximise=True, watch=self._watch())
         total = log_total(up).to(network.constant) + network.constant
         parts = []
         for owner in program.owners:
@@ -170,7 +182,7 @@ class ExactSolution(Solution):
         wanted = network.active[numbers]
         last = frozenset(wanted[wanted >= 0].tolist())
         program = compiled(self.constrained(last), self._layout, last)
-        up = upward(program, network.groups)
+        up = upward(program, network.groups, watch=self._watch())
         chosen = traceback(
             up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
         )

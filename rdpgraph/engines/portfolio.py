@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,9 +10,12 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
+
+Value = TypeVar("Value")
 
 _MODES = 0.6  # the part of the time that is for modes, where sums have not begun
 
@@ -125,3 +129,81 @@ class FirstConverged(Solution):
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) states."""
         return self.chosen.marginal_mode(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactFirst(Solution):
+    """Exact answers, until one takes too long; approximate ones from then on.
+
+    Attributes:
+        exact: answers, or raises `BudgetError`.
+        otherwise: gives the other solution.
+    """
+
+    exact: Solution
+    otherwise: Callable[[], Solution] = field(repr=False)
+
+    @cached_property
+    def _other(self) -> Solution:
+        return self.otherwise()
+
+    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+        if "_other" not in self.__dict__:
+            try:
+                return question(self.exact)
+            except BudgetError:
+                if "_told" in self.__dict__:
+                    raise
+        return question(self._other)
+
+    def status(self) -> Status:
+        """That of the solution that answers; once it is said to be exact, it stays so."""
+        return self._other.status() if "_other" in self.__dict__ else self._told
+
+    @cached_property
+    def _told(self) -> Status:
+        return self.exact.status()
+
+    def log_partition(self) -> Tensor:
+        """(B,) nats."""
+        return self._ask(lambda one: one.log_partition())
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities."""
+        return self._ask(lambda one: one.variable_marginals())
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities."""
+        return self._ask(lambda one: one.factor_marginals(block))
+
+    def expected_score(self) -> Tensor:
+        """(B,) nats."""
+        return self._ask(lambda one: one.expected_score())
+
+    def entropy(self) -> Tensor:
+        """(B,) nats."""
+        return self._ask(lambda one: one.entropy())
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) nats."""
+        return self._ask(lambda one: one.max_marginals())
+
+    def mode(self) -> Tensor:
+        """(B, V) states."""
+        return self._ask(lambda one: one.mode())
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,) bool, or None."""
+        return self._ask(lambda one: one.mode_exists())
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) bool."""
+        return self._ask(lambda one: one.mode_is_consistent())
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) draws; exact ones only."""
+        return self.exact.sample(count, generator)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) states; exact ones only."""
+        return self.exact.marginal_mode(numbers)

@@ -4,11 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from rdpgraph.errors import BudgetError, ModelError
-from rdpgraph.model.evidence import MISSING
-from rdpgraph.model.graph import FactorGraph
 
 SHARE = 0.6
 """The part of the machine's available memory that a plan takes by default."""
@@ -52,47 +48,37 @@ class Budget:
         return Budget(SHARE * _available(), seconds, measured=True)
 
 
-def require_room(needed: float, what: str) -> None:
-    """Refuse what the memory of this machine does not hold, before it is made.
+def require_room(needed: float, what: str, memory: float | None = None) -> None:
+    """Refuse what does not fit the memory, before it is made.
 
     Args:
         needed: bytes.
         what: what would take them, at the beginning of the message.
+        memory: bytes that may be taken; None: 60% of what this machine has available.
 
     Raises:
         BudgetError: it does not fit.
     """
-    if needed > _LITTLE and needed > (room := Budget.of_machine().memory_bytes):
+    if needed <= (SMALL if memory is not None else _LITTLE):
+        return
+    room = Budget.of_machine().memory_bytes
+    room = room if memory is None else min(memory, room)
+    if needed > room:
+        have = "are available" if memory is None else "is the budget"
         raise BudgetError(
-            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} are available; ask "
+            f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; ask "
             "for fewer variables, states or batch items."
         )
 
 
-def require_room_for_states(graph: FactorGraph) -> None:
-    """Refuse a graph for which a number for each state that evidence leaves does not fit.
-
-    Messages and marginals take that much at least.
-
-    Raises:
-        BudgetError: they do not.
-    """
-    element = torch.finfo(graph.dtype).bits / 8
-    states = graph.domain.total_states
-    if element * states <= _LITTLE:
-        return
-    require_room(8.0 * graph.num_variables, f"The {graph.num_variables:,} variables of this graph")
-    if graph.observed is not None:
-        seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).all(0)
-        states -= int(graph.domain.sizes[seen].sum())
-    require_room(element * states, f"A number for each of the {states:,} states of this graph")
-
+SMALL = 2.0**24
+"""Bytes that are taken whatever the budget."""
 
 _LITTLE = 2**28  # bytes that any machine has
 
 
 def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f} GB"
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
 
 
 def _available() -> float:

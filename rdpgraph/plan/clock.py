@@ -3,7 +3,10 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
+
+from rdpgraph.errors import BudgetError
 
 PLANNING = 0.2
 """The part of a time budget in which planning and preparing end."""
@@ -17,6 +20,25 @@ _LEAST = 0.1
 def now() -> float:
     """Seconds since some moment; every deadline is on this clock."""
     return perf_counter()
+
+
+class Watch:
+    """Seconds for one piece of work, from now on."""
+
+    def __init__(self, seconds: float = inf) -> None:
+        self.seconds, self._end = seconds, now() + seconds
+
+    def look(self) -> None:
+        """Refuse to go on once the seconds are over.
+
+        Raises:
+            BudgetError: they are.
+        """
+        if now() > self._end:
+            raise BudgetError(
+                f"Exact inference has taken {self.seconds:.3g} s, more than was predicted; raise "
+                "the time budget, or use an approximate method."
+            )
 
 
 @dataclass(eq=False)

@@ -30,6 +30,7 @@ class Plan:
         planning_seconds: what making this plan took.
         fits: whether it keeps to its budget.
         remedy: if not, by how much, and what to do.
+        memory: bytes that answers may take; None: what the machine has.
         tree: the order of contraction.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     planning_seconds: float = field(default=0.0, compare=False)
     fits: bool = True
     remedy: str = ""
+    memory: float | None = field(default=None, compare=False)
     tree: ContractionTree | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:

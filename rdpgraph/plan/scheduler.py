@@ -21,6 +21,10 @@ SEARCHING = 0.12
 
 _SLICING = 0.02
 
+BOTH_WAYS = 2.5
+"""Marginals take this many times the tables of the pass up: those of the pass down, and what is
+in between; measured."""
+
 _EASY = 2e7
 """Cells of all tables made on the way: a fraction of a second."""
 
@@ -97,7 +101,7 @@ def _plan(
     topology: Topology, budget: Budget, element_bytes: int, batch: int, last: frozenset[int],
     dropped: int, sliceable: int | None, deadline: float,
 ) -> Plan:  # fmt: skip
-    elements = budget.memory_bytes / element_bytes / batch
+    elements = budget.memory_bytes / element_bytes / batch / BOTH_WAYS
     order = None if last else forest_order(topology)
     if order is not None:
         tree = tree_from_order(topology, order)
@@ -126,8 +130,9 @@ def _plan(
         width=price.width,
         flops=float(price.flops) if price.flops < 1e300 else inf,
         peak_bytes=float(min(price.peak, 10**300)) * element_bytes,
-        stored_bytes=float(min(price.stored, 10**300)) * element_bytes,
+        stored_bytes=BOTH_WAYS * float(min(price.stored, 10**300)) * element_bytes,
         seconds=seconds,
+        memory=None if budget.measured else budget.memory_bytes,
         tree=tree,
     )
     if plan.stored_bytes <= budget.memory_bytes:

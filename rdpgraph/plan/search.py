@@ -251,7 +251,8 @@ class _Part:
             write_weight=MEMORY_WRITE_WEIGHT if self.excess() > 0 else 1.0,
             deadline=end,
         )
-        self.visit_seconds = (clock.now() - began) / (len(start.steps) * sweeps)
+        taken = max(clock.now() - began, 1e-9)
+        self.visit_seconds = taken / (len(start.steps) * sweeps)
         self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
         if tree is not self.best:
             self._offer(tree)

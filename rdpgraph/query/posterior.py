@@ -92,11 +92,12 @@ class Posterior(Portable):
         return flat
 
     def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
-        """Refuse tables that the machine's memory does not hold, before they are made."""
+        """Refuse tables that the plan's memory does not hold, before they are made."""
         graph = self.graph
         cells = graph.domain.total_states if cells is None else cells
         cells *= math.prod(graph.batch_shape)
-        require_room(float(cells) * torch.finfo(graph.dtype).bits / 8, what)
+        needed = float(cells) * torch.finfo(graph.dtype).bits / 8
+        require_room(needed, what, self.plan.memory)
 
     def marginal(self, item: Named) -> Tensor:
         """Probabilities of the states of a variable, (*batch, states), or of an array's members.

@@ -14,7 +14,7 @@ from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeRew
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.matched import MatchedSolution, plan_of
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -32,6 +32,9 @@ MOST_PLANNED = 50_000
 
 MOST_JOINED = 8_000
 """The same for clusters."""
+
+_SURE = 0.1
+"""Exact inference that is predicted to take less than this part of the time is relied on."""
 
 _JOINED = 0.24
 """The part of the time that messages between clusters take."""
@@ -68,7 +71,7 @@ class Auto(Scheduler):
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()
         network = reduced(graph, self.seconds)
-        whole = _Whole(network)
+        whole = _Whole(network, self.memory)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
@@ -79,7 +82,11 @@ class Auto(Scheduler):
         deadline = max(begin + SEARCHING * self.seconds, least)
         plan, run = plan_network(network, budget, deadline=deadline)
         if plan.fits:
-            return plan, run
+            if plan.num_slices == 1 and plan.seconds < _SURE * self.seconds:
+                return plan, run
+            # Predictions fail where others use the machine.
+            loopy = self._fallback(whole, begin)
+            return plan, partial(_exact_first, run, loopy)
         why = f"exact inference {plan.remedy.split(';')[0]}"
         found = None
         if joint <= MOST_JOINED:
@@ -105,6 +112,7 @@ class _Whole:
     """A network for messages, with potentials that answer them whole, made when it is needed."""
 
     reduced: Network
+    memory: float | None
 
     @cached_property
     def network(self) -> Network:
@@ -116,7 +124,7 @@ class _Whole:
 
     def plan(self, why: str) -> Plan:
         """That of loopy propagation."""
-        return loopy_plan(self.network, Loopy().sweeps, why)
+        return loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,10 @@ def _first_converged(
     graph: FactorGraph, attempts: _Attempts, loopy: _Attempts, seconds: float
 ) -> FirstConverged:
     return FirstConverged(graph, attempts, loopy, Allowance(seconds))
+
+
+def _exact_first(run: Callable[[], Solution], loopy: Callable[[], Solution]) -> ExactFirst:
+    return ExactFirst(run(), loopy)
 
 
 def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001

@@ -25,6 +25,9 @@ from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of
 
+_PASS = 0.6
+"""The part of the seconds in which each pass over the tree ends; predicted is a third."""
+
 
 @dataclass(frozen=True)
 class Contraction(Scheduler):
@@ -82,7 +85,8 @@ def exactly(scheduler: Scheduler) -> Contraction:
 def require_fit(plan: Plan) -> None:
     """Refuse a plan that does not keep to its budget."""
     if not plan.fits:
-        raise BudgetError(f"Exact inference does not fit: it {plan.remedy}.")
+        what = "Message passing" if plan.route == "loopy" else "Exact inference"
+        raise BudgetError(f"{what} does not fit: it {plan.remedy}.")
 
 
 def _planned(
@@ -112,7 +116,7 @@ def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
 def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
     assert plan.tree is not None
     constrained = partial(_constrained, network, budget)
-    return ExactSolution(network, plan.tree, keep=True, constrained=constrained)
+    return ExactSolution(network, plan.tree, True, constrained, _PASS * budget.seconds)  # noqa: FBT003
 
 
 def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> ContractionTree:

@@ -11,6 +11,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
+from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
 from rdpgraph.plan.plan import Plan
@@ -20,7 +21,6 @@ from rdpgraph.schedulers.scheduler import Scheduler, budget_of, topology_of
 
 _DAMPING = 0.3
 _SETUP = 0.5
-_SMALL_BYTES = 1 << 24  # taken whatever the memory
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class JoinGraph(Scheduler):
         found = self.plan_network(graph, network, why, deadline=deadline)
         if found is not None:
             return found
-        loopy = Loopy(sweeps=self.sweeps, damping=_DAMPING, seconds=self.seconds)
+        loopy = Loopy(
+            sweeps=self.sweeps, damping=_DAMPING, seconds=self.seconds, memory=self.memory
+        )
         return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
 
     def plan_network(
@@ -81,7 +83,7 @@ class JoinGraph(Scheduler):
             if whole.fits and whole.num_slices == 1:
                 return replace(whole, why="the join graph is a junction tree, solved as one"), run
         stored = 16.0 * clusters.elements() * batch
-        large = stored > max(budget.memory_bytes, _SMALL_BYTES)
+        large = stored > max(budget.memory_bytes, SMALL)
         if large or clusters.setup_seconds(batch) > _SETUP * self.seconds:
             return None
         largest = max([math.prod(clusters.sizes[v] for v in s) for s in clusters.scopes], default=1)
@@ -96,6 +98,7 @@ class JoinGraph(Scheduler):
             flops=3.0 * clusters.elements() * batch,
             peak_bytes=stored,
             stored_bytes=stored,
+            memory=self.memory,
             seconds=clusters.seconds(batch),
         )
         return plan, partial(self._solution, graph, network, clusters)

@@ -18,8 +18,9 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
-from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.redrawn import redrawn_solution
 from rdpgraph.schedulers.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Loopy(Scheduler):
         progress: called with a `Sweep` after every sweep.
         supports: which few states of each variable the messages are over, and when these are
             drawn anew; None: all states.
+        memory: bytes for tables, messages and marginals, or None; larger models are refused.
 
     Raises:
         ModelError: a number out of range.
@@ -63,6 +65,7 @@ class Loopy(Scheduler):
     seconds: float | None = None
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
     supports: Redrawn | None = None
+    memory: float | None = None
 
     def __post_init__(self) -> None:
         finite = 0 <= self.temperature < math.inf
@@ -101,7 +104,8 @@ class Loopy(Scheduler):
         if self.supports is not None:
             return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
         network = reduce_graph(graph, whole=True)
-        return loopy_plan(network, self.sweeps, why), partial(self._started, network)
+        plan = loopy_plan(network, self.sweeps, why, memory=self.memory)
+        return plan, partial(self._started, network)
 
     def _started(self, network: Network) -> LoopySolution:
         solution = self.solution(network)
@@ -125,7 +129,7 @@ class Loopy(Scheduler):
         )
 
 
-def loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
+def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:
     """What messages cost in a network reduced with ``whole=True``."""
     tables = [group.log_tables for group in network.groups]
     factors = [len(group.scopes) for group in network.groups]
@@ -136,16 +140,26 @@ def loopy_plan(network: Network, sweeps: int, why: str) -> Plan:
     )
     flops = 2.0 * network.batch * sum(c * n for c, n in zip(cells, factors, strict=True))
     stored = sum(table.numel() for table in tables) + 8.0 * messages * network.batch
+    stored += network.graph.domain.total_states * network.batch
+    needed, remedy = stored * element, ""
+    if memory is not None and needed > max(memory, SMALL):
+        remedy = (
+            f"needs {quantity(needed)}B of memory, and the budget is {quantity(memory)}B; raise "
+            "it, or condition on more evidence"
+        )
     return Plan(
         route="loopy",
         why=why,
+        fits=not remedy,
+        remedy=remedy,
+        memory=memory,
         num_variables=len(network.sizes),
         num_factors=sum(factors),
         dropped_states=network.dropped,
         width=max((math.log2(cell) for cell in cells), default=0.0),
         flops=flops,
-        peak_bytes=stored * element,
-        stored_bytes=stored * element,
+        peak_bytes=needed,
+        stored_bytes=needed,
         seconds=sweeps * (flops / 1e9 + 1e-4 * len(tables)),
     )
 

@@ -8,9 +8,10 @@ import torch
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.solution import Solution
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.budget import SMALL, Budget, require_room
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
@@ -45,6 +46,25 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     for number, states in found:
         network.possible.allow_only(number, torch.tensor(states, dtype=torch.long))
     return reduce_graph(graph, possible=network.possible)
+
+
+def require_room_for_states(graph: FactorGraph) -> None:
+    """Refuse a graph for which a number for each state that evidence leaves does not fit.
+
+    Messages and marginals take that much at least.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    element = torch.finfo(graph.dtype).bits / 8
+    states = graph.domain.total_states
+    if element * states <= SMALL:
+        return
+    require_room(8.0 * graph.num_variables, f"The {graph.num_variables:,} variables of this graph")
+    if graph.observed is not None:
+        seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).all(0)
+        states -= int(graph.domain.sizes[seen].sum())
+    require_room(element * states, f"A number for each of the {states:,} states of this graph")
 
 
 def topology_of(network: Network) -> Topology:

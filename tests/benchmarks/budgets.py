@@ -30,7 +30,9 @@ def grid(rows: int, columns: int) -> Scopes:
     """Pairs of neighbours."""
     number = [[r * columns + c for c in range(columns)] for r in range(rows)]
     across = [(number[r][c], number[r][c + 1]) for r in range(rows) for c in range(columns - 1)]
-    return across + [(number[r][c], number[r + 1][c]) for r in range(rows - 1) for c in range(columns)]
+    return across + [
+        (number[r][c], number[r + 1][c]) for r in range(rows - 1) for c in range(columns)
+    ]
 
 
 def tangled(count: int, factors: int, arity: int) -> Scopes:

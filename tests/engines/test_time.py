@@ -1,0 +1,173 @@
+"""Runs under a clock that the test moves: every engine ends at its time, and says so."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines import portfolio
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance, Watch
+from rdpgraph.testing import brute_force
+
+DOUBLE = torch.float64
+
+
+class Ticking:
+    """A clock that a look moves on."""
+
+    def __init__(self, tick: float) -> None:
+        self.time, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.time += self.tick
+        return self.time
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """Puts a clock that stands still, until its tick is set, in place of the machine's."""
+    found = Ticking(0.0)
+    monkeypatch.setattr(clock, "now", found)
+    return found
+
+
+def frustrated(seed: int = 0, side: int = 4, strength: float = 3.0) -> rg.FactorGraph:
+    """A grid on which messages take long to converge, or never do."""
+    x = rg.VariableArray("x", (side, side), 2)
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> rg.Table:
+        return rg.Table(torch.randn(shape, generator=generator, dtype=DOUBLE) * strength)
+
+    return rg.FactorGraph([
+        rg.FactorBlock((x[:, :-1], x[:, 1:]), drawn(side, side - 1, 2, 2)),
+        rg.FactorBlock((x[:-1], x[1:]), drawn(side - 1, side, 2, 2)),
+    ])  # fmt: skip
+
+
+def test_a_sweep_that_would_end_too_late_is_not_begun(watch):
+    starts = []
+
+    def seen(sweep):
+        starts.append(watch.time)
+        watch.time += 1.0  # the next sweep takes as long
+
+    loopy = rg.Loopy(sweeps=1000, tolerance=0.0, seconds=5.0, progress=seen)
+    posterior = rg.infer(frustrated(), scheduler=loopy)
+    assert not posterior.status.converged
+    assert len(starts) >= 3
+    assert starts[-1] <= 5.0
+
+
+def test_all_answers_of_messages_share_the_seconds(watch):
+    def seen(sweep):
+        watch.time += 0.05
+
+    loopy = rg.Loopy(sweeps=10_000, tolerance=0.0, seconds=4.0, progress=seen)
+    posterior = rg.infer(frustrated(), scheduler=loopy)
+    posterior.mode()
+    assert watch.time <= 4.0
+    assert math.isfinite(float(posterior.log_partition))
+    posterior.marginals()
+    posterior.max_marginals()
+    assert watch.time <= 1.2 * 4.0
+
+
+def test_messages_between_clusters_leave_time_to_read_the_answers_off(watch):
+    scheduler = rg.JoinGraph(memory=1, seconds=10.0, tolerance=0.0)
+    posterior = rg.infer(frustrated(side=6), scheduler=scheduler)
+    assert posterior.plan.route == "join graph"
+    watch.tick = 0.01
+    posterior.marginals()
+    assert not posterior.status.converged
+    assert watch.time <= 10.0
+
+
+def test_tries_end_when_the_time_does(watch):
+    graph, begun = frustrated(), []
+
+    def attempt(left: float):
+        begun.append(left)
+        watch.time += 4.0
+        return rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]()
+
+    tried = FirstConverged(graph, (attempt,) * 5, (attempt,) * 5, Allowance(10.0))
+    assert not tried.status().converged
+    assert len(begun) == 3
+    assert begun == sorted(begun, reverse=True)
+
+
+def test_the_best_mode_of_all_tries_is_taken(monkeypatch):
+    graph = frustrated(seed=3)
+    monkeypatch.setattr(portfolio, "_MODES", 1.0)
+    tries = [rg.Loopy(sweeps=n, damping=0.5, tolerance=0.0).plan(graph)[1] for n in (1, 2, 40)]
+    attempts = tuple(lambda _, run=run: run() for run in tries)
+    together = FirstConverged(graph, attempts, attempts, Allowance(1000.0))
+    posterior = rg.infer(graph, scheduler=rg.Loopy(sweeps=1))
+    best = max(float(graph.score({**posterior._assigned(run().mode())})) for run in tries)
+    found = float(graph.score({**posterior._assigned(together.mode())}))
+    assert found == pytest.approx(best)
+
+
+def test_slices_that_take_too_long_are_told_after_the_first_few(watch):
+    graph = frustrated(side=6)
+    whole = rg.explain(graph, scheduler=rg.Contraction())
+    scheduler = rg.Contraction(memory=whole.stored_bytes / 4, seconds=50.0)
+    posterior = rg.infer(graph, scheduler=scheduler)
+    assert posterior.plan.num_slices > 1
+    solved, solution = [], posterior.solution
+
+    def slow(number: int):
+        solved.append(number)
+        watch.time += 40.0
+        return solution.solve(number)
+
+    with pytest.raises(BudgetError, match="slices would take about"):
+        replace(solution, solve=slow).log_partition()
+    assert len(solved) == 1
+    other = rg.infer(graph, scheduler=scheduler).log_partition
+    torch.testing.assert_close(other, rg.infer(graph).log_partition)
+
+
+def test_a_pass_that_takes_longer_than_predicted_is_ended(watch):
+    graph = frustrated()
+    posterior = rg.infer(graph, scheduler=rg.Contraction(seconds=10.0))
+    watch.tick = 1.0
+    with pytest.raises(BudgetError, match="more than was predicted"):
+        _ = posterior.log_partition
+    watch.tick = 0.0
+    torch.testing.assert_close(posterior.log_partition, brute_force(graph).log_partition)
+    Watch().look()
+
+
+def test_after_an_exact_answer_that_takes_too_long_approximate_ones_follow():
+    graph = frustrated(strength=0.3)
+
+    run = rg.Contraction().plan(graph)[1]
+    exact = run()
+    object.__setattr__(exact, "seconds", -1.0)
+    loopy = rg.Loopy().plan(graph)[1]
+    both = ExactFirst(exact, loopy)
+    torch.testing.assert_close(both.log_partition(), loopy().log_partition())
+    assert not both.status().exact
+    told = ExactFirst(exact, loopy)
+    assert told.status().exact
+    with pytest.raises(BudgetError):
+        told.log_partition()
+
+
+def test_models_that_do_not_fit_the_memory_are_refused_by_name():
+    huge = [rg.Variable(f"v{i}", 2**20) for i in range(40)]
+    graph = rg.FactorGraph([rg.Factor((), rg.Table(torch.tensor(0.0)))], variables=huge)
+    for scheduler in (rg.Loopy(memory=5e7), rg.Auto(memory=5e7, seconds=1e-2)):
+        with pytest.raises(BudgetError, match="of memory, and the budget is 50"):
+            rg.infer(graph, scheduler=scheduler)
+    posterior = rg.infer(graph, scheduler=rg.Contraction(memory=5e7))
+    assert float(posterior.log_partition) == pytest.approx(40 * 20 * math.log(2), rel=1e-5)
+    with pytest.raises(BudgetError, match="Marginals would take 168 MB, and 50 MB is the budget"):
+        posterior.marginals()
