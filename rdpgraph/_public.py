@@ -83,6 +83,9 @@ from rdpgraph.structures.hypertree.rules import (
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import straight_through
 from rdpgraph.structures.semimarkov import KBestSegmentations, Segmentation, SemiMarkov
+from rdpgraph.structures.tape.recursion import KBestConfigurations, Recursion
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value, View
 
 register = REGISTRY.add
 
@@ -127,6 +130,7 @@ __all__ = [
     "ImpossibleEvidenceError",
     "JoinGraph",
     "KBest",
+    "KBestConfigurations",
     "KBestDependencies",
     "KBestDerivations",
     "KBestSegmentations",
@@ -162,6 +166,7 @@ __all__ = [
     "RandomSubsets",
     "Randomized",
     "RdpgraphError",
+    "Recursion",
     "Redrawn",
     "Residual",
     "Rules",
@@ -180,6 +185,7 @@ __all__ = [
     "Support",
     "Sweep",
     "Table",
+    "Tape",
     "Threshold",
     "Top",
     "TopSystematic",
@@ -190,8 +196,10 @@ __all__ = [
     "UnknownVariableError",
     "Unrolled",
     "UnsupportedError",
+    "Value",
     "Variable",
     "VariableArray",
+    "View",
     "Xor",
     "controlled",
     "distributions",

@@ -5,15 +5,14 @@ Each check raises an ``AssertionError`` that says what does not hold.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
 from rdpgraph.infer import infer
-from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Decomposition, Potential
@@ -23,102 +22,6 @@ from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Contraction
 
 __all__ = ["BruteForce", "brute_force", "check_potential", "check_structure"]
-
-MOST_CONFIGURATIONS = 1 << 20
-
-
-@dataclass(frozen=True, eq=False)
-class BruteForce:
-    """Every answer about a small graph by enumerating its configurations.
-
-    Attributes:
-        graph: the model.
-        configurations: (C, V) the states of every configuration.
-        scores: (C, B) their log-values, batch items flattened.
-    """
-
-    graph: FactorGraph
-    configurations: Tensor
-    scores: Tensor
-
-    @property
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z."""
-        return self.scores.logsumexp(0).reshape(self.graph.batch_shape)
-
-    @property
-    def probabilities(self) -> Tensor:
-        """(C, B); zero throughout where log Z is -inf."""
-        log_z = self.scores.logsumexp(0)
-        shift = torch.where(log_z > -math.inf, log_z, 0.0)
-        return (self.scores - shift).exp()
-
-    def joint(self, items: tuple[Named, ...]) -> Tensor:
-        """(*batch, *sizes) the joint probabilities of some variables."""
-        return self._folded(items, self.probabilities, maximise=False)
-
-    def max_marginal(self, item: Named) -> Tensor:
-        """(*batch, states) the largest score with each state."""
-        return self._folded((item,), self.scores, maximise=True)
-
-    def log_joint(self, items: tuple[Named, ...]) -> Tensor:
-        """(*batch, *sizes) the log-mass of each configuration of some variables."""
-        return self.joint(items).log() + self.log_partition.reshape(
-            *self.graph.batch_shape, *(1,) * len(items)
-        )
-
-    @property
-    def entropy(self) -> Tensor:
-        """(*batch,) in nats."""
-        p = self.probabilities
-        return -(p * torch.where(p > 0, p, 1.0).log()).sum(0).reshape(self.graph.batch_shape)
-
-    @property
-    def maximum(self) -> Tensor:
-        """(*batch,) the score of the mode."""
-        return self.scores.amax(0).reshape(self.graph.batch_shape)
-
-    def _folded(self, items: tuple[Named, ...], values: Tensor, *, maximise: bool) -> Tensor:
-        domain = self.graph.domain
-        numbers = [int(domain.numbers(item)) for item in items]
-        sizes = [int(domain.sizes[number]) for number in numbers]
-        place = torch.zeros(len(self.configurations), dtype=torch.long)
-        for number, size in zip(numbers, sizes, strict=True):
-            place = place * size + self.configurations[:, number]
-        flat = values.new_full((math.prod(sizes), values.shape[1]), -math.inf if maximise else 0.0)
-        index = place.unsqueeze(1).expand(-1, values.shape[1])
-        flat = flat.scatter_reduce(0, index, values, "amax" if maximise else "sum")
-        return flat.T.reshape([*self.graph.batch_shape, *sizes])
-
-
-def brute_force(graph: FactorGraph) -> BruteForce:
-    """All answers by enumeration, for graphs with at most a million configurations.
-
-    Raises:
-        ModelError: the graph is larger than that.
-    """
-    sizes = graph.domain.sizes.tolist()
-    if math.prod(sizes) > MOST_CONFIGURATIONS:
-        raise ModelError(
-            f"brute_force enumerates at most {MOST_CONFIGURATIONS:,} configurations; this graph "
-            f"has {math.prod(sizes):,}."
-        )
-    grids = [torch.arange(size) for size in sizes]
-    mesh = torch.meshgrid(*grids, indexing="ij") if grids else ()
-    count = math.prod(sizes)
-    listed = [part.reshape(-1) for part in mesh]
-    configurations = torch.stack(listed, 1) if listed else torch.zeros(1, 0, dtype=torch.long)
-    ones = (1,) * len(graph.batch_shape)
-    assignment: dict[Named, Any] = {}
-    for entry, start, stop in zip(
-        graph.variables, graph.domain.starts, graph.domain.starts[1:], strict=False
-    ):
-        states = configurations[:, start:stop]
-        assignment[entry] = states.reshape([count, *ones, *entry.shape])
-    scores = graph.score(assignment)
-    scores = scores.expand(torch.broadcast_shapes(scores.shape, (count, *graph.batch_shape)))
-    return BruteForce(graph, configurations, scores.reshape(count, -1))
-
 
 def check_potential(potential: Potential, arity: int | None = None) -> None:
     """Hold a potential against its own table, and against a dense one in an exact answer.
@@ -163,21 +66,22 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
 
 
 def check_structure(structure: Structure) -> None:
-    """Hold a structure against brute force on its own `factor_graph`.
+    """Hold a structure against brute force: on its own `factor_graph`, or by its `score` if none.
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
-    them, the gradient in `unary`, hard zeros in it, every batch item on its own, and, if its class
-    recognises the graph, that it is the same model.
+    them, the gradient in `unary`, hard zeros in it, every batch item on its own, what `restrict`
+    makes of all states in another order if it has that, and, if its class recognises the graph,
+    that it is the same model.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
     """
-    graph = structure.factor_graph()
-    truth = brute_force(graph)
-    _close(structure.log_partition(), truth.log_partition, "log_partition()")
+    truth = truth_of(structure)
+    log_z = structure.log_partition()
+    _close(log_z, truth.log_partition, "log_partition()")
     posterior = infer(structure)
     assert isinstance(posterior, StructuredPosterior)
-    _check_answers(posterior, graph, truth)
+    _check_answers(posterior, truth)
     _check_relaxed(posterior)
 
     unary = structure.unary.detach().requires_grad_()
@@ -189,51 +93,48 @@ def check_structure(structure: Structure) -> None:
     hard = structure.unary.detach().clone()
     hard[..., 0] = -math.inf
     hard.requires_grad_()
-    log_z = structure.with_unary(hard).log_partition()
-    (gradient,) = torch.autograd.grad(log_z.sum(), hard)
-    _agree(not bool(log_z.isnan().any()), "no NaN in log Z with hard zeros")
+    hard_z = structure.with_unary(hard).log_partition()
+    (gradient,) = torch.autograd.grad(hard_z.sum(), hard)
+    _agree(not bool(hard_z.isnan().any()), "no NaN in log Z with hard zeros")
     _agree(not bool(gradient.isnan().any()), "no NaN in the gradient with hard zeros")
-    forbidden = brute_force(structure.with_unary(hard.detach()).factor_graph())
-    _close(log_z, forbidden.log_partition, "log Z with hard zeros")
+    forbidden = truth_of(structure.with_unary(hard.detach()))
+    _close(hard_z, forbidden.log_partition, "log Z with hard zeros")
 
-    if graph.batch_shape:
-        for item in range(graph.batch_shape[0]):
-            one = _item(structure, item)
-            _close(one.log_partition(), structure.log_partition()[item], f"batch item {item} alone")
-    match = type(structure).recognise(graph)
-    if match is not None:
-        _close(match.structure.log_partition(), truth.log_partition, "what recognise() gives")
+    for item in range(log_z.shape[0] if log_z.ndim else 0):
+        one = _item(structure, item, log_z.ndim)
+        _close(one.log_partition(), log_z[item], f"batch item {item} alone")
+    if type(structure).restrict is not Structure.restrict:
+        states = torch.arange(unary.shape[-1], device=unary.device).flip(0).expand(unary.shape)
+        same = structure.restrict(states, torch.zeros_like(unary))
+        _close(same.log_partition(), log_z, "log Z of restrict() to all states in another order")
+    if isinstance(truth, OnGraph):
+        match = type(structure).recognise(truth.graph)
+        if match is not None:
+            _close(match.structure.log_partition(), log_z, "what recognise() gives")
 
 
-def _check_answers(posterior: StructuredPosterior, graph: FactorGraph, truth: BruteForce) -> None:
-    """Every answer; a site that an item lacks has state -1, and is held in state 0 in the graph."""
-    (sites,) = graph.variables
+def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration) -> None:
+    """Every answer, in the shape of the sites."""
     shape = posterior.structure.unary.shape
     mode = posterior.mode()
     _agree(mode.shape == shape[:-1], "mode() has the shape of unary without states")
-    _close(graph.score({sites: mode.clamp(min=0)}), truth.maximum, "the score of mode()")
-    present = (mode >= 0).reshape([*graph.batch_shape, -1, 1])
+    _close(truth.score(mode), truth.maximum, "the score of mode()")
+    # In a graph a site that an item lacks is held in a state.
+    fixed = isinstance(truth, OnGraph)
+    present = (mode >= 0).unsqueeze(-1) | (not fixed)
     marginals, best = posterior.marginals(), posterior.max_marginals()
-    for what, values, of_site, absent in (
-        ("marginals()", marginals, lambda site: truth.joint((site,)), 0.0),
-        ("max_marginals()", best, truth.max_marginal, -math.inf),
+    for what, values, expected, absent in (
+        ("marginals()", marginals, truth.marginals, 0.0),
+        ("max_marginals()", best, truth.max_marginals, -math.inf),
     ):
         _agree(values.shape == shape, f"{what} have the shape of unary")
-        flat = values.reshape([*graph.batch_shape, -1, shape[-1]])
-        for number in range(graph.num_variables):
-            here = present[..., number, :]
-            expected = of_site(graph.domain.variable(number))
-            found = torch.where(here, flat[..., number, :], expected)
-            _close(found, expected, f"{what} at site {number}")
-        if not bool(present.all()):
-            beyond = torch.where(present, absent, flat)
-            _close(beyond, torch.full_like(flat, absent), f"{what} where an item lacks a site")
+        _close(values, torch.where(present, expected, absent), what)
     _close(posterior.entropy(), truth.entropy, "entropy()")
     drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
     _agree(drawn.shape == (8, *mode.shape), "sample(8) has shape (8, *batch, *sites)")
-    _agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")
-    scores = graph.score({sites: drawn.clamp(min=0)})
-    _agree(bool((scores > -math.inf).all()), "samples are possible")
+    if fixed:
+        _agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")
+    _agree(bool((truth.score(drawn) > -math.inf).all()), "samples are possible")
 
 
 def _check_relaxed(posterior: StructuredPosterior) -> None:
@@ -246,8 +147,12 @@ def _check_relaxed(posterior: StructuredPosterior) -> None:
     ).detach()
     _agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
     _agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
-    present = (posterior.mode() >= 0).to(drawn)
-    _close(drawn.sum(-1), present, "the sum of the weights of rsample()")
+    total = drawn.sum(-1)
+    _agree(bool((total < 1.0 + 1e-6).all()), "the weights of rsample() sum to one at most")
+    used = posterior.marginals().detach().sum(-1)
+    # A site that is used sometimes has a weight of its own.
+    sure = (used - used.round()).abs() < 1e-9
+    _close(total, torch.where(sure, used.round(), total), "the sum of the weights of rsample()")
 
 
 def _check_gradients(potential: Potential, arity: int) -> None:
@@ -347,10 +252,9 @@ def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> 
     return moved.reshape([*moved.shape[:lead], *spread])
 
 
-def _item(structure: Structure, item: int) -> Structure:
+def _item(structure: Structure, item: int, batch: int) -> Structure:
     """One batch item of a structure; the tensors that say how many dims they have are cut too."""
     changed: dict[str, Tensor] = {"unary": structure.unary[item]}
-    batch = len(structure.factor_graph().batch_shape)
     for field in fields(structure):
         value, dims = getattr(structure, field.name), field.metadata.get("dims")
         if dims is not None and isinstance(value, Tensor) and value.ndim == dims + batch:

@@ -25,7 +25,7 @@ ROWS = (
     {"schedulers"},
     {"infer"},
     {"cli"},
-    {"_public", "__main__"},
+    {"_enumeration", "_public", "__main__"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -48,9 +48,24 @@ class Structure(ABC):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats, differentiable in every potential."""
 
-    @abstractmethod
     def factor_graph(self) -> FactorGraph:
-        """The same model as a general graph, its sites in one `VariableArray` named ``"site"``."""
+        """The same model as a general graph, its sites in one `VariableArray` named ``"site"``.
+
+        Raises:
+            UnsupportedError: this structure is no factor graph.
+        """
+        raise UnsupportedError(f"{type(self).__name__} is no factor graph; ask it directly.")
+
+    def score(self, states: Tensor, /) -> Tensor:
+        """(*lead, *batch) the score (nats) of configurations (*lead, *batch, *sites).
+
+        -inf for those that the structure does not have. What `check_structure` enumerates where
+        there is no graph.
+
+        Raises:
+            UnsupportedError: this structure has none.
+        """
+        raise UnsupportedError(f"{type(self).__name__} scores no configurations.")
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":

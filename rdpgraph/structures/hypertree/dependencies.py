@@ -3,13 +3,13 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
@@ -258,8 +258,9 @@ class Dependencies(Structure):
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
 
-        -inf for what is no tree: with a cycle, or more roots than are allowed; so it is too, for
-        projective trees, for arcs that cross. What stands beyond the length is ignored.
+        -inf for what is no tree: with a cycle, a word without a head (-1) or with one beyond the
+        length, or more roots than are allowed; so it is too, for projective trees, for arcs that
+        cross. What stands beyond the length is ignored.
 
         Raises:
             EvidenceError: another shape, or a head out of range.
@@ -275,11 +276,13 @@ class Dependencies(Structure):
         flat = heads.reshape(math.prod(lead), *unary.shape[:2])
         inside = torch.arange(unary.shape[1], device=unary.device) < lengths.unsqueeze(1)
         flat = torch.where(inside, flat, 0)
-        if flat.numel() and not bool(((flat >= 0) & (flat <= lengths.unsqueeze(1))).all()):
-            raise EvidenceError("Heads are 0, the root, to the number of words.")
+        if flat.numel() and not bool(((flat >= -1) & (flat <= unary.shape[1])).all()):
+            raise EvidenceError("Heads are 0, the root, to the number of words; -1 is none.")
+        headed = ((flat >= 0) & (flat <= lengths.unsqueeze(1))).all(2)
+        flat = torch.where(headed.unsqueeze(2), flat, 0)
         values = unary.expand(len(flat), -1, -1, -1).gather(3, flat.unsqueeze(3)).squeeze(3)
         total = torch.where(inside, values, 0.0).sum(2)
-        total = torch.where(self._is_tree(flat, inside), total, -math.inf)
+        total = torch.where(headed & self._is_tree(flat, inside), total, -math.inf)
         return total.reshape(heads.shape[:-1])
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
@@ -315,16 +318,6 @@ class Dependencies(Structure):
     def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         """Zeros: no factor but the tree."""
         return self.unary.new_zeros((*self.batch_shape, 1, 1))
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            f"{type(self).__name__} is no factor graph of few variables; ask its own methods."
-        )
 
     def work(self) -> float:
         """The terms of log Z."""

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
@@ -224,14 +224,6 @@ class Derivations(Structure):
                 into = tails[edges][..., slot].flatten().expand(len(weights), -1)
                 outside.scatter_reduce_(1, into, others.flatten(1), "amax")
         return result[:, :-1].reshape(self.unary.shape)
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("Derivations are no factor graph; ask their own methods.")
 
     def work(self) -> float:
         """The terms of log Z."""

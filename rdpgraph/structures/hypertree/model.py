@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from rdpgraph._types import ArrayLike
 from rdpgraph.errors import (
     ImpossibleEvidenceError,
     ModelError,
-    UnsupportedError,
 )
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import settle, taken
@@ -401,17 +400,6 @@ class Hypertree(Structure):
         O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
         """
         return proposals.log_masses(self, states, log_weights)
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            "A Hypertree is no factor graph of few variables, and cannot be turned into one; ask "
-            "its own methods."
-        )
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

@@ -2,13 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
-from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
@@ -131,14 +130,6 @@ class RestrictedHypertree(Structure):
         if not self.cells.batch or not self.unary.shape[-2]:
             return self.unary.detach()
         return max_marginals(self.cells).reshape(self.unary.shape)
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("A RestrictedHypertree is no factor graph; ask it directly.")
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

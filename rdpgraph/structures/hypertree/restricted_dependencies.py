@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
@@ -90,14 +89,6 @@ class RestrictedDependencies(Structure):
         )
         states = self.states.expand(unary.shape)
         return replace(self, unary=unary, states=states, lengths=lengths).marginals()
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("RestrictedDependencies are no factor graph; ask them directly.")
 
     def work(self) -> float:
         """The terms of log Z."""

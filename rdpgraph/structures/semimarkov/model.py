@@ -148,7 +148,9 @@ class SemiMarkov(Structure):
         found = posterior.log_partition(segments, self._compact, lengths)
         return found.reshape(self.batch_shape)
 
-    def score(self, segmentation: Segmentation) -> Tensor:
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, segmentation: Segmentation
+    ) -> Tensor:
         """(*lead, *batch) the score of segmentations (*lead, *batch, T), in nats; differentiable.
 
         -inf for what the model does not have: no start at the first position, a label that changes

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
@@ -123,14 +122,6 @@ class RestrictedSemiMarkov(Structure):
                 log_z, unary, possible / temperature, create_graph=tracked
             )
         return found if tracked else found.detach()
-
-    def factor_graph(self) -> NoReturn:
-        """There is none.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("A RestrictedSemiMarkov is no factor graph; ask it directly.")
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

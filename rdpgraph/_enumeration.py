@@ -1,0 +1,252 @@
+"""Every answer about a small model by enumerating its configurations."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.domain import Named
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.structure import Structure
+
+MOST_CONFIGURATIONS = 1 << 20
+MOST_SCORED = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class BruteForce:
+    """Every answer about a small graph by enumerating its configurations.
+
+    Attributes:
+        graph: the model.
+        configurations: (C, V) the states of every configuration.
+        scores: (C, B) their log-values, batch items flattened.
+    """
+
+    graph: FactorGraph
+    configurations: Tensor
+    scores: Tensor
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.scores.logsumexp(0).reshape(self.graph.batch_shape)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(C, B); zero throughout where log Z is -inf."""
+        log_z = self.scores.logsumexp(0)
+        shift = torch.where(log_z > -math.inf, log_z, 0.0)
+        return (self.scores - shift).exp()
+
+    def joint(self, items: tuple[Named, ...]) -> Tensor:
+        """(*batch, *sizes) the joint probabilities of some variables."""
+        return self._folded(items, self.probabilities, maximise=False)
+
+    def max_marginal(self, item: Named) -> Tensor:
+        """(*batch, states) the largest score with each state."""
+        return self._folded((item,), self.scores, maximise=True)
+
+    def log_joint(self, items: tuple[Named, ...]) -> Tensor:
+        """(*batch, *sizes) the log-mass of each configuration of some variables."""
+        return self.joint(items).log() + self.log_partition.reshape(
+            *self.graph.batch_shape, *(1,) * len(items)
+        )
+
+    @property
+    def entropy(self) -> Tensor:
+        """(*batch,) in nats."""
+        p = self.probabilities
+        return -(p * torch.where(p > 0, p, 1.0).log()).sum(0).reshape(self.graph.batch_shape)
+
+    @property
+    def maximum(self) -> Tensor:
+        """(*batch,) the score of the mode."""
+        return self.scores.amax(0).reshape(self.graph.batch_shape)
+
+    def _folded(self, items: tuple[Named, ...], values: Tensor, *, maximise: bool) -> Tensor:
+        domain = self.graph.domain
+        numbers = [int(domain.numbers(item)) for item in items]
+        sizes = [int(domain.sizes[number]) for number in numbers]
+        place = torch.zeros(len(self.configurations), dtype=torch.long)
+        for number, size in zip(numbers, sizes, strict=True):
+            place = place * size + self.configurations[:, number]
+        flat = values.new_full((math.prod(sizes), values.shape[1]), -math.inf if maximise else 0.0)
+        index = place.unsqueeze(1).expand(-1, values.shape[1])
+        flat = flat.scatter_reduce(0, index, values, "amax" if maximise else "sum")
+        return flat.T.reshape([*self.graph.batch_shape, *sizes])
+
+
+def brute_force(graph: FactorGraph) -> BruteForce:
+    """All answers by enumeration, for graphs with at most a million configurations.
+
+    Raises:
+        ModelError: the graph is larger than that.
+    """
+    sizes = graph.domain.sizes.tolist()
+    if math.prod(sizes) > MOST_CONFIGURATIONS:
+        raise ModelError(
+            f"brute_force enumerates at most {MOST_CONFIGURATIONS:,} configurations; this graph "
+            f"has {math.prod(sizes):,}."
+        )
+    grids = [torch.arange(size) for size in sizes]
+    mesh = torch.meshgrid(*grids, indexing="ij") if grids else ()
+    count = math.prod(sizes)
+    listed = [part.reshape(-1) for part in mesh]
+    configurations = torch.stack(listed, 1) if listed else torch.zeros(1, 0, dtype=torch.long)
+    ones = (1,) * len(graph.batch_shape)
+    assignment: dict[Named, Any] = {}
+    for entry, start, stop in zip(
+        graph.variables, graph.domain.starts, graph.domain.starts[1:], strict=False
+    ):
+        states = configurations[:, start:stop]
+        assignment[entry] = states.reshape([count, *ones, *entry.shape])
+    scores = graph.score(assignment)
+    scores = scores.expand(torch.broadcast_shapes(scores.shape, (count, *graph.batch_shape)))
+    return BruteForce(graph, configurations, scores.reshape(count, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class Enumeration:
+    """The configurations of a structure that may be possible, and their scores.
+
+    Attributes:
+        structure: whose.
+        states: (C, S) of its sites, row by row; -1: not used.
+        scores: (C, *batch) nats.
+    """
+
+    structure: Structure
+    states: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(cls, structure: Structure) -> "Enumeration":
+        """All that use possible states of sites, by the structure's `score`.
+
+        Raises:
+            ModelError: there are too many.
+        """
+        unary = structure.proposal_unary().detach()
+        batch = structure.log_partition().ndim
+        possible = (unary > -math.inf).reshape(unary.shape[:batch].numel(), -1, unary.shape[-1])
+        lists = [[-1, *row.nonzero().flatten().tolist()] for row in possible.any(0)]
+        count = math.prod(len(row) for row in lists)
+        if count > MOST_SCORED:
+            raise ModelError(
+                f"check_structure scores at most {MOST_SCORED:,} configurations; this "
+                f"{type(structure).__name__} has {count:,}: give it fewer sites or states."
+            )
+        states = torch.tensor(list(itertools.product(*lists)), device=unary.device).reshape(
+            count, -1
+        )
+        shape = (*(1,) * batch, *unary.shape[batch:-1])
+        spread = states.reshape(count, *shape).expand(count, *unary.shape[:-1])
+        # What an item lacks it has in no state.
+        some = states.clamp(min=0).T.expand(len(possible), -1, -1)
+        has = possible.gather(2, some) | (states < 0).T
+        scores = structure.score(spread).detach().reshape(count, -1)
+        scores = torch.where(has.all(1).T, scores, -math.inf)
+        return cls(structure, states, scores.reshape(count, *unary.shape[:batch]))
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.scores.logsumexp(0)
+
+    @property
+    def maximum(self) -> Tensor:
+        """(*batch,) the score of the mode."""
+        return self.scores.amax(0)
+
+    @property
+    def entropy(self) -> Tensor:
+        """(*batch,) nats."""
+        p = self._probabilities
+        return -(p * torch.where(p > 0, p, 1.0).log()).sum(0)
+
+    @property
+    def marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        hot = self._hot.to(self.scores)
+        found = torch.einsum("c...,csn->...sn", self._probabilities, hot)
+        return found.reshape(self.structure.unary.shape)
+
+    @property
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        flat = self.scores.reshape(len(self.scores), -1).T
+        found = [torch.where(self._hot, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
+        return torch.stack(found).reshape(self.structure.unary.shape)
+
+    def score(self, states: Tensor) -> Tensor:
+        """That of configurations (*lead, *batch, *sites)."""
+        return self.structure.score(states)
+
+    @property
+    def _probabilities(self) -> Tensor:
+        log_z = self.log_partition
+        return (self.scores - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
+
+    @property
+    def _hot(self) -> Tensor:
+        """(C, S, states) which configurations have which state."""
+        every = torch.arange(self.structure.unary.shape[-1], device=self.states.device)
+        return self.states.unsqueeze(-1) == every
+
+
+@dataclass(frozen=True, eq=False)
+class OnGraph:
+    """What must hold of a structure by brute force on its graph, in the shape of its sites."""
+
+    structure: Structure
+    graph: FactorGraph
+    brute: BruteForce
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.brute.log_partition
+
+    @property
+    def entropy(self) -> Tensor:
+        """(*batch,) nats."""
+        return self.brute.entropy
+
+    @property
+    def maximum(self) -> Tensor:
+        """(*batch,) the score of the mode."""
+        return self.brute.maximum
+
+    @property
+    def marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        return self._of_sites(lambda site: self.brute.joint((site,)))
+
+    @property
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        return self._of_sites(self.brute.max_marginal)
+
+    def score(self, states: Tensor) -> Tensor:
+        """A site that an item lacks has state -1, and is held in state 0 in the graph."""
+        return self.graph.score({self.graph.variables[0]: states.clamp(min=0)})
+
+    def _of_sites(self, answer: Callable[[Named], Tensor]) -> Tensor:
+        variables = map(self.graph.domain.variable, range(self.graph.num_variables))
+        found = torch.stack([answer(site) for site in variables], -2)
+        return found.reshape(self.structure.unary.shape)
+
+
+def truth_of(structure: Structure) -> OnGraph | Enumeration:
+    """What must hold of a structure: by its graph, or by its scores if it has none."""
+    try:
+        graph = structure.factor_graph()
+    except UnsupportedError:
+        return Enumeration.of(structure)
+    return OnGraph(structure, graph, brute_force(graph))

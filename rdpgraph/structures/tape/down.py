@@ -1,0 +1,91 @@
+"""From the goal downwards: what all derivations through each entry are worth."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.semiring import soft_scatter, soft_sum
+from rdpgraph.structures.tape.steps import Leaf
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Reader, View
+
+
+@torch.no_grad()
+def down(
+    tape: Tape, reader: Reader, temperature: float = 1.0, *, scores: bool = True
+) -> list[Tensor]:
+    """(B, P, K) of every step: the log-sum, or the best, of the derivations through each entry.
+
+    An entry has the share of its parent that its alternative has in the parent's value: the
+    log-value of the alternative less that of the parent, which is 0 at most.
+
+    Args:
+        tape: laid out.
+        reader: the values at that temperature.
+        temperature: 1.0 or 0.0.
+        scores: whether what steps add is in the values.
+    """
+    batch = tape.batch
+    through = [value.new_full((batch, *value.shape[1:]), -math.inf) for value in reader.values]
+    through[-1] = reader.values[-1].expand(batch, 1, 1).clone()
+    for number in range(len(tape.steps) - 1, -1, -1):
+        step, above = tape.steps[number], through[number]
+        if isinstance(step, Leaf):
+            continue
+        own = reader.values[number]
+        # Where nothing is possible above, nothing is given.
+        share = above - torch.where(own > -math.inf, own, 0.0)
+        terms = step.terms(reader, scores=scores) + share.unsqueeze(step.dim)
+        for view, part, summed in step.spread(terms):
+            if summed is not None:
+                part = soft_sum(part, summed, temperature)
+            _give(through, view, part, temperature)
+    return through
+
+
+def _give(through: list[Tensor], view: View, part: Tensor, temperature: float) -> None:
+    """Add (B, M, P, K) to the entries that a view reads."""
+    for dim, size in ((1, view.ways), (2, view.places), (3, view.width)):
+        if part.shape[dim] > size:
+            part = soft_sum(part, dim, temperature).unsqueeze(dim)
+    if view.index is None:
+        _add(through, view.pool[0].number, part.squeeze(1), temperature)
+        return
+    count = view.size + 1
+    flat = part.flatten(1, 2)
+    if view.index.ndim == 2:
+        rows = flat.transpose(0, 1)
+        found = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
+    else:
+        item = torch.arange(len(flat), device=flat.device).unsqueeze(1) * count
+        groups = (item + view.index.flatten(1)).flatten()
+        found = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
+        found = found.unflatten(0, (len(flat), count))
+    sizes = [*(value.places for value in view.pool), 1]
+    for value, own in zip(view.pool, found.split(sizes, 1), strict=False):
+        _add(through, value.number, own, temperature)
+
+
+def _add(through: list[Tensor], number: int, part: Tensor, temperature: float) -> None:
+    here = through[number]
+    through[number] = (
+        torch.maximum(here, part) if temperature == 0.0 else torch.logaddexp(here, part)
+    )
+
+
+def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
+    """(*lead, *sites, K) what entries of the leaves say of the sites' states; -inf: nothing."""
+    sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
+    found = [
+        (step.sites, values[number])
+        for number, step in enumerate(tape.steps)
+        if isinstance(step, Leaf) and step.sites is not None
+    ]
+    if not found:
+        return torch.full_like(tape.unary, -math.inf)
+    numbers = torch.cat([own for own, _ in found])
+    rows = torch.cat([part for _, part in found], 1).transpose(0, 1)
+    flat = soft_scatter(rows, numbers, sites, temperature).transpose(0, 1)
+    return flat.reshape(*tape.lead, *tape.site_shape, width)

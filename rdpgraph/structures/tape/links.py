@@ -1,0 +1,124 @@
+"""Links: what lies between the labels of one value and those of the next."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.tape.values import soft
+
+_SMALL = 256  # entries of a table that is summed in logs rather than multiplied
+_CELLS = 2**24  # terms that are held at a time where nothing is differentiated
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Log-values between all labels.
+
+    Attributes:
+        values: (B or 1, P or 1, I, J) nats.
+    """
+
+    values: Tensor
+
+    @property
+    def width(self) -> int:
+        """J."""
+        return self.values.shape[-1]
+
+    def logs(self) -> Tensor:
+        """(B or 1, P or 1, I, J)."""
+        return self.values
+
+    def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, I) from all labels to those at some places."""
+        batch, places = self.values.shape[:2]
+        item, place = item if batch > 1 else item * 0, place if places > 1 else place * 0
+        return self.values[item, place, :, label]
+
+    @cached_property
+    def _matrix(self) -> LogMatrix:
+        logs = self.values.mT
+        return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
+
+    def sums(self, x: Tensor, temperature: float) -> Tensor:
+        """(B, P, J) sums over the labels of (B or 1, P or 1, I)."""
+        if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= _SMALL:
+            return in_parts(x, self.values, temperature)
+        if self.values.shape[1] > 1:
+            return self._matrix.times(x.unsqueeze(-2)).squeeze(-2)
+        return self._matrix.times(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """Log-values between the labels that are kept, looked up when they are asked for.
+
+    Attributes:
+        source: a table (B or 1, P or 1, N, M), or a potential without leading dims.
+        before: (B, P, I) states; None: all.
+        after: (B, P, J) states; None: all.
+    """
+
+    source: Tensor | Potential
+    before: Tensor | None
+    after: Tensor | None
+
+    @property
+    def width(self) -> int:
+        """J."""
+        return self._sizes[1] if self.after is None else self.after.shape[-1]
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(self.source.shape[-2:])
+
+    def logs(self) -> Tensor:
+        """(B, P, I, J)."""
+        return self._evaluate(self._states(0), self._states(1))
+
+    def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, I) from all labels to those at some places."""
+        before, after = self._states(0), self._states(1)
+        before = before[item if len(before) > 1 else item * 0, place * (before.shape[1] > 1)]
+        after = after[item * (len(after) > 1), place * (after.shape[1] > 1), label]
+        if isinstance(self.source, Potential):
+            return self.source.evaluate([before, after.unsqueeze(-1)]).squeeze(-1)
+        batch, places = self.source.shape[:2]
+        item, place = item * (batch > 1), place * (places > 1)
+        return self.source[item.unsqueeze(1), place.unsqueeze(1), before, after.unsqueeze(1)]
+
+    def sums(self, x: Tensor, temperature: float) -> Tensor:
+        """(B, P, J) sums over the labels of (B, P, I)."""
+        return in_parts(x, self.logs(), temperature)
+
+    def _states(self, slot: int) -> Tensor:
+        given = (self.before, self.after)[slot]
+        if given is not None:
+            return given
+        return torch.arange(self._sizes[slot], device=self.source.device).reshape(1, 1, -1)
+
+    def _evaluate(self, before: Tensor, after: Tensor) -> Tensor:
+        if isinstance(self.source, Potential):
+            return self.source.evaluate([before, after])
+        item = torch.arange(len(self.source), device=before.device).reshape(-1, 1, 1, 1)
+        place = torch.arange(self.source.shape[1], device=before.device).reshape(1, -1, 1, 1)
+        return self.source[item, place, before.unsqueeze(-1), after.unsqueeze(-2)]
+
+
+Link = Table | Looked
+
+
+def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:
+    """(B, P, J) soft sums of (B, P, I) and (B, P, I, J), a part of the columns at a time."""
+    batch, places = (max(x.shape[dim], logs.shape[dim]) for dim in (0, 1))
+    terms = batch * places * logs.shape[-2] * logs.shape[-1]
+    if torch.is_grad_enabled() or terms <= _CELLS:
+        return soft(x.unsqueeze(-1) + logs, 2, temperature)
+    width = max(1, _CELLS * logs.shape[-1] // terms)
+    parts = logs.split(width, -1)
+    return torch.cat([soft(x.unsqueeze(-1) + part, 2, temperature) for part in parts], -1)

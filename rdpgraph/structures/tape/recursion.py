@@ -1,0 +1,323 @@
+"""A structure that is its recursion."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.structure import Structure, is_tracked
+from rdpgraph.model.support import gathered
+from rdpgraph.structures.draws import checked_count, drawn, largest
+from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.structures.tape.best import best
+from rdpgraph.structures.tape.descend import descend
+from rdpgraph.structures.tape.down import down, of_sites
+from rdpgraph.structures.tape.means import mean_values, usable
+from rdpgraph.structures.tape.moments import cross_entropy
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.up import exhausting, goal, up
+from rdpgraph.structures.tape.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class KBestConfigurations:
+    """The configurations of largest score, best first.
+
+    Attributes:
+        states: (k, *batch, *sites), -1 at sites that are not used, and throughout where there are
+            fewer configurations.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    states: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Recursion(Structure):
+    """A structure that is laid out as a `Tape`, and answers every question by that.
+
+    A derivation uses some of the sites, each once at most and in one state; its score is the sum
+    of their potentials and of what links and rules say. A configuration gives the state of each
+    site that is used, and -1 for the others; where several derivations use the same sites in the
+    same states, its score is the log-sum of theirs.
+
+    A class of one's own says how many dims its sites have, and lays out its recursion. All answers
+    follow: on CPU or GPU, for any batch dims, on all states of the sites or on a few of them. It
+    may give any of them itself, such as a `log_partition` with a kernel of its own.
+
+    log Z is summed in the type of the potentials, and what else is asked in doubles.
+
+    Attributes:
+        unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
+        site_dims: how many dims the sites have, the same for all objects of a class.
+    """
+
+    site_dims: ClassVar[int] = 1
+
+    @abstractmethod
+    def recursion(self, tape: Tape) -> Value:
+        """Lay out the recursion; the value of the whole, of one place.
+
+        Potentials of sites are those of `tape.sites`, and batch dims those of the tape: there may
+        be more of them, and fewer states, than `unary` has. A tensor of one's own with batch dims
+        is taken to those by `tape.flat` and `tape.lengths`.
+        """
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the sites."""
+        return tuple(self.unary.shape[: self.unary.ndim - self._dims - 1])
+
+    @property
+    def _dims(self) -> int:
+        return self.site_dims
+
+    def laid(
+        self, *, unary: Tensor | None = None, ranks: bool = True, double: bool = False
+    ) -> Tape:
+        """The tape.
+
+        Args:
+            unary: other potentials, with further dims in front.
+            ranks: see `Tape`.
+            double: whether in doubles, whatever the type of the potentials.
+        """
+        tape = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
+        tape.finish(self.recursion(tape))
+        return tape
+
+    def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
+        dtype = torch.float64 if double else self.unary.dtype
+        return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
+        tape = self.laid()
+        return goal(tape, up(tape)).to(self.unary)
+
+    def score(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
+
+        The recursion, on one state of each site: -inf for what it does not have.
+
+        Raises:
+            EvidenceError: another shape, or a state out of range.
+        """
+        shape = tuple(self.unary.shape)
+        lead = states.ndim - len(shape) + 1
+        if lead < 0 or tuple(states.shape[lead:]) != shape[:-1]:
+            raise EvidenceError(
+                f"{type(self).__name__} needs configurations (*lead, *{shape[:-1]}); got "
+                f"{tuple(states.shape)}."
+            )
+        if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < shape[-1]:
+            raise EvidenceError(
+                f"{type(self).__name__} has states 0 to {shape[-1] - 1}, and -1 for a site that is "
+                f"not used; got {int(states.min())} to {int(states.max())}."
+            )
+        used = states >= 0
+        weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
+        only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
+        wanted = used.flatten(states.ndim - self._dims).sum(-1)
+        return exhausting(only.laid(double=True), wanted).to(self.unary)
+
+    def log_prob(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the log-probabilities of configurations: the score less log Z.
+
+        Raises:
+            EvidenceError: as for `score`.
+        """
+        log_z = self.log_partition()
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
+
+    def entropy(self) -> Tensor:
+        """(*batch,) nats; 0 where nothing is possible. Of derivations; differentiable.
+
+        Links and rules of low rank are written out.
+        """
+        tape = self.laid(ranks=False, double=True)
+        return cross_entropy(tape).to(self.unary)
+
+    def cross_entropy(self, other: "Recursion") -> Tensor:
+        """(*batch,) nats: the mean here of minus the log-probability in another of its shape.
+
+        +inf where the other forbids what is possible here; 0 where nothing is. Differentiable in
+        both. Links and rules of low rank are written out.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        return self._compared(other, divergence=False)
+
+    def kl_divergence(self, other: "Recursion") -> Tensor:
+        """(*batch,) nats: `cross_entropy` less `entropy`, choice by choice.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        return self._compared(other, divergence=True)
+
+    def _compared(self, other: "Recursion", *, divergence: bool) -> Tensor:
+        if type(other) is not type(self) or other.unary.shape != self.unary.shape:
+            raise ModelError(
+                f"{type(self).__name__} is compared with another of its shape, "
+                f"{tuple(self.unary.shape)}; got {type(other).__name__} of "
+                f"{tuple(other.unary.shape)}."
+            )
+        tapes = [each.laid(ranks=False, double=True) for each in (self, other)]
+        return cross_entropy(*tapes, divergence=divergence).to(self.unary)
+
+    @torch.no_grad()
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states) the best score with each state of each site; -inf: none.
+
+        Links and rules of low rank are written out. Not differentiable.
+        """
+        tape = self.laid(ranks=False, double=True)
+        through = down(tape, up(tape, 0.0), 0.0)
+        return of_sites(tape, through, 0.0).to(self.unary)
+
+    @torch.no_grad()
+    def mode(self) -> Tensor:
+        """(*batch, *sites) the states of one best derivation, -1 at sites that it does not use.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        tape = self.laid(ranks=False, double=True)
+        return descend(tape, up(tape, 0.0), 1, largest)[0]
+
+    def k_best(self, k: int) -> KBestConfigurations:
+        """The k best derivations, best first; the scores are differentiable.
+
+        Items are taken one by one, with lazy lists (Huang and Chiang 2005, algorithm 3).
+
+        Raises:
+            ModelError: k below 1.
+        """
+        if k < 1:
+            raise ModelError(f"{type(self).__name__}.k_best needs k >= 1; got {k}.")
+        with torch.no_grad():
+            tape = self.laid(ranks=False, double=True)
+            states, there = best(tape, up(tape, 0.0), k)
+        return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, *sites) independent exact draws, as `mode` gives its configuration.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        tape = self.laid(double=True)
+        return descend(tape, up(tape), checked_count(count), drawn(generator))
+
+    @by_autograd
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, states) relaxed draws, differentiable: a stochastic softmax.
+
+        The marginals at a temperature of the model with Gumbel noise on every state; as the
+        temperature falls to 0 they become the best configuration of the noisy model, which is not
+        an exact draw (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        tracked = torch.is_grad_enabled() and is_tracked(self)
+        with torch.enable_grad():
+            noisy, _ = perturbed(
+                self.unary, None, count=count, temperature=temperature, generator=generator
+            )
+            noisy = noisy * temperature
+            noisy = noisy if noisy.requires_grad else noisy.requires_grad_()
+            tape = self.laid(unary=noisy, ranks=False)
+            log_z = goal(tape, up(tape, temperature))
+            possible = (log_z.detach() > -math.inf).to(log_z)
+            (found,) = torch.autograd.grad(log_z, noisy, possible, create_graph=tracked)
+        return found if tracked else found.detach()
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
+        """The recursion on some states of each site, with weights; what estimators solve.
+
+        As a derivation uses a site once at most, Z is unbiased if the weights of each site are.
+
+        Args:
+            states: (*replicates, *batch, *sites, kept); repeats stay separate.
+            log_weights: of that shape; added to the potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        name = type(self).__name__
+        unary = gathered(name, self.unary, states, log_weights, sites=self._dims)
+        return KeptStates(unary, states, self)
+
+    def proposal_unary(self) -> Tensor:
+        """The potentials; -inf at sites that no derivation of an item uses."""
+        return torch.where(usable(self._shape_only()), self.unary, -math.inf)
+
+    def _shape_only(self) -> Tape:
+        """The tape on one state of each site, whatever it is; on all where it chooses by them."""
+        unary = torch.zeros_like(self.unary)
+        one = KeptStates(unary[..., :1], unary[..., :1].long(), self).laid()
+        return self.laid(unary=unary) if one.tells_states else one
+
+    def proposal_graph(self) -> None:
+        """None: the links of the recursion stand for factors, see `mean_values`."""
+        return
+
+    @torch.no_grad()
+    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        """(*batch, *sites, states) what a state may be expected to meet, by the links at its site.
+
+        Of each link the mean over random states at its other end; links by which one site may be
+        reached in turn are averaged. Rules say nothing.
+        """
+        return mean_values(self.laid(), landmarks, generator).to(self.unary)
+
+    def work(self) -> float:
+        """The terms of log Z."""
+        with torch.no_grad():
+            return self.laid().work
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStates(Recursion):
+    """A recursion on some states of each site, numbered 0..K-1: what `Recursion.restrict` gives.
+
+    Args:
+        unary: (*lead, *sites, K) log-potentials of the states kept, weights included.
+        states: (*lead, *sites, K) which they are; repeats are separate.
+        original: the structure; its batch dims are the last ones of lead.
+    """
+
+    states: Tensor
+    original: Recursion = field(repr=False)
+
+    @property
+    def _dims(self) -> int:
+        return self.original._dims
+
+    def recursion(self, tape: Tape) -> Value:
+        """That of the original."""
+        return self.original.recursion(tape)
+
+    def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
+        dtype = torch.float64 if double else self.unary.dtype
+        return Tape(unary, self._dims, states=self.states, ranks=ranks, dtype=dtype)
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
+        """On some of the states kept."""
+        name = type(self).__name__
+        unary = gathered(name, self.unary, states, log_weights, sites=self._dims)
+        own = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
+        return KeptStates(unary, own, self.original)

@@ -1,0 +1,68 @@
+"""What the links of one tape are made from, each made once."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.tape.links import Table
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """Tensors and tables by what they were made from.
+
+    Attributes:
+        lead: the batch dims of the tape.
+        dtype: of its log-values.
+    """
+
+    lead: tuple[int, ...]
+    dtype: torch.dtype
+    known: dict[tuple[Any, ...], Any] = field(
+        default_factory=dict[tuple[Any, ...], Any], init=False
+    )
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What was made under that key, or is now."""
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
+
+    def derived(self, owner: Any, make: Callable[[Any], Tensor]) -> Tensor:
+        """One tensor for each owner, so that links by it are recognised as one."""
+        return self.once(("derived", id(owner)), lambda: (owner, make(owner)))[1]
+
+    def flat(self, values: Tensor, dims: int) -> Tensor:
+        """(B or 1, ...) of values (*batch, ...) with that many dims after the batch."""
+        lead = values.shape[: values.ndim - dims]
+        ends = values.shape[values.ndim - dims :]
+        if math.prod(lead) == 1:
+            return values.reshape(1, *ends)
+        return values.expand(*self.lead, *ends).reshape(-1, *ends)
+
+    def source(self, potential: Tensor | Potential) -> Tensor | Potential:
+        """A table (B or 1, 1, N, M), or a potential without leading dims."""
+
+        def made() -> tuple[object, Tensor | Potential]:
+            if isinstance(potential, Potential) and not potential.lead(2):
+                return potential, potential
+            table = potential.table(2) if isinstance(potential, Potential) else potential
+            # The potential is held, so that no other comes to have its number.
+            return potential, self.flat(table.to(self.dtype), 2).unsqueeze(1)
+
+        return self.once(("source", id(potential)), made)[1]
+
+    def table(self, source: Tensor | Potential) -> Table:
+        """Of a source, written out."""
+
+        def made() -> Table:
+            if isinstance(source, Tensor):
+                return Table(source)
+            return Table(source.table(2).to(self.dtype)[None, None])
+
+        return self.once(("table", id(source)), made)

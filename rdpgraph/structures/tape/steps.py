@@ -1,0 +1,396 @@
+"""The steps of a tape: leaves, sums of alternatives, links between labels, pairs, labels together.
+
+A step says what its alternatives are; every question is asked of those. The value of a step is
+their soft sum: (B, P, K) from terms in which one more dim lists the alternatives.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.logmatrix import log_products
+from rdpgraph.structures.tape.links import Link
+from rdpgraph.structures.tape.values import Reader, Value, View, batches, joint, soft
+
+Child = tuple[Value, Tensor | None, Tensor, Tensor]
+"""A value; which of the nodes asked about have a part in it (None: all); places; labels."""
+
+
+class Step(ABC):
+    """One step.
+
+    Attributes:
+        dim: that of the alternatives in `terms`.
+    """
+
+    dim = 1
+
+    @abstractmethod
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is 2.
+
+        Args:
+            reader: the values so far.
+            scores: whether what the step itself adds is in them.
+        """
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, K) the soft sum of the alternatives."""
+        return soft(self.terms(reader), self.dim, temperature)
+
+    @abstractmethod
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, A) the alternatives of some nodes."""
+
+    @abstractmethod
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """What the alternatives chosen, (Q,), are made of."""
+
+    @abstractmethod
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """What terms (as `terms`) give to the values read.
+
+        Yields views, with (B, M, P, K, J) for their entries, the last dim to be reduced.
+        """
+
+    @property
+    @abstractmethod
+    def work(self) -> float:
+        """How many terms there are for one item."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf(Step):
+    """Log-values that are given.
+
+    Attributes:
+        logs: (B or 1, P or 1, K) nats; None: the potentials of sites.
+        sites: (P,) their numbers; that of no site is their count.
+    """
+
+    logs: Tensor | None
+    sites: Tensor | None = None
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """A leaf has no alternatives."""
+        raise NotImplementedError
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """A leaf has no alternatives."""
+        raise NotImplementedError
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """None."""
+        yield from ()
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """Nothing."""
+        yield from ()
+
+    @property
+    def work(self) -> float:
+        """None."""
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Total(Step):
+    """The sum over ways, each a product of views with the same number of alternatives, or 1.
+
+    Attributes:
+        ways: of views.
+    """
+
+    ways: Sequence[tuple[View, ...]]
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, A, P, K)."""
+        found: list[Tensor] = []
+        for way in self.ways:
+            total = reader.read(way[0])
+            for view in way[1:]:
+                total = total + reader.read(view)
+            found.append(total)
+        return found[0] if len(found) == 1 else torch.cat(batches(found), 1)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, K)."""
+        terms = self.terms(reader)
+        return terms.squeeze(1) if terms.shape[1] == 1 else soft(terms, 1, temperature)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, A)."""
+        found: list[Tensor] = []
+        for way in self.ways:
+            total = reader.at(way[0], item, place, label)
+            for view in way[1:]:
+                total = total + reader.at(view, item, place, label)
+            found.append(total)
+        return torch.cat(found, 1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """Those of each way."""
+        start = 0
+        for way in self.ways:
+            count = _ways(way)
+            here = None
+            inside, parts = chosen, (item, place, label)
+            if len(self.ways) > 1:
+                here = ((chosen >= start) & (chosen < start + count)).nonzero().squeeze(1)
+                inside = chosen[here] - start
+                parts = (item[here], place[here], label[here])
+            for view in way:
+                yield from _children(view, here, inside, *parts)
+            start += count
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """The terms of each way, to each of its views."""
+        for way, part in zip(
+            self.ways, terms.split([_ways(way) for way in self.ways], 1), strict=True
+        ):
+            for view in way:
+                yield view, part, None
+
+    @property
+    def work(self) -> float:
+        """A P K."""
+        places = max(view.places for way in self.ways for view in way)
+        width = max(view.width for way in self.ways for view in way)
+        return float(sum(_ways(way) for way in self.ways) * places * width)
+
+
+@dataclass(frozen=True, eq=False)
+class Together(Step):
+    """The labels of several places side by side: (B, P, M K).
+
+    Attributes:
+        views: of one number of places.
+    """
+
+    views: Sequence[View]
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, 1, P, all labels)."""
+        read = [reader.read(view).transpose(1, 2).flatten(2) for view in self.views]
+        batch = joint([len(part) for part in read])
+        return torch.cat([part.expand(batch, -1, -1) for part in read], 2).unsqueeze(1)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, all labels)."""
+        return self.terms(reader).squeeze(1)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, 1)."""
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The one value whose label it is."""
+        start = 0
+        for view in self.views:
+            stop = start + view.ways * view.width
+            here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
+            inside = label[here] - start
+            ways, own = inside // view.width, inside % view.width
+            yield from _children(view, here, ways, item[here], place[here], own)
+            start = stop
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """To each view its own."""
+        widths = [view.ways * view.width for view in self.views]
+        for view, part in zip(self.views, terms.squeeze(1).split(widths, 2), strict=True):
+            yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2), None
+
+    @property
+    def work(self) -> float:
+        """None."""
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs(Step):
+    """The pairs of labels of two views, summed over their alternatives: (B, P, C * E).
+
+    Attributes:
+        left: (B, M, P, C).
+        right: (B, M, P, E).
+    """
+
+    left: View
+    right: View
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, M, P, C * E)."""
+        left, right = reader.read(self.left), reader.read(self.right)
+        return (left.unsqueeze(-1) + right.unsqueeze(-2)).flatten(-2)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B, P, C * E)."""
+        if self.left.ways == 1:
+            return self.terms(reader).squeeze(1)
+        if temperature != 1.0:
+            return super().up(reader, temperature)
+        left, right = (reader.read(view).movedim(1, -1) for view in (self.left, self.right))
+        return log_products(left, right).flatten(-2)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, M)."""
+        first, second = label // self.right.width, label % self.right.width
+        left = reader.at(self.left, item, place, first)
+        return left + reader.at(self.right, item, place, second)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The two parts."""
+        first, second = label // self.right.width, label % self.right.width
+        yield from _children(self.left, None, chosen, item, place, first)
+        yield from _children(self.right, None, chosen, item, place, second)
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """To both parts."""
+        both = terms.unflatten(-1, (self.left.width, self.right.width))
+        yield self.left, both, -1
+        yield self.right, both.mT, -1
+
+    @property
+    def work(self) -> float:
+        """M P C E."""
+        return float(self.left.ways * self.left.places * self.left.width * self.right.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Linked(Step):
+    """The sum over the labels of a value, each with what a link says of it and of the new label.
+
+    Attributes:
+        x: (B, P or 1, I).
+        link: between I and J labels; None: J is 1, and nothing is said.
+        places: P.
+    """
+
+    x: Value
+    link: Link | None
+    places: int
+
+    dim = 2
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, P, I, J)."""
+        x = reader.values[self.x.number].unsqueeze(-1)
+        if self.link is None:
+            return x
+        if scores:
+            return x + self.link.logs()
+        return x.expand(len(x), self.places, -1, self.link.width)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B, P, J)."""
+        x = reader.values[self.x.number]
+        if self.link is None:
+            return soft(x, 2, temperature).unsqueeze(2)
+        return self.link.sums(x, temperature)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, I)."""
+        x = reader.values[self.x.number]
+        from_place = place if self.x.places > 1 else place * 0
+        logs = x[item if len(x) > 1 else item * 0, from_place]
+        return logs if self.link is None else logs + self.link.into(item, place, label)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The label that it came from."""
+        yield self.x, None, place if self.x.places > 1 else place * 0, chosen
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """Summed over the new labels."""
+        yield View((self.x,)), terms.unsqueeze(1), -1
+
+    @property
+    def work(self) -> float:
+        """P I J."""
+        return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
+
+
+@dataclass(frozen=True, eq=False)
+class Picked(Step):
+    """For each new label one of the labels of a value.
+
+    Attributes:
+        x: (B, P or 1, I).
+        which: (J,), or (B, P, J) where not all labels are kept: labels of x.
+        places: P.
+    """
+
+    x: Value
+    which: Tensor
+    places: int
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, 1, P, J)."""
+        return self.up(reader, 1.0).unsqueeze(1)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, J)."""
+        x = reader.values[self.x.number]
+        if self.which.ndim == 1:
+            return x.index_select(2, self.which).expand(-1, self.places, -1)
+        return x.expand(len(self.which), self.places, -1).gather(2, self.which)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, 1)."""
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The label of x."""
+        own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
+        yield self.x, None, place if self.x.places > 1 else place * 0, own
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """To each label of x the terms of those that are made of it."""
+        which = self.which.expand(len(terms), self.places, -1)
+        columns = torch.arange(self.x.width, device=which.device)
+        own = (which.unsqueeze(-2) == columns.unsqueeze(-1)).unsqueeze(1)
+        yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
+
+    @property
+    def work(self) -> float:
+        """None."""
+        return 0.0
+
+
+def _ways(way: Sequence[View]) -> int:
+    return max(view.ways for view in way)
+
+
+def _children(
+    view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
+) -> Iterator[Child]:
+    """The nodes that one view has for some alternatives, by the value that they belong to."""
+    number = view.number(ways if view.ways > 1 else ways * 0, item, place)
+    label = label.clamp(max=view.width - 1)
+    if len(view.pool) == 1:
+        yield view.pool[0], here, number, label
+        return
+    start = 0
+    for value in view.pool:
+        inside = ((number >= start) & (number < start + value.places)).nonzero().squeeze(1)
+        if len(inside):
+            rows = inside if here is None else here[inside]
+            yield value, rows, number[inside] - start, label[inside]
+        start += value.places

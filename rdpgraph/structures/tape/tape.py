@@ -1,0 +1,412 @@
+"""The tape: how a structure lays out its recursion."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
+from rdpgraph.structures.tape.links import Link, Looked
+from rdpgraph.structures.tape.sources import Sources
+from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Picked, Step, Together, Total
+from rdpgraph.structures.tape.values import Labels, Value, View, as_view
+
+Given = Value | View
+Way = Given | tuple[Given, ...]
+Meeting = tuple[Labels, Tensor | Potential, Labels]
+"""Labels that a link joins, and its log-values: (B or 1, P or 1, N, M), or a potential."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """A recursion as steps, over values of log-sums for each item, place and label.
+
+    A structure's `recursion` is handed one, and returns the value of the whole: one place, one
+    label. What it lays out stands for all questions: sums, maxima, draws, expectations; and for
+    all representations: where only some states of each site are kept, and the labels of a value
+    are those, links are looked up on them. Values whose labels are the states of different sites
+    are linked, or merged; a sum of them is refused.
+
+    Attributes:
+        unary: (*lead, *sites, K) the log-potentials of the sites' states.
+        site_dims: how many dims the sites have.
+        states: (*lead, *sites, K) which states they are; None: all, in order.
+        ranks: whether a link of low rank goes by way of its ranks, as sums may and maxima not.
+        dtype: of all log-values.
+        meetings: which labels were linked, and how.
+    """
+
+    unary: Tensor
+    site_dims: int
+    states: Tensor | None = None
+    ranks: bool = True
+    dtype: torch.dtype = torch.float32
+    steps: list[Step] = field(default_factory=list[Step], init=False)
+    meetings: list[Meeting] = field(default_factory=list[Meeting], init=False)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """What links are made from."""
+        return Sources(self.lead, self.dtype)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dims before the sites: replicates, draws, batch dims."""
+        return tuple(self.unary.shape[: self.unary.ndim - self.site_dims - 1])
+
+    @property
+    def batch(self) -> int:
+        """B, the product of the lead."""
+        return math.prod(self.lead)
+
+    @property
+    def site_shape(self) -> tuple[int, ...]:
+        """The dims of the sites."""
+        return tuple(self.unary.shape[len(self.lead) : -1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.unary.device
+
+    @cached_property
+    def sites(self) -> "Sites":
+        """The sites, to be indexed like an array of their shape: the potentials of some of them.
+
+        One place for each; their labels are the sites' states.
+        """
+        numbers = torch.arange(math.prod(self.site_shape), device=self.device)
+        return Sites(numbers.reshape(self.site_shape), self._of_sites)
+
+    def _of_sites(self, numbers: Tensor) -> Value:
+        labels = Labels(numbers)
+        if self.states is not None:
+            labels = Labels(numbers, self._flat_states[:, numbers])
+        return self._add(Leaf(None, numbers), len(numbers), self.unary.shape[-1], labels)
+
+    @cached_property
+    def _flat_states(self) -> Tensor:
+        assert self.states is not None
+        shape = (self.batch, math.prod(self.site_shape), self.unary.shape[-1])
+        return self.states.expand(self.unary.shape).reshape(shape)
+
+    @property
+    def one(self) -> Value:
+        """One place, one label, log-value 0: the empty derivation."""
+        return self.sources.once(("one",), lambda: self.leaf(self.unary.new_zeros(1, 1, 1)))
+
+    @property
+    def nothing(self) -> Value:
+        """One place, one label, log-value -inf."""
+        return self.sources.once(
+            ("nothing",), lambda: self.leaf(self.unary.new_full((1, 1, 1), -math.inf))
+        )
+
+    def flat(self, values: Tensor, dims: int) -> Tensor:
+        """(B or 1, ...) of values (*batch, ...) with that many dims after the batch."""
+        return self.sources.flat(values, dims)
+
+    def lengths(self, lengths: Tensor | None, most: int) -> Tensor:
+        """(B,) lengths (*batch,); all the most by default.
+
+        Raises:
+            ModelError: a shape that is not that of the batch.
+        """
+        if lengths is None:
+            return torch.full((self.batch,), most, device=self.device)
+        if tuple(lengths.shape) != self.lead[len(self.lead) - lengths.ndim :]:
+            raise ModelError(
+                f"Tape.lengths needs those of the batch, {self.lead}; got {tuple(lengths.shape)}."
+            )
+        return lengths.to(self.device).expand(self.lead).reshape(-1)
+
+    def leaf(self, logs: Tensor) -> Value:
+        """Log-values that are given: (B or 1, P, K), of labels that are nobody's states."""
+        return self._add(Leaf(logs), logs.shape[1], logs.shape[2], Labels())
+
+    def allowed(self, mask: Tensor) -> Value:
+        """Log-value 0 where a mask (B or 1, P) is true, and -inf elsewhere; one label."""
+        return self.leaf(torch.where(mask, 0.0, -math.inf).to(self.unary).unsqueeze(-1))
+
+    def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
+        """Places of one or more values, side by side.
+
+        Args:
+            pool: values of one width.
+            index: (P,) the place for each new place; (M, P) or (B, M, P) M alternatives for each.
+                Below 0: none, -inf.
+        """
+        values = (pool,) if isinstance(pool, Value) else tuple(_values(pool))
+        if len({value.width for value in values}) != 1:
+            raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
+        index = index.to(self.device)
+        index = index.unsqueeze(0) if index.ndim == 1 else index
+        size = sum(value.places for value in values)
+        return View(values, torch.where(index < 0, size, index))
+
+    def total(self, *ways: Way) -> Value:
+        """The sum over ways; a way is a value or view, or a product of several.
+
+        Values of one place or one label serve all of them.
+
+        Raises:
+            ModelError: labels of different sites, which mean different states.
+        """
+        taken = [tuple(as_view(part) for part in _several(way)) for way in ways]
+        views = [view for way in taken for view in way]
+        return self._add(
+            Total(taken),
+            max(view.places for view in views),
+            max(view.width for view in views),
+            _agreed(views),
+        )
+
+    def sum(self, x: Value) -> Value:
+        """Over the labels, none of which is told from the others any more."""
+        if x.width == 1:
+            return Value(x.number, x.places, 1)
+        return self.sources.once(
+            ("sum", x.number), lambda: self._add(Linked(x, None, x.places), x.places, 1, Labels())
+        )
+
+    def link(self, x: Value, potential: Tensor | Potential, *, to: Value | None = None) -> Value:
+        """The sum over the labels of x of the value and what a potential says of both labels.
+
+        Args:
+            x: whose labels come first.
+            potential: (*batch, N, M) log-values, or (B or 1, P, N, M); or a pairwise `Potential`.
+            to: whose labels come second: as many places; default: all M, of no site.
+        """
+        if isinstance(potential, LowRank) and self.ranks:
+            right = self.sources.derived(potential.log_right, lambda values: values.mT)
+            return self.link(self.link(x, potential.log_left), right, to=to)
+        to_labels = Labels() if to is None else to.labels
+        source = self.sources.source(potential)
+        self.meetings.append((x.labels, source, to_labels))
+        key = ("link", x.number, id(potential), None if to_labels.states is None else id(to_labels))
+        if key in self.sources.known and to_labels.states is None:
+            found: Value = self.sources.known[key]
+            return self._relabelled(found, to_labels)
+        before, after = x.labels.states, to_labels.states
+        link: Link
+        if before is None and after is None:
+            link = self.sources.table(source)
+        else:
+            link = Looked(source, before, after)
+        places = x.places if after is None else after.shape[1]
+        made = self._add(Linked(x, link, places), places, link.width, to_labels)
+        self.sources.known[key] = made
+        return made
+
+    def lookup(self, values: Tensor, to: Value) -> Value:
+        """A log-value for each label: of (*batch, M) those of the labels of another value."""
+        row = self.sources.derived(values, lambda own: own.unsqueeze(-2))
+        return self.link(self.one, row, to=to)
+
+    def merge(self, *views: Given) -> Value:
+        """Alternatives whose labels are the states of different sites, to be linked or summed.
+
+        Where all states are kept they are added up; else they stand side by side.
+        """
+        taken = [as_view(view) for view in views]
+        kept = [view.labels.states for view in taken]
+        if all(states is None for states in kept):
+            made = self._add(
+                Total([(view,) for view in taken]), taken[0].places, taken[0].width, Labels()
+            )
+            return made
+        places = taken[0].places
+        parts: list[Tensor] = []
+        for view, states in zip(taken, kept, strict=True):
+            assert states is not None
+            parts.append(states.unflatten(1, (view.ways, -1)).transpose(1, 2).flatten(2))
+        labels = Labels(torch.full((1,), -1, device=self.device), torch.cat(parts, 2))
+        width = sum(view.ways * view.width for view in taken)
+        return self._add(Together(taken), places, width, labels)
+
+    def beside(self, *views: Given) -> Value:
+        """The labels of several views, and of their alternatives, side by side: labels of none."""
+        taken = [as_view(view) for view in views]
+        width = sum(view.ways * view.width for view in taken)
+        return self._add(Together(taken), taken[0].places, width, Labels())
+
+    def pick(self, x: Value, which: Tensor, *, to: Value) -> Value:
+        """For each label n of another value, of as many places, the label `which[n]` of x.
+
+        Args:
+            x: (B, P, I).
+            which: (N,) labels of x for all labels of the other.
+            to: whose labels the result has.
+        """
+        states, places = to.labels.states, x.places
+        if states is not None:
+            which, places = which[states], states.shape[1]
+        return self._add(Picked(x, which, places), places, which.shape[-1], to.labels)
+
+    def pairs(self, left: Given, right: Given) -> Value:
+        """The pairs of labels of two parts, C * E side by side, summed over their alternatives."""
+        first, second = as_view(left), as_view(right)
+        width = first.width * second.width
+        return self._add(Pairs(first, second), first.places, width, Labels())
+
+    def join(self, left: View, right: View, rules: Rules, *, to: Value) -> Value:
+        """The sum over splits and over the labels of both parts, by the rules of the whole.
+
+        Rules of low rank go by way of their ranks, which each part is taken to once; without rules
+        the labels of the parts are summed out, and the result has one label for all.
+
+        Args:
+            left: (M, P) the left parts of M splits.
+            right: the right ones.
+            rules: log-weights of a label of the whole given those of the parts.
+            to: whose labels those of the whole are.
+        """
+        if isinstance(rules, NoRules):
+            return self.total((_mapped(left, self.sum), _mapped(right, self.sum)))
+        if self.ranks and isinstance(rules, LowRankRules):
+            sides = rules.left, rules.right
+            top = self.sources.derived(rules.parent, lambda part: part.mT)
+        elif self.ranks and isinstance(rules, FactorisedRules):
+            sides = (
+                self.sources.derived(side, lambda part: part.transpose(-3, -2).flatten(-2))
+                for side in (rules.left, rules.right)
+            )
+            top = self.sources.derived(rules, _collected)
+        else:
+            return self._joined(left, right, rules, to)
+        first, second = (
+            _mapped(view, partial(self.link, potential=side))
+            for view, side in zip((left, right), sides, strict=True)
+        )
+        return self.link(self.total((first, second)), top, to=to)
+
+    def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
+        """By way of all pairs of labels."""
+        table = self.sources.derived(
+            rules,
+            lambda rules: rules.table(*(rules.shape or ())).flatten(-2).mT,
+        )
+        if self.states is None:
+            return self.link(self.pairs(left, right), table, to=to)
+        # Of other labels for every split: splits are places, until a label of the whole is told.
+        assert left.index is not None
+        assert right.index is not None
+        ways, places = left.ways, left.places
+        first, second = (
+            self.total(View(view.pool, index.flatten(-2).unsqueeze(-2)))
+            for view, index in ((left, left.index), (right, right.index))
+        )
+        pairs = self.pairs(first, second)
+        states = [value.labels.states for value in (first, second, to)]
+        assert states[0] is not None
+        assert states[1] is not None
+        assert states[2] is not None
+        labels = rules.shape[1] if rules.shape else 1
+        both = states[0].unsqueeze(-1) * labels + states[1].unsqueeze(-2)
+        pairs = Value(
+            pairs.number, pairs.places, pairs.width, Labels(first.labels.sites, both.flatten(-2))
+        )
+        above = states[2].expand(len(states[2]), places, -1).repeat(1, ways, 1)
+        link = Looked(self.sources.source(table), pairs.labels.states, above)
+        each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
+        index = torch.arange(ways * places, device=self.device).reshape(ways, places)
+        made = self.total(self.view(each, index))
+        return self._relabelled(made, to.labels)
+
+    def choose(self, values: Sequence[Value], index: Tensor) -> Value:
+        """For each item one of the places of some values, (B,) into all of them side by side."""
+        return self.sum(self.total(self.view(values, index.reshape(-1, 1, 1))))
+
+    def finish(self, value: Value) -> None:
+        """Make a value of one place the goal; its labels are summed out.
+
+        Raises:
+            ModelError: it has more places than one.
+        """
+        if value.places != 1:
+            raise ModelError(
+                "A recursion gives a value of one place, the whole; this one has "
+                f"{value.places}. Tape.choose takes one of them for each item."
+            )
+        last = self.sum(value)
+        if last.number != len(self.steps) - 1:
+            self.total(last)
+
+    @property
+    def work(self) -> float:
+        """The terms of log Z."""
+        return self.batch * sum(step.work for step in self.steps)
+
+    @property
+    def tells_states(self) -> bool:
+        """Whether what a site is made of is another thing for each of its states."""
+        return any(isinstance(step, Picked) for step in self.steps)
+
+    def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:
+        self.steps.append(step)
+        return Value(len(self.steps) - 1, places, width, labels)
+
+    def _relabelled(self, value: Value, labels: Labels) -> Value:
+        return Value(value.number, value.places, value.width, labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The sites of a tape, to be indexed.
+
+    Attributes:
+        numbers: (*sites) their numbers, row by row.
+        leaf: makes the value of some.
+    """
+
+    numbers: Tensor
+    leaf: Callable[[Tensor], Value]
+
+    def __getitem__(self, index: Any) -> Value:
+        """The potentials of some sites, one place for each, in the order of the index."""
+        return self.leaf(self.numbers[index].reshape(-1))
+
+
+def _several(way: Way) -> tuple[Given, ...]:
+    return way if isinstance(way, tuple) else (way,)
+
+
+def _values(pool: View | Sequence[Value]) -> Sequence[Value]:
+    if isinstance(pool, View):
+        raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
+    return pool
+
+
+def _mapped(view: View, step: Callable[[Value], Value]) -> View:
+    """The same places of what a step makes of each value."""
+    return View(tuple(step(value) for value in view.pool), view.index)
+
+
+def _collected(rules: FactorisedRules) -> Tensor:
+    """(*batch, N r, N) from the ranks of each parent to it, normalised."""
+    parents, rank = rules.left.shape[-3], rules.left.shape[-1]
+    own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
+    return torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+
+
+def _agreed(views: Sequence[View]) -> Labels:
+    """The labels that the columns of a sum stand for.
+
+    Raises:
+        ModelError: those of different sites.
+    """
+    owned = [view for view in views if view.pool[0].labels.sites is not None]
+    found = [view.labels for view in owned]
+    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in found}) > 1:
+        raise ModelError(
+            "Tape.total needs alternatives over the same labels; these are the states of different "
+            "sites. Link them to one site first, or merge them."
+        )
+    return found[0] if found else Labels()

@@ -1,0 +1,199 @@
+"""What the steps of a tape make and read: values over places and labels, and views of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.model.semiring import soft_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What the columns of a value stand for; two values agree if they hold the same object.
+
+    Attributes:
+        sites: (P,) the numbers of the sites whose states they are; None: they are of no site, as
+            ranks, and always agree.
+        states: (B, P, K) which states, where not all of them are kept.
+    """
+
+    sites: Tensor | None = None
+    states: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a step: for each item, place and label the log-sum of its derivations.
+
+    Attributes:
+        number: of the step.
+        places: P.
+        width: how many labels, K; 1 where nothing is distinguished.
+        labels: what they stand for.
+    """
+
+    number: int
+    places: int
+    width: int
+    labels: Labels = field(default_factory=Labels)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """For each place of a new value some places of earlier ones: (B, M, P, K).
+
+    Attributes:
+        pool: values of one width, their places side by side.
+        index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
+            number of all of them stands for none, -inf. None: the one value of the pool as it is.
+    """
+
+    pool: tuple[Value, ...]
+    index: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """How many places the pool has."""
+        return sum(value.places for value in self.pool)
+
+    @property
+    def ways(self) -> int:
+        """M."""
+        return 1 if self.index is None else self.index.shape[-2]
+
+    @property
+    def places(self) -> int:
+        """P."""
+        return self.pool[0].places if self.index is None else self.index.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """K."""
+        return self.pool[0].width
+
+    @property
+    def labels(self) -> Labels:
+        """What the columns stand for; of a view with M > 1, as if it had M P places."""
+        first = self.pool[0].labels
+        if self.index is None or first.sites is None:
+            return first
+        sites = torch.cat([_sites(value) for value in self.pool])
+        index = self.index.clamp(max=len(sites) - 1)
+        if first.states is None:
+            return Labels(sites[index.flatten(-2)])
+        states = torch.cat([_states(value) for value in self.pool], 1)
+        flat = index.flatten(-2)
+        if flat.ndim == 1:
+            return Labels(sites[flat], states[:, flat])
+        item = torch.arange(len(states), device=flat.device).unsqueeze(1)
+        return Labels(sites[flat], states[item, flat])
+
+    def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
+        """(Q,) places in the pool of some alternatives of some places of some items."""
+        if self.index is None:
+            return place if self.places > 1 else torch.zeros_like(place)
+        place = place if self.places > 1 else torch.zeros_like(place)
+        if self.index.ndim == 2:
+            return self.index[ways, place]
+        return self.index[item if len(self.index) > 1 else item * 0, ways, place]
+
+
+def _sites(value: Value) -> Tensor:
+    assert value.labels.sites is not None
+    return value.labels.sites.expand(value.places)
+
+
+def _states(value: Value) -> Tensor:
+    assert value.labels.states is not None
+    return value.labels.states
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """The values of the steps done so far, read through views.
+
+    Attributes:
+        values: (B or 1, P, K) of each step.
+    """
+
+    values: list[Tensor] = field(default_factory=list[Tensor])
+    _latest: dict[tuple[int, ...], Tensor] = field(
+        default_factory=dict[tuple[int, ...], Tensor], init=False
+    )
+
+    def pooled(self, view: View) -> Tensor:
+        """(B or 1, places of the pool and one more of -inf, K)."""
+        # Two views of one pool are often read together.
+        key = tuple(value.number for value in view.pool)
+        if key not in self._latest:
+            self._latest.clear()
+            self._latest[key] = self._pooled(view)
+        return self._latest[key]
+
+    def _pooled(self, view: View) -> Tensor:
+        parts = [self.values[value.number] for value in view.pool]
+        batch = joint([len(part) for part in parts])
+        parts = [part.expand(batch, *part.shape[1:]) for part in parts]
+        return torch.cat([*parts, parts[0].new_full((batch, 1, view.width), -math.inf)], 1)
+
+    def read(self, view: View) -> Tensor:
+        """(B or 1, M, P or 1, K)."""
+        if view.index is None:
+            return self.values[view.pool[0].number].unsqueeze(1)
+        pool, index = self.pooled(view), view.index
+        if index.ndim == 2:
+            return pool.index_select(1, index.flatten()).unflatten(1, index.shape)
+        item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
+        return pool[item if len(pool) > 1 else item * 0, index]
+
+    def at(self, view: View, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, M) of some places of some items."""
+        label = label.clamp(max=view.width - 1).unsqueeze(1)
+        item, place = item.unsqueeze(1), place.unsqueeze(1)
+        number = view.number(torch.arange(view.ways, device=item.device), item, place)
+        pool = self.values[view.pool[0].number] if view.index is None else self.pooled(view)
+        return pool[item if len(pool) > 1 else item * 0, number, label]
+
+
+def as_view(given: "Value | View") -> View:
+    """A value as the view of all of it."""
+    return given if isinstance(given, View) else View((given,))
+
+
+def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
+    """`soft_sum`, in fewer calls at temperature 1."""
+    if temperature == 1.0 and logs.shape[dim]:
+        return _LogSum.apply(logs, dim)  # pyright: ignore[reportReturnType]
+    return soft_sum(logs, dim, temperature)
+
+
+class _LogSum(torch.autograd.Function):
+    """A log-sum of no possible term has a zero gradient; `torch.logsumexp` makes it NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor, dim: int) -> Tensor:
+        total = logs.logsumexp(dim)
+        ctx.save_for_backward(logs, total)
+        ctx.dim = dim
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        logs, total = ctx.saved_tensors
+        total = torch.where(total > -math.inf, total, 0.0).unsqueeze(ctx.dim)
+        return gradients[0].unsqueeze(ctx.dim) * (logs - total).exp(), None
+
+
+def batches(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors (B or 1, M, P or 1, K or 1), as wide as their sums but for M."""
+    batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (0, 2, 3))
+    return [part.expand(batch, part.shape[1], places, width) for part in parts]
+
+
+def joint(sizes: Sequence[int]) -> int:
+    """The size that 1 and others are broadcast to."""
+    return next((size for size in sizes if size != 1), 1)

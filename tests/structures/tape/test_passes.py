@@ -1,0 +1,238 @@
+"""The passes of a tape: identities among them, gradients, hard zeros, batches, refusals."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import rdpgraph as rg
+from rdpgraph.structures.tape.down import down, of_sites
+from rdpgraph.structures.tape.up import goal, up
+from rdpgraph.testing import check_structure
+from tests.estimate.enumeration import expectation
+from tests.structures.tape.models import LENGTHS, PAIRS, RULES, Segments, Spans, Tags, draw
+
+each = pytest.mark.parametrize("name", PAIRS)
+SMALL = {
+    "chain": Tags(draw(2, 3, 2), draw(2, 2, seed=1), lengths=torch.tensor([3, 1])),
+    "low rank": Tags(draw(3, 2), rg.LowRank(draw(2, 3, seed=1), draw(2, 3, seed=2))),
+    "segments": Segments(draw(2, 3, 2, 2), draw(2, 2, seed=1), lengths=torch.tensor([0, 3])),
+    "spans": Spans(draw(3, 3, 2), RULES["dense"]),
+    "ranked spans": Spans(draw(3, 3, 2), RULES["low rank"]),
+    "factorised spans": Spans(draw(3, 3, 2), RULES["factorised"]),
+    "plain spans": Spans(draw(2, 3, 3, 2), RULES["none"], lengths=torch.tensor([3, 2])),
+}
+small = pytest.mark.parametrize("name", SMALL)
+
+
+@small
+def test_conformance(name):
+    check_structure(SMALL[name])
+
+
+@each
+def test_log_marginals_from_the_pass_down_are_the_gradient(name):
+    model, _ = PAIRS[name]
+    tape = model.laid()
+    reader = up(tape)
+    through = of_sites(tape, down(tape, reader), 1.0)
+    log_z = goal(tape, reader).reshape(-1, *(1,) * (through.ndim - 1))
+    assert_close((through - log_z).exp(), model.marginals())
+
+
+@small
+def test_gradients_and_their_gradients(name):
+    model = SMALL[name]
+    unary = model.unary.clone().requires_grad_()
+
+    def log_z(unary):
+        return model.with_unary(unary).log_partition()
+
+    def entropy(unary):
+        return model.with_unary(unary).entropy()
+
+    assert torch.autograd.gradgradcheck(log_z, (unary,), fast_mode=True)
+    assert torch.autograd.gradcheck(entropy, (unary,), fast_mode=True)
+
+
+def test_gradients_in_transitions_and_divergences():
+    unary, other = draw(3, 2), draw(3, 2, seed=5)
+    table = draw(2, 2, seed=1).requires_grad_()
+
+    def divergence(table):
+        return Tags(unary, table).kl_divergence(Tags(other, table.T))
+
+    assert torch.autograd.gradcheck(divergence, (table,))
+    assert torch.autograd.gradgradcheck(lambda t: Tags(unary, t).log_partition(), (table,))
+
+
+@small
+def test_hard_zeros_make_no_nan(name):
+    model = SMALL[name]
+    unary = model.unary.clone()
+    unary[..., 0] = -math.inf
+    unary = unary.requires_grad_()
+    hard = model.with_unary(unary)
+    (first,) = torch.autograd.grad(hard.log_partition().sum(), unary, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), unary)
+    (third,) = torch.autograd.grad(hard.entropy().sum(), unary)
+    assert not any(bool(values.isnan().any()) for values in (first, second, third))
+    assert bool((first[..., 0] == 0).all())
+    nothing = model.with_unary(torch.full_like(unary, -math.inf))
+    possible = torch.tensor(-math.inf) if nothing.lengths is None else (nothing.lengths == 0).log()
+    assert_close(nothing.log_partition(), possible.double().expand_as(nothing.log_partition()))
+    assert bool((nothing.entropy() == 0).all())
+    if not bool((possible == 0).all()):
+        with pytest.raises(rg.ImpossibleEvidenceError):
+            nothing.mode()
+
+
+def test_a_divergence_from_what_forbids_is_infinite():
+    model = Tags(draw(2, 3, 2), draw(2, 2, seed=1))
+    unary = model.unary.clone()
+    unary[1, 0, 0] = -math.inf
+    unary = unary.requires_grad_()
+    found = model.kl_divergence(model.with_unary(unary))
+    assert found[0] == 0
+    assert found[1] == math.inf
+    (gradient,) = torch.autograd.grad(found[0], unary)
+    assert not bool(gradient.isnan().any())
+    assert bool((model.with_unary(unary).kl_divergence(model) < math.inf).all())
+
+
+@each
+def test_a_batch_is_its_items(name):
+    model, _ = PAIRS[name]
+    kind, shape = type(model), {"chain": 1}.get(name.split(",")[0], 2)
+    other = model.rules if kind is Spans else model.transition
+    for item, length in enumerate(LENGTHS.tolist()):
+        unary = model.unary[item]
+        unary = unary[:length, :length] if kind is Spans else unary[:length]
+        one = kind(unary, other)
+        assert_close(one.log_partition(), model.log_partition()[item])
+        assert_close(one.entropy(), model.entropy()[item])
+        best, all_best = one.k_best(3), model.k_best(3)
+        assert_close(best.scores, all_best.scores[:, item])
+        cut = all_best.states[:, item]
+        cut = cut[:, :length, :length] if kind is Spans else cut[:, :length]
+        assert_close(one.score(cut[:1]), best.scores[:1])
+        assert shape == model.site_dims
+
+
+def test_several_batch_dims_and_tables_for_each_item():
+    unary, table = draw(2, 3, 4, 3), draw(2, 3, 3, 3, seed=1)
+    model = Tags(unary, table)
+    assert model.log_partition().shape == (2, 3)
+    for i, j in ((0, 2), (1, 0)):
+        one = Tags(unary[i, j], table[i, j])
+        assert_close(model.log_partition()[i, j], one.log_partition())
+        assert_close(model.max_marginals()[i, j], one.max_marginals())
+        assert_close(model.k_best(2).scores[:, i, j], one.k_best(2).scores)
+    assert model.sample(5).shape == (5, 2, 3, 4)
+    states = torch.randint(3, (7, 2, 3, 4, 2))
+    few = model.restrict(states, torch.zeros(states.shape, dtype=torch.float64))
+    assert_close(few.log_partition()[3, 1, 2], Tags(unary[1, 2], table[1, 2]).restrict(
+        states[3, 1, 2], torch.zeros(4, 2, dtype=torch.float64)).log_partition())  # fmt: skip
+
+
+def test_scores_of_what_the_recursion_does_not_have():
+    model = Segments(draw(3, 2, 2), draw(2, 2, seed=1))
+    states = torch.full((3, 2), -1)
+    assert model.score(states) == -math.inf
+    states[2, 1] = 0
+    assert model.score(states) == -math.inf
+    states[0, 0] = 1
+    assert_close(
+        model.log_prob(states).exp() + 1,
+        1 + model.score(states).exp() / model.log_partition().exp(),
+    )
+    # A further segment, which no derivation uses beside these.
+    states[1, 0] = 1
+    assert model.score(states) == -math.inf
+    with pytest.raises(rg.EvidenceError, match="configurations"):
+        model.score(states[:2])
+    with pytest.raises(rg.EvidenceError, match="states 0 to 1"):
+        model.score(states + 5)
+
+
+@pytest.mark.parametrize("name", ["chain", "segments", "spans"])
+def test_estimates_are_unbiased(name):
+    model = {
+        "chain": Tags(draw(3, 3), draw(3, 3, seed=1)),
+        "segments": Segments(draw(2, 2, 3), draw(3, 3, seed=1)),
+        "spans": Spans(draw(2, 2, 3), rg.DenseRules(draw(3, 3, 3, seed=1))),
+    }[name]
+    mean, count = expectation(model, rg.Local(), rg.TopTail(1, 1))
+    assert count > 1
+    assert_close(mean, model.log_partition())
+
+
+@pytest.mark.parametrize("name", ["chain, table", "segments, low rank", "spans, dense"])
+@pytest.mark.parametrize("estimator", [rg.Randomized.default, rg.Randomized.piloted])
+def test_estimates_answer_what_exact_inference_does(name, estimator):
+    model, _ = PAIRS[name]
+    exact = rg.infer(model)
+    whole = rg.infer(
+        model, estimator=estimator(keep=1.0), generator=torch.Generator().manual_seed(0)
+    )
+    some = rg.infer(
+        model, estimator=estimator(keep=2, replicates=2), generator=torch.Generator().manual_seed(0)
+    )
+    assert_close(whole.log_partition, exact.log_partition)
+    assert_close(whole.marginals(), exact.marginals())
+    assert_close(whole.entropy(), exact.entropy())
+    assert_close(whole.max_marginals(), exact.max_marginals())
+    for question in ("marginals", "entropy", "max_marginals"):
+        assert getattr(some, question)().shape == getattr(exact, question)().shape
+    if bool((some.log_partition > -math.inf).all()):
+        assert bool((model.score(some.mode()) > -math.inf).all())
+        assert bool((model.score(some.sample(3)) > -math.inf).all())
+        assert some.rsample(temperature=1.0).shape == model.unary.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Loose(rg.Recursion):
+    """Adds up the states of different sites."""
+
+    def recursion(self, tape):
+        return tape.total(tape.sites[0], tape.sites[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Wide(rg.Recursion):
+    """Has no one whole."""
+
+    def recursion(self, tape):
+        return tape.sites[:]
+
+
+def test_recursions_that_mean_nothing_are_refused():
+    with pytest.raises(rg.ModelError, match="different sites"):
+        Loose(draw(3, 2)).log_partition()
+    with pytest.raises(rg.ModelError, match="one place"):
+        Wide(draw(3, 2)).log_partition()
+    with pytest.raises(rg.ModelError, match="its shape"):
+        Tags(draw(3, 2), draw(2, 2)).kl_divergence(Tags(draw(4, 2), draw(2, 2)))
+    with pytest.raises(rg.ModelError, match="k >= 1"):
+        Tags(draw(3, 2), draw(2, 2)).k_best(0)
+    with pytest.raises(rg.UnsupportedError, match="Tags is no factor graph"):
+        Tags(draw(3, 2), draw(2, 2)).factor_graph()
+
+
+def test_empty_batches():
+    model = Tags(draw(0, 3, 2), draw(2, 2))
+    assert model.log_partition().shape == (0,)
+    assert model.marginals().shape == (0, 3, 2)
+    assert model.entropy().shape == (0,)
+    assert model.mode().shape == (0, 3)
+    assert model.sample(2).shape == (2, 0, 3)
+    assert model.max_marginals().shape == (0, 3, 2)
+
+
+def test_within_inference_mode():
+    with torch.inference_mode():
+        model = Tags(draw(3, 2), draw(2, 2))
+        found = model.marginals(), model.entropy(), model.mode(), model.sample(2)
+    assert_close(found[0], Tags(draw(3, 2), draw(2, 2)).marginals())

@@ -1,0 +1,46 @@
+"""Every structure with sites of its own is held to its graph, or to its scores."""
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.testing import check_structure
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def factors(count, *shape):
+    return [draw(*shape, seed=seed) for seed in range(1, count + 1)]
+
+
+SOME = torch.tensor([3, 1])
+STRUCTURES = {
+    "chain": lambda: rg.Chain(draw(2, 3, 3), draw(3, 3, seed=1), lengths=SOME),
+    "chain of low rank": lambda: rg.Chain(draw(3, 3), rg.LowRank(*factors(2, 3, 2))),
+    "dense rules": lambda: rg.Hypertree(
+        draw(2, 3, 3, 2), rg.DenseRules(draw(2, 2, 2, seed=1)), root=draw(2, seed=2), lengths=SOME
+    ),
+    "rules of low rank": lambda: rg.Hypertree(draw(3, 3, 2), rg.LowRankRules(*factors(3, 2, 2))),
+    "factorised rules": lambda: rg.Hypertree(
+        draw(3, 3, 2), rg.FactorisedRules(*factors(2, 2, 2, 2))
+    ),
+    "no rules": lambda: rg.Hypertree(draw(3, 3, 2)),
+    "preterminals": lambda: rg.Hypertree(
+        draw(3, 3, 3), rg.DenseRules(draw(2, 3, 3, seed=1)), preterminals=1
+    ),
+    "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
+    "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_conformance(name):
+    check_structure(STRUCTURES[name]())
+
+
+def test_what_is_too_large_to_enumerate_is_refused():
+    with pytest.raises(rg.ModelError, match="fewer sites"):
+        check_structure(rg.Hypertree(draw(5, 5, 3)))
