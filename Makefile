@@ -34,6 +34,7 @@ bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/loopy.py
 	$(BIN)/python tests/benchmarks/chain.py
 	$(BIN)/python tests/benchmarks/hypertree.py
+	$(BIN)/python tests/benchmarks/alignment.py
 	$(BIN)/python tests/benchmarks/randomized.py
 	$(BIN)/python tests/benchmarks/randomized_grid.py
 	$(BIN)/python tests/benchmarks/lowrank.py

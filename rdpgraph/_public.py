@@ -66,6 +66,8 @@ from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
+from rdpgraph.structures.alignment import Alignment
+from rdpgraph.structures.bitext import Bitext
 from rdpgraph.structures.chain.model import Chain, KBest
 from rdpgraph.structures.chain.rank_hmm import LowRankHMM
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
@@ -91,12 +93,14 @@ register = REGISTRY.add
 
 __all__ = [
     "REGISTRY",
+    "Alignment",
     "And",
     "AtMostOne",
     "Auto",
     "Automaton",
     "Bethe",
     "Bilinear",
+    "Bitext",
     "BudgetError",
     "Cardinality",
     "Chain",
