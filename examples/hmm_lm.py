@@ -3,7 +3,9 @@ A language model with hidden states
 ===================================
 
 Trains `rdpgraph.nn.HMM` on a text file, one sentence a line, and writes checkpoints, a log of
-perplexities and a plot of them. Started again with the same folder, it goes on where it was.
+perplexities and a plot of them. Started again with the same folder, it goes on where it was, with
+the options that it was begun with: another text or other sizes are refused, and so are a second run
+in the folder at the same time and a checkpoint that is damaged.
 
     python examples/hmm_lm.py train train.txt --valid valid.txt --out run
     python examples/hmm_lm.py evaluate test.txt --out run
@@ -18,13 +20,16 @@ Words of the training text that occur less than ``--least`` times, and words it 
 """
 
 import gzip
+import hashlib
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -35,6 +40,15 @@ from rdpgraph.nn import HMM
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Batch = tuple[Tensor, Tensor]
+FIXED = ("states", "rank", "dimension", "dropout", "least", "characters", "seed", "tokens",
+         "sentences", "text")  # fmt: skip
+FREE = ("epochs", "rate", "bfloat16")
+
+
+def refuse(message: str) -> NoReturn:
+    """Say in one line why not, and stop."""
+    typer.echo(f"Error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(1)
 
 
 def read(path: Path, *, characters: bool) -> list[list[str]]:
@@ -122,14 +136,75 @@ def plot(log: list[dict[str, float]], path: Path) -> None:
     plt.close(figure)
 
 
+def digest(value: Any) -> str:
+    """A fingerprint of what a checkpoint holds, so that a flipped byte is found."""
+    found, waiting = hashlib.sha256(), [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Tensor):
+            found.update(repr((each.dtype, tuple(each.shape))).encode())
+            found.update(each.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        elif isinstance(each, dict):
+            found.update(repr(list(each)).encode())
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            found.update(repr(len(each)).encode())
+            waiting += each
+        else:
+            found.update(repr(each).encode())
+    return found.hexdigest()
+
+
 def load(out: Path) -> tuple[HMM, dict]:
     """The model of a checkpoint, and the checkpoint."""
-    if not (out / "checkpoint.pt").exists():
-        raise typer.BadParameter(f"{out} has no checkpoint.pt: train first.")
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    path = out / "checkpoint.pt"
+    if not path.exists():
+        refuse(f"{out} has no checkpoint.pt: train first.")
+    again = "Restore the file, or begin in another folder."
+    try:
+        state = torch.load(path, weights_only=True)
+        written = state.pop("digest")
+    except Exception as error:  # whatever a damaged archive leads to
+        refuse(f"{path} is no checkpoint of this program, or is damaged ({type(error).__name__}). "
+               f"{again}")  # fmt: skip
+    if digest(state) != written:
+        refuse(f"{path} is damaged: it is not what was written. {again}")
+    if any(not bool(values.isfinite().all()) for values in state["model"].values()):
+        refuse(f"{path} holds numbers that are not finite: the run diverged. Begin in another "
+               "folder, with a smaller --rate.")  # fmt: skip
     model = HMM(**state["sizes"])
     model.load_state_dict(state["model"])
     return model, state
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with the process however that ends."""
+    with open(out / "lock", "w") as lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # no such locks on this system
+            pass
+        except OSError:
+            refuse(f"Another run is writing to {out}: wait for it, or take another --out.")
+        yield
+
+
+def agreed(options: dict[str, Any], begun_with: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """The options of a run that goes on: those it was begun with, and the free ones given now."""
+    for name in FIXED:
+        if name in given and options[name] != begun_with[name]:
+            what = "another text" if name == "text" else (
+                f"--{name} {options[name]} in place of {begun_with[name]}"
+            )  # fmt: skip
+            refuse(f"The run was begun with other options: {what}. Begin in another folder.")
+    for name in FREE:
+        if name in given and options[name] != begun_with[name]:
+            typer.echo(f"--{name} is {options[name]} from here on; it was {begun_with[name]}.")
+            begun_with = begun_with | {name: options[name]}
+    return begun_with
 
 
 def begun(
@@ -148,15 +223,37 @@ def begun(
                    "optimiser": None}  # fmt: skip
 
 
+def replaced(path: Path, write: Any) -> None:
+    """Write a file whole or not at all, by what writes to an open one."""
+    scratch = path.with_suffix(".tmp")
+    try:
+        with open(scratch, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as the latter
+        refuse(f"{path} could not be written: {error}")
+
+
 def save(out: Path, state: dict, model: HMM, optimiser: torch.optim.Optimizer) -> None:
     """Write a checkpoint whole or not at all."""
     state |= {"model": model.state_dict(), "optimiser": optimiser.state_dict()}
-    torch.save(state, out / "checkpoint.tmp")
-    (out / "checkpoint.tmp").replace(out / "checkpoint.pt")
+    whole = state | {"digest": digest(state)}
+    replaced(out / "checkpoint.pt", lambda file: torch.save(whole, file))
+
+
+def report(out: Path, log: list[dict[str, float]]) -> None:
+    """Write the log and its plot: after an epoch, and once more at the start of a run that goes on,
+    which may have been killed after its checkpoint and before its log."""
+    if log:
+        replaced(out / "log.json", lambda file: file.write(json.dumps(log, indent=1).encode()))
+        plot(log, out / "perplexity.png")
 
 
 @app.command()
 def train(
+    context: typer.Context,
     text: Annotated[Path, typer.Argument(exists=True, help="training text")],
     out: Annotated[Path, typer.Option(file_okay=False, help="folder of the run")] = Path("hmm-run"),
     valid: Annotated[Path | None, typer.Option(exists=True, help="text to validate on")] = None,
@@ -174,24 +271,50 @@ def train(
     sentences: Annotated[int, typer.Option(min=0, help="only so many sentences; 0: all")] = 0,
     save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
 ) -> None:
-    """Train, or go on training what the folder holds; then the model is of the sizes it has."""
-    out.mkdir(parents=True, exist_ok=True)
-    lines = read(text, characters=characters)[: sentences or None]
-    if (out / "checkpoint.pt").exists():
-        model, state = load(out)
-    else:
-        sizes = {"states": states, "rank": rank or None, "dimension": dimension, "dropout": dropout}
-        model, state = begun(lines, sizes, least=least, characters=characters, seed=seed)
+    """Train, or go on training what the folder holds, with the options that it was begun with."""
+    names = {*context.params, "text"} - {"context"}
+    given = {n for n in names if "DEFAULT" not in str(context.get_parameter_source(n))}
+    options = {"states": states, "rank": rank, "dimension": dimension, "dropout": dropout,
+               "least": least, "characters": characters, "seed": seed, "tokens": tokens,
+               "sentences": sentences, "epochs": epochs, "rate": rate,
+               "bfloat16": bfloat16}  # fmt: skip
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(f"{out} cannot be a folder: {error.strerror}.")
+    with alone(out):
+        goes_on = (out / "checkpoint.pt").exists()
+        if goes_on:
+            model, state = load(out)
+            characters = state["options"]["characters"] if "characters" not in given else characters
+            sentences = state["options"]["sentences"] if "sentences" not in given else sentences
+        lines = read(text, characters=characters)[: sentences or None]
+        options["text"] = digest(lines)
+        if goes_on:
+            state["options"] = agreed(options, state["options"], given)
+        else:
+            sizes = {name: options[name] for name in ("states", "dimension", "dropout")}
+            sizes["rank"] = rank or None
+            model, state = begun(lines, sizes, least=least, characters=characters, seed=seed)
+            state["options"] = options
+        held = []
+        if valid is not None:
+            held = numbered(read(valid, characters=characters), state["words"])
+        data = numbered(lines, state["words"])
+        typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")
+        report(out, state["log"])
+        fit(out, model, state, data, held, save_every)
+
+
+def fit(
+    out: Path, model: HMM, state: dict, data: list[Tensor], held: list[Tensor], save_every: float
+) -> None:
+    """Train until the last epoch, and write what comes of it."""
+    options = state["options"]
+    seed, tokens, rate, epochs = (options[n] for n in ("seed", "tokens", "rate", "epochs"))
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), fused=True)
     if state["optimiser"] is not None:
         optimiser.load_state_dict(state["optimiser"])
-    if state["characters"] != characters:
-        raise typer.BadParameter(
-            f"{out} was begun {'with' if state['characters'] else 'without'} --characters"
-        )
-    data = numbered(lines, state["words"])
-    held = [] if valid is None else numbered(read(valid, characters=characters), state["words"])
-    typer.echo(f"{model}\n{len(data):,} sentences, {sum(map(len, data)):,} tokens")
     saved = time.monotonic()
     began = saved - state["seconds"], time.process_time() - state["cpu"]
     while state["epoch"] < epochs:
@@ -207,7 +330,7 @@ def train(
                 for group in optimiser.param_groups:
                     group["lr"] = rate * annealed(state["epoch"] + step / len(todo), epochs)
                 optimiser.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=options["bfloat16"]):
                     log_likelihood = model(batch, lengths, generator=dropped).sum()
                 (-log_likelihood / lengths.sum()).backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
@@ -230,8 +353,7 @@ def train(
         state["log"].append(entry | {"seconds": state["seconds"], "cpu seconds": state["cpu"]})
         state |= {"epoch": state["epoch"] + 1, "step": 0, "total": 0.0, "count": 0}
         save(out, state, model, optimiser)
-        (out / "log.json").write_text(json.dumps(state["log"], indent=1))
-        plot(state["log"], out / "perplexity.png")
+        report(out, state["log"])
         typer.echo(", ".join(f"{name} {value:.5g}" for name, value in state["log"][-1].items()))
 
 

@@ -102,6 +102,108 @@ def test_the_perplexity_is_of_every_token_and_the_end(text):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+TINY = ("--states", 4, "--rank", 2, "--dimension", 4, "--tokens", 90, "--epochs", 1)
+
+
+@pytest.fixture
+def begun_run(text, tmp_path):
+    """The module, and the folder of a run of one epoch."""
+    pytest.importorskip("matplotlib")
+    module = loaded("hmm_lm")
+    call(module, "train", text, "--out", tmp_path / "run", *TINY)
+    return module, tmp_path / "run"
+
+
+def told(result, *words):
+    """Nothing but one line of error, with some words."""
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert all(word in line for word in words), line
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    state = torch.load(path, weights_only=True)
+    weights = next(iter(state["model"].values()))
+    if how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("hello\n")
+    elif how == "flipped":
+        at = data.index(weights.numpy().tobytes()) + 1
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "keys":
+        torch.save({"model": 3}, path)
+    elif how == "sizes":
+        torch.save(state | {"sizes": state["sizes"] | {"states": 5}}, path)
+    elif how == "list":
+        torch.save([1, 2], path)
+
+
+@pytest.mark.parametrize(
+    "how", ["cut", "empty", "text", "flipped", "folder", "keys", "sizes", "list"]
+)
+def test_a_damaged_checkpoint_is_told_in_a_line(begun_run, text, how):
+    module, out = begun_run
+    damage(out / "checkpoint.pt", how)
+    told(call(module, "train", text, "--out", out, "--epochs", 2), "checkpoint.pt", "damaged")
+    told(call(module, "evaluate", text, "--out", out), "checkpoint.pt", "damaged")
+
+
+def test_a_run_that_diverged_is_told_in_a_line(begun_run, text):
+    module, out = begun_run
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    del state["digest"]
+    next(iter(state["model"].values()))[0] = math.nan
+    torch.save(state | {"digest": module.digest(state)}, out / "checkpoint.pt")
+    told(call(module, "train", text, "--out", out), "not finite", "--rate")
+
+
+@pytest.mark.parametrize(
+    "options", [("--states", 5), ("--rank", 0), ("--seed", 1), ("--tokens", 50), ("--characters",)]
+)
+def test_other_options_than_a_run_was_begun_with_are_refused(begun_run, text, options):
+    module, out = begun_run
+    before = (out / "checkpoint.pt").read_bytes()
+    told(call(module, "train", text, "--out", out, *options), "other options", options[0])
+    assert (out / "checkpoint.pt").read_bytes() == before
+
+
+def test_another_text_is_refused_and_what_may_change_is_said(begun_run, text, tmp_path):
+    module, out = begun_run
+    (tmp_path / "other.txt").write_text("the cat sees\n")
+    told(call(module, "train", tmp_path / "other.txt", "--out", out), "another text")
+    result = call(module, "train", text, "--out", out, "--epochs", 2)
+    assert "--epochs is 2 from here on; it was 1." in result.stdout
+    assert len(json.loads((out / "log.json").read_text())) == 2
+
+
+def test_the_log_is_whole_after_a_kill_between_two_writes(begun_run, text, monkeypatch):
+    module, out = begun_run
+    killed = monkeypatch.context()
+    with killed as patch:
+        patch.setattr(module, "report", lambda out, log: 1 / 0 if len(log) == 2 else None)
+        with pytest.raises(ZeroDivisionError):
+            call(module, "train", text, "--out", out, "--epochs", 2)
+    assert len(json.loads((out / "log.json").read_text())) == 1
+    call(module, "train", text, "--out", out)
+    assert len(json.loads((out / "log.json").read_text())) == 2
+
+
+def test_a_second_run_in_a_folder_is_refused(begun_run, text):
+    pytest.importorskip("fcntl")
+    module, out = begun_run
+    with module.alone(out):
+        told(call(module, "train", text, "--out", out), "Another run")
+    assert call(module, "train", text, "--out", out).exit_code == 0
+
+
 def test_music_is_learnt_from_a_mat_file(tmp_path):
     io = pytest.importorskip("scipy.io")
     numpy = pytest.importorskip("numpy")
