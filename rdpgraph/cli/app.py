@@ -218,6 +218,7 @@ def parse_command(
         typer.Option("--draw", metavar="FILE", help="Draw the first tree: .png, .svg or .pdf."),
     ] = None,
     limit: Limit = None,
+    memory_bytes: Memory = None,
 ) -> None:
     """Parse sentences by a weighted grammar."""
     if picture is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
@@ -226,13 +227,15 @@ def parse_command(
     from rdpgraph.cli.parse import answers, as_text, parsed
     from rdpgraph.cli.targets import checked_picture, checked_target
     from rdpgraph.cli.trees import draw_tree
-    from rdpgraph.io.grammar import LIMIT, read_grammar
+    from rdpgraph.io.grammar import LIMIT, MEMORY, read_grammar
     from rdpgraph.io.text import write_text_atomically
 
     checked_target(output, grammar)
     checked_picture(picture, grammar, output)
     generator = seeded(seed)
-    found = parsed(read_grammar(grammar, limit=int(limit or LIMIT)), sentences)
+    rules = read_grammar(grammar, limit=int(limit or LIMIT), memory_bytes=memory_bytes or MEMORY)
+    draws = count if task is ParseTask.SAMPLE else 1
+    found = parsed(rules, sentences, draws=draws, memory_bytes=memory_bytes)
     rows = answers(found, task, count=count, generator=generator)
     text = as_text(rows, found, style)
     if output is not None:

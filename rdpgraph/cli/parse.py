@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from rdpgraph.cli.options import ParseFormat, ParseTask
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError
+from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
+from rdpgraph.plan.budget import Budget
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.trees import Trees
+
+_CHARTS = 8  # of inside and outside values, and what makes them
+_TREES = 6  # arrays of states while trees are drawn, scored and written
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +35,34 @@ class Parsed:
     hypertree: Hypertree
 
 
-def parsed(grammar: Grammar, sentences: Sequence[str]) -> Parsed:
+def parsed(
+    grammar: Grammar, sentences: Sequence[str], *, draws: int, memory_bytes: float | None
+) -> Parsed:
     """Sentences, cut at blanks, as a hypertree of one batch.
 
+    Args:
+        grammar: whose trees they have.
+        sentences: their words.
+        draws: how many trees of each there will be.
+        memory_bytes: for charts and trees; None: what the machine has free.
+
     Raises:
+        BudgetError: they would take more.
         EvidenceError: a sentence without words, or with one that the grammar does not have.
     """
     words = tuple(tuple(sentence.split()) for sentence in sentences)
     if not words or not all(words):
         raise EvidenceError("parse needs sentences of one word at least.")
+    longest, symbols = max(map(len, words)), len(grammar.symbols)
+    cells = len(words) * longest**2
+    need = 8.0 * cells * (_CHARTS * symbols + _TREES * draws)
+    most = Budget.of_machine().memory_bytes if memory_bytes is None else memory_bytes
+    if need > most:
+        raise BudgetError(
+            f"parse needs about {need / 1e9:.1f} GB for {len(words):,} sentences of up to "
+            f"{longest:,} words, {symbols:,} symbols and {draws:,} trees of each; the budget is "
+            f"{most / 1e9:.1f} GB. Ask for fewer at once, or raise --memory."
+        )
     return Parsed(grammar, words, Hypertree.parses(grammar, words))
 
 

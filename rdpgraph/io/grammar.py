@@ -2,19 +2,26 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.io.source import WAIT
-from rdpgraph.io.text import LIMIT, PathLike, fail, read_text, shown
+from rdpgraph.io.text import PathLike, fail, read_text, shown
+from rdpgraph.io.tokens import is_number
 
 _TOKEN = re.compile(r"""\s*(?:(#.*)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.))""")
-_MOST_RULES = 2**28
-"""Entries of the table of binary rules."""
+_LINE = re.compile(r"[^\r\n]+")
+LIMIT = 1 << 25
+"""The most bytes of text by default, 32 MiB: a name takes 150 bytes beyond its rules."""
+MEMORY = 2.0**29
+"""The most bytes of the tables of rules by default, 512 MiB: 406 symbols in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,41 +61,71 @@ class Grammar:
 
 
 @dataclass(frozen=True)
-class _Rule:
-    weight: float
-    parent: str
-    parts: tuple[str, ...]
-    word: str | None
+class _Rules:
+    """The rules of one kind, as columns: numbers of names, weights, lines."""
+
+    parents: "array[int]" = field(default_factory=lambda: array("i"))
+    lefts: "array[int]" = field(default_factory=lambda: array("i"))
+    rights: "array[int]" = field(default_factory=lambda: array("i"))
+    weights: "array[float]" = field(default_factory=lambda: array("d"))
+    lines: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def add(self, line: int, weight: float, parent: int, left: int, right: int) -> None:
+        """One rule."""
+        columns = (self.parents, self.lefts, self.rights, self.lines)
+        for column, value in zip(columns, (parent, left, right, line), strict=True):
+            column.append(value)
+        self.weights.append(weight)
 
 
 def read_grammar(
-    path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
+    path: PathLike,
+    *,
+    dtype: torch.dtype = torch.float64,
+    limit: int = LIMIT,
+    wait: float = WAIT,
+    memory_bytes: float = MEMORY,
 ) -> Grammar:
     """The grammar of a file, plain or gzipped; see `parse_grammar`.
 
+    Args:
+        path: the file.
+        dtype: of the log-weights.
+        limit: the most bytes of text, unpacked.
+        wait: how long a pipe may be silent, in seconds.
+        memory_bytes: the most that the tables may take.
+
     Raises:
         FileFormatError: with the line that does not fit.
+        BudgetError: tables larger than ``memory_bytes``.
     """
-    return parse_grammar(read_text(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
+    text = read_text(path, limit=limit, wait=wait)
+    return parse_grammar(text, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
 
 
 def parse_grammar(
-    text: str, *, source: str = "<text>", dtype: torch.dtype = torch.float64
+    text: str,
+    *,
+    source: str = "<text>",
+    dtype: torch.dtype = torch.float64,
+    memory_bytes: float = MEMORY,
 ) -> Grammar:
     """The grammar of a text.
 
     A line is a weight, a symbol, an arrow, and two symbols or one word in quotes. The symbol of
-    the first line is the start. Weights are not negative and need not sum to one; what follows a
-    ``#`` outside quotes is a comment.
+    the first line is the start. Weights are finite decimal numbers, not negative, and need not sum
+    to one; what follows a ``#`` outside quotes is a comment. Time is linear in the text; the tables
+    of N symbols and V words take N^3 + N V numbers.
 
     Args:
         text: the lines.
         source: what errors call it.
         dtype: of the log-weights.
+        memory_bytes: the most that the tables may take.
 
     Raises:
         FileFormatError: with the line that does not fit.
-        BudgetError: more symbols than a table of rules is made for.
+        BudgetError: tables larger than ``memory_bytes``; none is made.
 
     Example:
         >>> grammar = parse_grammar('''
@@ -100,79 +137,122 @@ def parse_grammar(
         >>> grammar.symbols, grammar.words
         (('S', 'NP', 'VP'), ('dogs', 'cats', 'sleep'))
     """
-    rules: dict[int, _Rule] = {}
-    first: dict[tuple[str, tuple[str, ...], str | None], int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        rule = _read_line(line, f"{source}: line {number}")
-        if rule is None:
+    names: dict[str, int] = {}
+    words: dict[str, int] = {}
+    heads: dict[int, int] = {}  # the symbols that have rules, in the order of their first ones
+    binary, lexical = _Rules(), _Rules()
+    for line, content in _lines(text):
+        tokens = _read_line(content, f"{source}: line {line}")
+        if not tokens:
             continue
-        key = (rule.parent, rule.parts, rule.word)
-        if key in first:
-            fail(source, f"line {number}: expected a new rule; it is on line {first[key]} already.")
-        first[key], rules[number] = number, rule
-    if not rules:
+        weight, parent, *parts = tokens
+        number = names.setdefault(parent, len(names))
+        heads.setdefault(number, len(heads))
+        if len(parts) == 1:
+            word = words.setdefault(parts[0], len(words))
+            lexical.add(line, float(weight), number, word, 0)
+        else:
+            left, right = (names.setdefault(part, len(names)) for part in parts)
+            binary.add(line, float(weight), number, left, right)
+    if not heads:
         fail(source, "expected rules such as: 0.5 S -> NP VP; the grammar has none.")
-    heads = {rule.parent for rule in rules.values()}
-    for number, rule in rules.items():
-        for part in rule.parts:
-            if part not in heads:
-                fail(
-                    source,
-                    f"line {number}: expected symbols that have rules, or words in quotes; got "
-                    f"{shown(part)}.",
-                )
-    return _tables(list(rules.values()), dtype)
+    places = np.full(len(names), -1)
+    places[list(heads)] = list(heads.values())
+    symbols = list(names)
+    _refuse_headless(binary, places, symbols, source)
+    need = torch.empty(0, dtype=dtype).element_size() * len(heads) * (len(heads) ** 2 + len(words))
+    if need > memory_bytes:
+        raise BudgetError(
+            f"{source}: a grammar of {len(heads):,} symbols and {len(words):,} words needs tables "
+            f"of {need / 1e9:,.1f} GB, a number for every three symbols; at most "
+            f"{memory_bytes / 1e9:.1f} GB are made. Raise `memory_bytes` (--memory)."
+        )
+    return Grammar(
+        tuple(symbols[number] for number in heads),
+        tuple(words),
+        _table(binary, (places, places, places), (len(heads),) * 3, source, dtype),
+        _table(lexical, (places, np.arange(len(words))), (len(heads), len(words)), source, dtype),
+    )
 
 
-def _read_line(line: str, where: str) -> _Rule | None:
-    """The rule of a line, or None if it has none."""
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, and their numbers from 1 on."""
+    number, end = 1, 0
+    for match in _LINE.finditer(text):
+        gap = (end, match.start())
+        number += text.count("\n", *gap) + text.count("\r", *gap) - text.count("\r\n", *gap)
+        end = match.end()
+        yield number, match[0]
+
+
+def _read_line(line: str, where: str) -> list[str]:
+    """Weight, parent, and two symbols or one word; or nothing."""
     tokens: list[tuple[str, bool]] = []
-    for comment, double, single, plain, stray in _TOKEN.findall(line.rstrip()):
-        if comment:
+    for match in _TOKEN.finditer(line.rstrip()):
+        comment, double, single, plain, stray = match.groups()
+        if comment is not None or len(tokens) > 5:
             break
-        if stray:
-            fail(where, f"a quote that is not closed, or is inside a name: {shown(line.strip())}.")
-        tokens.append((plain, False) if plain else (double or single, True))
+        if stray is not None:
+            got = shown(line[:100].strip())
+            fail(where, f"a quote that is not closed, or is inside a name: {got}.")
+        tokens.append((plain, False) if plain is not None else (double or single or "", True))
     if not tokens:
-        return None
-    plain = [text for text, quoted in tokens if not quoted]
-    fits = len(tokens) >= 4 and not any(quoted for _, quoted in tokens[:3]) and plain[2] == "->"
-    parts = tokens[3:]
-    quoted = [is_word for _, is_word in parts]
-    if not fits or quoted not in ([False, False], [True]) or not all(text for text, _ in parts):
+        return []
+    texts = [text for text, _ in tokens]
+    quoted = [is_word for _, is_word in tokens]
+    pair, word = [False] * 5, [False] * 3 + [True]
+    if quoted not in (pair, word) or texts[2] != "->" or not all(texts):
         fail(
             where,
             'expected a rule such as: 0.5 S -> NP VP, or: 1.0 N -> "dog"; got '
-            f"{shown(' '.join(line.split()), 60)}.",
+            f"{shown(' '.join(line[:1000].split()), 60)}.",
         )
-    try:
-        weight = float(tokens[0][0])
-    except ValueError:
-        weight = math.nan
-    if not 0 <= weight < math.inf:
-        fail(where, f"expected a weight >= 0; got {shown(tokens[0][0])}.")
-    names = tuple(text for text, _ in parts)
-    if quoted == [True]:
-        return _Rule(weight, tokens[1][0], (), names[0])
-    return _Rule(weight, tokens[1][0], names, None)
+    if not is_number(texts[0]) or float(texts[0]) < 0:
+        fail(where, f"expected a weight >= 0; got {shown(texts[0])}.")
+    return [texts[0], texts[1], *texts[3:]]
 
 
-def _tables(rules: list[_Rule], dtype: torch.dtype) -> Grammar:
-    symbols = {name: number for number, name in enumerate(dict.fromkeys(r.parent for r in rules))}
-    named = dict.fromkeys(rule.word for rule in rules if rule.word is not None)
-    words = {word: number for number, word in enumerate(named)}
-    size = len(symbols)
-    if size**3 > _MOST_RULES:
-        raise BudgetError(
-            f"A grammar of {size:,} symbols needs a table of {size**3:,} rules; at most "
-            f"{_MOST_RULES:,} are held."
+def _refuse_headless(
+    rules: _Rules, places: NDArray[np.int64], symbols: Sequence[str], source: str
+) -> None:
+    """Raise an error about the first part of a rule that has no rules itself."""
+    parts = np.stack([_column(rules.lefts), _column(rules.rights)], 1)
+    lacking = places[parts] < 0
+    if lacking.any():
+        rule, slot = divmod(int(lacking.argmax()), 2)
+        fail(
+            source,
+            f"line {rules.lines[rule]}: expected symbols that have rules, or words in quotes; got "
+            f"{shown(symbols[int(parts[rule, slot])])}.",
         )
-    table = torch.zeros(size, size, size, dtype=dtype)
-    lexicon = torch.zeros(size, len(words), dtype=dtype)
-    for rule in rules:
-        parent = symbols[rule.parent]
-        if rule.word is None:
-            table[parent, symbols[rule.parts[0]], symbols[rule.parts[1]]] = rule.weight
-        else:
-            lexicon[parent, words[rule.word]] = rule.weight
-    return Grammar(tuple(symbols), tuple(words), table.log(), lexicon.log())
+
+
+def _table(
+    rules: _Rules,
+    places: tuple[NDArray[np.int64], ...],
+    shape: tuple[int, ...],
+    source: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The log-weights of rules, each of which stands once; -inf elsewhere."""
+    columns = (rules.parents, rules.lefts, rules.rights)
+    flat = np.zeros(len(rules.lines), dtype=np.int64)
+    for column, place, size in zip(columns, places, shape, strict=False):
+        flat = flat * size + place[_column(column)]
+    order = np.argsort(flat, kind="stable")
+    again = np.flatnonzero(np.diff(flat[order]) == 0)
+    if len(again):
+        lines = _column(rules.lines)[order]
+        first = again[lines[again + 1].argmin()]
+        fail(
+            source,
+            f"line {lines[first + 1]}: expected a new rule; it is on line {lines[first]} already.",
+        )
+    table = torch.full((math.prod(shape),), -math.inf, dtype=dtype)
+    log_weights = torch.frombuffer(rules.weights, dtype=torch.float64).log() if len(flat) else []
+    table[torch.from_numpy(flat)] = torch.as_tensor(log_weights, dtype=dtype)
+    return table.reshape(shape)
+
+
+def _column(values: "array[int]") -> NDArray[np.int32]:
+    return np.frombuffer(values, dtype=np.int32)
