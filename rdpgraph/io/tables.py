@@ -5,15 +5,17 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
 _TOLERANCE = 0.1  # rounded files: a row of a hundred states, each off by 0.001
@@ -47,7 +49,8 @@ def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Ar
         )
     for factor in graph.factors():
         log_values = factor.potential.table(len(factor.variables)).detach()
-        yield factor.variables, log_values.cpu().double().numpy()
+        narrow = log_values.dtype == torch.float32
+        yield factor.variables, (log_values if narrow else log_values.double()).cpu().numpy()
 
 
 def refuse_evidence(graph: FactorGraph) -> None:
@@ -60,7 +63,7 @@ def refuse_evidence(graph: FactorGraph) -> None:
 
 
 def values_of(scope: Sequence[Variable], log_values: Array, form: str) -> Array:
-    """The values of a table.
+    """The values of a table, as the shortest decimals that read as its log-values again.
 
     Raises:
         UnsupportedError: a log-value that would become 0 or infinity in a file of float64s.
@@ -73,7 +76,23 @@ def values_of(scope: Sequence[Variable], log_values: Array, form: str) -> Array:
             f"{form} files hold values whose logarithm is -inf or from {_RANGE[0]:.6g} to "
             f"{_RANGE[1]:.6g}. Subtract a constant from the factor."
         )
-    return np.exp(log_values)
+    return _shortest(np.exp(log_values.astype(np.float64)), log_values)
+
+
+def _shortest(values: Array, log_values: Array) -> Array:
+    """The nearest values of few digits, wherever their logarithms are the ones given.
+
+    exp(log(0.1)) is 0.10000000000000002, and log-values of float32 are those of 0.1 to 8 digits.
+    """
+    found, left = values.copy(), np.ones(values.shape, dtype=np.bool_)
+    for digits in (6, 7, 8, 9) if log_values.dtype == np.float32 else (15, 16):
+        rounded = np.array([float(f"{value:.{digits}g}") for value in values[left].tolist()])
+        again = torch.from_numpy(rounded).log().numpy()
+        fits = again.astype(log_values.dtype) == log_values[left]
+        places = np.flatnonzero(left)[fits]
+        found.flat[places] = rounded[fits]
+        left.flat[places] = False
+    return found
 
 
 def conditional_tables(graph: FactorGraph) -> list[Conditional]:
