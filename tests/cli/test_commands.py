@@ -128,6 +128,66 @@ def test_explain_convert_draw(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_picture_replaces_its_file_as_answers_do(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "real.png").touch(mode=0o600)
+    (tmp_path / "link.png").symlink_to("real.png")
+    assert run("draw", ASIA, "-o", tmp_path / "link.png", "--no-marginals")[0] == 0
+    assert (tmp_path / "link.png").is_symlink()
+    assert (tmp_path / "real.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "real.png").stat().st_mode & 0o777 == 0o600
+
+
+def forbidden(*_, **__):
+    raise AssertionError("nothing runs before what was asked is checked")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["infer", "MODEL", "--output", "MODEL"], "is read"),
+        (["infer", "MODEL", "--output", "LINK"], "is read"),
+        (["infer", ASIA, "--evidence", "MODEL", "--output", "MODEL"], "is read"),
+        (["convert", "MODEL", "MODEL"], "is read"),
+        (["infer", "MODEL", "--output", "no/such/folder/x"], "No such file"),
+        (["infer", "MODEL", "--output", "MODEL/x"], "Not a directory"),
+        (["infer", "MODEL", "--output", "."], "Is a directory"),
+        (["draw", "MODEL", "-o", "no/such/folder/x.png"], "No such file"),
+        (["draw", "MODEL", "-o", "x.txt"], "picture's name"),
+        (["convert", "MODEL", "x.txt"], ".uai or .bif"),
+    ],
+)
+def test_where_answers_go_is_checked_before_anything_is_read(
+    run, tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.setattr("rdpgraph.cli.loading.read", forbidden)
+    model, link = write(tmp_path / "m.bif", Path(ASIA).read_text()), tmp_path / "link.bif"
+    link.symlink_to(model)
+    names = [a.replace("MODEL", str(model)).replace("LINK", str(link)) for a in arguments]
+    code, out, err = run(*names)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+    assert model.read_text() == Path(ASIA).read_text()
+
+
+def test_an_unknown_query_is_refused_before_anything_is_planned(run, monkeypatch):
+    monkeypatch.setattr("rdpgraph.cli.solving.infer", forbidden)
+    code, _, err = run("infer", ASIA, "--query", "nobody")
+    assert code == 1
+    assert "'nobody'" in err
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_limit_of_text_that_can_be_raised(run, tmp_path, pack):
+    model = tmp_path / "m.uai"
+    model.write_bytes(pack(b"MARKOV 1 2 1 1 0 2 1 3" + b" " * 2000))
+    for command in (["infer", model], ["explain", model], ["convert", model, tmp_path / "n.uai"]):
+        code, _, err = run(*command, "--limit", "2kB")
+        assert (code, err.count("\n")) == (1, 1)
+        assert "at most 2000 bytes" in err
+        assert run(*command, "--limit", "2KiB")[0] == 0
+
+
 def write(path, text):
     path.write_text(text)
     return path
@@ -140,6 +200,8 @@ def write(path, text):
         (["infer", ASIA, "--set", "nobody=1"], "Variable 'nobody' is not in this graph"),
         (["infer", ASIA, "--set", "lung=perhaps"], "has no state 'perhaps'"),
         (["infer", ASIA, "--set", "lung=7"], "states 0 to 1"),
+        (["infer", ASIA, "--set", "lung=1234567890123456789"], "has no state"),
+        (["infer", ASIA, "--set", "lung=" + "9" * 5000], "has no state"),
         (["infer", ASIA, "--query", "nobody"], "Variable 'nobody' is not in this graph"),
         (
             ["infer", ASIA, "--set", "lung=yes", "--set", "either=no"],
@@ -188,6 +250,15 @@ def test_broken_files_are_one_line_and_exit_1(run, tmp_path, text, message):
         ["infer", ASIA, "--task", "XYZ"],
         ["infer", ASIA, "--memory", "4XB"],
         ["infer", ASIA, "--time", "soon"],
+        ["infer", ASIA, "--memory", "1e300GB"],
+        ["infer", ASIA, "--memory", "1e400"],
+        ["infer", ASIA, "--time", "1e300h"],
+        ["infer", ASIA, "--limit", "0"],
+        ["infer", ASIA, "--estimator", "randomized", "--replicates", "9" * 20],
+        ["infer", ASIA, "--estimator", "randomized", "--keep", "9" * 5000],
+        ["infer", ASIA, "--query", "lung", "--format", "uai"],
+        ["infer", ASIA, "--query", "lung", "--format", "uai", "--task", "MAP"],
+        ["infer", ASIA, "--query", "lung", "--task", "PR"],
         ["infer", ASIA, "--set", "lung"],
         ["infer", ASIA, "--task", "MMAP"],
         ["nonsense"],

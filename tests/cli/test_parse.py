@@ -1,12 +1,16 @@
 """The parse command."""
 
+import inspect
 import json
 import math
 import re
+import sys
 
 import pytest
+import torch
 
-from rdpgraph.cli import main
+from rdpgraph.cli import main, trees
+from rdpgraph.structures.hypertree.trees import Trees
 
 GRAMMAR = """
 1.0 S -> NP VP
@@ -101,6 +105,9 @@ def test_files_and_pictures(run, tmp_path):
         ([LONG, "--draw", "tree.xyz"], 1, "picture"),
         ([LONG, "--task", "logz", "--draw", "tree.png"], 2, "trees"),
         ([LONG, "--task", "sample", "--count", "0"], 2, "count"),
+        ([LONG, "--task", "sample", "--count", "9" * 20], 2, "count"),
+        ([LONG, "--task", "sample", "--count", "1000", "--memory", "1MB"], 1, "1,000 trees"),
+        ([LONG, "--memory", "1kB"], 1, "tables of"),
     ],
 )
 def test_what_goes_wrong_is_said_in_a_line(run, arguments, code, words):
@@ -116,3 +123,34 @@ def test_a_grammar_that_cannot_be_read(run, tmp_path):
     assert code == 1
     assert "line 1" in err
     assert run("dogs", grammar=tmp_path / "none.txt")[0] == 1
+
+
+def test_answers_are_not_written_over_the_grammar(run, tmp_path):
+    path = tmp_path / "grammar.txt"
+    same = tmp_path / "x.png"
+    for arguments in (["--output", path], ["--output", same, "--draw", same]):
+        code, out, err = run("dogs sleep", *arguments)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+    assert path.read_text() == GRAMMAR
+    assert not same.exists()
+
+
+def test_a_sentence_of_more_words_than_python_recurses(run):
+    """Its tree is written, read and laid out without a call inside a call for each word."""
+    words = "dogs see the dog" + " with dogs" * 40
+    expected = run(words)[1]
+    depth = len(inspect.stack(0))
+    whole = sys.getrecursionlimit()
+    nodes = trees._read(expected)
+    states = torch.full((300, 300), -1)
+    states[0] = 0
+    states[torch.arange(300), torch.arange(300)] = 1
+    try:
+        sys.setrecursionlimit(depth + 50)
+        assert trees._place(nodes) > 40
+        written = Trees(states).bracketed(["w"] * 300, ["S", "N"])
+    finally:
+        sys.setrecursionlimit(whole)
+    assert written.startswith("(S " * 299 + "(N w)")
+    assert written.count("(N w)") == 300
+    assert trees._place(trees._read(written)) == 300

@@ -270,3 +270,17 @@ def test_tables_equal_those_that_pgmpy_reads(name):
         torch.testing.assert_close(
             factor.potential.log_values.exp(), torch.as_tensor(cpd.values, dtype=torch.float64)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_are_written_short_and_read_as_they_were(dtype):
+    a = Variable("a", 3)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(3, generator=generator, dtype=dtype)
+    for values in ([0.1, 0.7, 0.2], [1.0, 0.0, 0.0], (drawn / drawn.sum()).tolist()):
+        log_values = torch.tensor(values, dtype=torch.float64).log().to(dtype)
+        text = format_bif(FactorGraph([Factor((a,), Table(log_values))]))
+        (factor,) = parse_bif(text, dtype=dtype).factors()
+        assert torch.equal(factor.potential.log_values, log_values)
+        if 0.1 in values:
+            assert "table 0.1, 0.7, 0.2;" in text

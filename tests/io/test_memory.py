@@ -1,0 +1,111 @@
+"""Memory and work follow the bytes of a file, whatever its header or its archive promises."""
+
+import gzip
+import tracemalloc
+
+import pytest
+
+from rdpgraph.errors import BudgetError, FileFormatError
+from rdpgraph.io.evidence import read_evidence
+from rdpgraph.io.files import read
+from rdpgraph.io.grammar import parse_grammar
+from rdpgraph.io.tokens import Numbers
+from rdpgraph.io.uai import parse_uai
+
+WIDE = 19
+MANY = 120_000
+SCOPE = " ".join(map(str, range(WIDE)))
+UAI = {
+    "one table of digits": f"MARKOV {WIDE} {'2 ' * WIDE} 1 {WIDE} {SCOPE} {2**WIDE} "
+    + "1 " * 2**WIDE,
+    "small factors": f"MARKOV 1 2 {MANY} " + "1 0 " * MANY + "2 1 1 " * MANY,
+    "factors of two shapes": f"MARKOV 4 2 3 2 3 {MANY} "
+    + "1 0 2 2 3 " * (MANY // 2)
+    + "2 1 1 6 1 2 3 4 5 6 " * (MANY // 2),
+    "comments": "MARKOV 1 2 0\n" + "#\n" * 600_000,
+    "blanks": "MARKOV 1 2 0" + " \n" * 600_000,
+}
+
+
+def peak(work):
+    """What some work takes beyond what there was, in bytes, and what it raised."""
+    raised = None
+    tracemalloc.start()
+    try:
+        work()
+    except (FileFormatError, BudgetError) as error:
+        raised = error
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found, raised
+
+
+@pytest.mark.parametrize("case", UAI)
+def test_memory_is_at_most_six_times_the_text(case):
+    data = bytearray(UAI[case].encode())
+    size = len(data)
+    assert size > 1_000_000
+    parse_uai("MARKOV 1 2 1 1 0 2 1 1")  # whatever is imported late
+    found, raised = peak(lambda: parse_uai(data))
+    assert raised is None
+    assert found + size < 6 * size + 4_000_000  # the text is held by the caller here
+
+
+@pytest.mark.parametrize("reader", [read, read_evidence])
+def test_an_archive_is_unpacked_up_to_a_limit(tmp_path, reader):
+    path = tmp_path / "bomb.uai"
+    path.write_bytes(gzip.compress(b"11 " * 10_000_000))
+    found, raised = peak(lambda: reader(path, limit=2**21))
+    assert isinstance(raised, FileFormatError)
+    assert all(word in str(raised) for word in ("2097152 bytes", "--limit"))
+    assert found < 8_000_000
+
+
+def test_variables_without_text_are_refused_before_they_are_made():
+    text = "MARKOV 2000000 " + "2 " * 2_000_000 + "0"
+    found, raised = peak(lambda: parse_uai(text))
+    assert isinstance(raised, BudgetError)
+    assert "2,000,000 variables" in str(raised)
+    assert found < 6 * len(text)
+
+
+def test_an_empty_grammar_of_many_lines_costs_nothing():
+    text = "\n" * 3_000_000 + "\r\n x"
+    found, raised = peak(lambda: parse_grammar(text))
+    assert "line 3000002" in str(raised)
+    assert found < 100_000
+
+
+def test_a_grammar_s_tables_are_refused_by_name_before_they_are_made():
+    text = "\n".join(f"1 S{number} -> 'a'" for number in range(645))
+    found, raised = peak(lambda: parse_grammar(text))
+    assert isinstance(raised, BudgetError)
+    assert all(word in str(raised) for word in ("645 symbols", "2.1 GB", "memory_bytes"))
+    assert found < 1_000_000
+    small = "\n".join(f"1 S{number} -> 'a'" for number in range(10))
+    with pytest.raises(BudgetError):
+        parse_grammar(small, memory_bytes=8 * (1000 + 10) - 1)
+    assert len(parse_grammar(small, memory_bytes=8 * (1000 + 10)).symbols) == 10
+
+
+def test_every_number_is_read_once(monkeypatch):
+    """And so time is linear in the bytes."""
+    read_once, parsed = 0, Numbers._parsed
+
+    def counted(self, piece):
+        nonlocal read_once
+        read_once += len(piece)
+        return parsed(self, piece)
+
+    monkeypatch.setattr(Numbers, "_parsed", counted)
+    text = UAI["factors of two shapes"]
+    parse_uai(text)
+    assert read_once == len(text) - len("MARKOV")
+
+
+def test_a_number_may_be_long_and_a_line_too():
+    digits = "0." + "3" * 200_000
+    graph = parse_uai(f"MARKOV 1 2 1 1 0 2 {digits} 1 # " + "x" * 300_000 + " 5\n")
+    assert float(graph.score({"0": 0}).exp()) == pytest.approx(1 / 3)
+    with pytest.raises(FileFormatError, match="a million characters"):
+        parse_uai(f"MARKOV 1 2 1 1 0 2 {'0' * 1_200_000} 1")
