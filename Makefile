@@ -1,14 +1,22 @@
 # `make demo` and `make test` are all that a newcomer needs; both set up .venv on their first run.
 PYTHON ?= python3
-BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c $(CONSTRAINTS)
 
+# Where torch comes from, if not from pip's own index, whose builds for Linux bring CUDA packages:
+# make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+# What is tested, all by default: make test TESTS=tests/model
+TESTS ?=
+PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
 
-.PHONY: demo test check fuzz bench docs clean
+.PHONY: demo test check lowest versions fuzz bench docs clean
 .NOTPARALLEL:
 
-demo: .venv/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
+demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
 	@mkdir -p build
 	$(BIN)/rdpgraph explain examples/asia.bif
 	$(BIN)/rdpgraph infer examples/asia.bif --task PR
@@ -16,18 +24,30 @@ demo: .venv/test.stamp  ## the Asia network: its plan, log Z, marginals, and a p
 	$(BIN)/rdpgraph draw examples/asia.bif -o build/asia.png
 	@echo "The picture is build/asia.png"
 
-test: .venv/test.stamp  ## the tests, and the examples in docstrings, README and docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4
+test: $(VENV)/test.stamp  ## the tests, and the examples in docstrings, README and docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 $(TESTS)
 
-check: .venv/test.stamp .venv/check.stamp  ## what CI runs: linter, types, tests
+check: $(VENV)/test.stamp $(VENV)/check.stamp  ## what CI runs: linter, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(MAKE) test
 
-fuzz: .venv/test.stamp  ## random models and files against plain loops; SECONDS=60, SEED= of the first case
+lowest:  ## the tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
+	@mkdir -p build
+	$(PYTHON) tests/lowest.py $(LOWEST) > build/lowest.txt
+	$(MAKE) test VENV=build/lowest CONSTRAINTS=build/lowest.txt
+
+versions:  ## the tests on every Python of PYTHONS that is there
+	@for python in $(PYTHONS); do \
+	  if $$python --version > /dev/null 2>&1; \
+	  then $(MAKE) test PYTHON=$$python VENV=build/$${python##*/} || exit 1; \
+	  else echo "$$python is not here: skipped"; fi; \
+	done
+
+fuzz: $(VENV)/test.stamp  ## random models and files against plain loops; SECONDS=60, SEED= of the first case
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/
+bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/uai.py --task MAR
 	$(BIN)/python tests/benchmarks/uai.py --task PR
 	$(BIN)/python tests/benchmarks/bnlearn.py
@@ -39,22 +59,23 @@ bench: .venv/test.stamp .venv/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/randomized_grid.py
 	$(BIN)/python tests/benchmarks/lowrank.py
 
-docs: .venv/test.stamp .venv/docs.stamp  ## the pages, in build/docs
+docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
 clean:
 	rm -rf .venv build dist docs/gallery docs/generated
 
 # The pip that comes with Python 3.11 does not know dependency groups (--group).
-.venv/pip.stamp:
-	$(PYTHON) -m venv .venv
+$(VENV)/pip.stamp:
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check --quiet install --upgrade 'pip>=25.1'
 	@touch $@
 
-.venv/test.stamp: .venv/pip.stamp pyproject.toml constraints.txt
+$(VENV)/test.stamp: $(VENV)/pip.stamp pyproject.toml $(CONSTRAINTS)
+	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[draw]' --group test
 	@touch $@
 
-.venv/%.stamp: .venv/pip.stamp pyproject.toml constraints.txt
+$(VENV)/%.stamp: $(VENV)/pip.stamp pyproject.toml $(CONSTRAINTS)
 	$(PIP) --group $*
 	@touch $@
