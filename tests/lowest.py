@@ -9,7 +9,8 @@ from pathlib import Path
 def constraints(instead: list[str]) -> list[str]:
     """A line for each requirement of the library and of its extras, those given in its place."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    listed = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    extras = project["optional-dependencies"].values()
+    listed = [*project["dependencies"], *(line for extra in extras for line in extra)]
     found = {name: f"{name}=={oldest}" for name, oldest in map(_split, listed)}
     return list((found | {line.split("==")[0]: line for line in instead}).values())
 
