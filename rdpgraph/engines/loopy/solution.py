@@ -283,7 +283,7 @@ class LoopySolution(Approximation):
 
     def mode_exists(self) -> Tensor:
         """(B,) bool, by max-product: messages that sum are not needed for modes."""
-        return self.maximal.log_partition().detach() > -math.inf
+        return self.maximal.log_partition().detach().isfinite()
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configuration agrees with the mode."""
