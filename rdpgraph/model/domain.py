@@ -104,8 +104,8 @@ class Domain:
             raise UnknownVariableError(self._unknown(own))
         return place
 
-    def single(self, item: Named) -> int | None:
-        """The number of a single variable; None for an array, and for what `numbers` explains."""
+    def single(self, item: Named) -> tuple[int, Entry] | None:
+        """The number of a single variable and its entry; None for what `numbers` is to look at."""
         if isinstance(item, str):
             place = self.by_name.get(item)
             if place is None:
@@ -119,7 +119,7 @@ class Domain:
                 position = 0
                 for at, size in zip(where, entry.shape, strict=True):
                     position = position * size + at
-                return self.starts[array] + position
+                return self.starts[array] + position, entry
         elif not isinstance(item, Variable):
             return None
         elif item.home is not None:
@@ -127,12 +127,12 @@ class Domain:
             place = self.by_name.get(array.name)
             if place is None or self.entries[place].shape != array.shape:
                 return None
-            return self.starts[place] + position
+            return self.starts[place] + position, self.entries[place]
         else:
             place = self.by_name.get(item.name)
         if place is None or not isinstance(self.entries[place], Variable):
             return None
-        return self.starts[place]
+        return self.starts[place], self.entries[place]
 
     def numbers(self, item: Named) -> Tensor:
         """The numbers of a variable (shape ``()``) or of an array's members (the array's shape)."""

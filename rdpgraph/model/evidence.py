@@ -43,8 +43,8 @@ def states_given(given: Any, domain: Domain) -> Tensor:
     for item, value in given.items():
         single = domain.single(item)
         if single is not None and (value is None or type(value) in (int, str)):
-            ones.append(single)
-            their.append(_state(item, value, domain.entries[domain.place(item)]))
+            ones.append(single[0])
+            their.append(_state(item, value, single[1]))
             continue
         places = domain.numbers(item)
         found = _states(item, value, places, domain)

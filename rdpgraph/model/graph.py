@@ -209,7 +209,10 @@ class FactorGraph:
             clash = (earlier != MISSING) & (states != MISSING) & (earlier != states)
             if bool(clash.any()):
                 name = self.domain.variable(int(clash.nonzero()[0, -1])).name
-                raise EvidenceError(f"Variable {name!r} is observed already, in another state.")
+                raise EvidenceError(
+                    f"Variable {name!r} is observed already, in another state; "
+                    f"retract({name!r}) takes that back."
+                )
             states = torch.where(states == MISSING, earlier, states)
         return FactorGraph.from_blocks(self.domain, self.blocks, states)
 
