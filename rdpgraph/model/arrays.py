@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.potential import Potential
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -68,6 +68,20 @@ def as_whole(name: str, given: Any) -> Tensor:
         raise ModelError(f"{name} needs integers; got a tensor of {values.dtype}.")
     refuse_hollow(name, values)
     return values
+
+
+def as_states(name: str, given: Any) -> Tensor:
+    """States to be scored: a tensor as it is, array-likes of whole numbers as int64.
+
+    Raises:
+        EvidenceError: anything else.
+    """
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return as_whole(name, given).long()
+    except ModelError as error:
+        raise EvidenceError(str(error)) from None
 
 
 def is_array(value: object) -> bool:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._portable import tensors_in
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
@@ -42,15 +43,7 @@ def refuse_unsound_fields(model: Any) -> None:
 
 def tensors_of(value: object) -> Iterator[Tensor]:
     """The floating tensors that a potential, or anything that a structure holds, is made of."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value.detach()
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_of(part)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
+    return (part.detach() for part in tensors_in(value) if part.is_floating_point())
 
 
 def _refuse_wrong(name: str, values: Tensor) -> None:

@@ -134,6 +134,8 @@ class VariableArray:
 
     def __getitem__(self, key: Any) -> "VariableArray | Variable":
         try:
+            if isinstance(key, str):
+                raise IndexError(f"members are known by positions; got {key!r}")
             positions = self.positions[key]
         except (IndexError, TypeError) as error:
             message = f"VariableArray {self.name!r} of shape {self.shape}: {error}"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph._portable import Portable
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.estimate.exact import Kept, Model
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.summary import summary
@@ -106,6 +107,17 @@ class EstimatedStructuredPosterior(Portable):
         """(*batch, *sites, states) probabilities, zero where a state was not kept."""
         return self.replicates.mean_over_states(
             self._marginals, self.supports.states, self.structure.unary.shape[-1]
+        )
+
+    def joint(self, sites: object) -> NoReturn:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Joints of sites on sampled states have no estimate here; use estimator=Exact(), or "
+            "infer(structure.factor_graph(), estimator=...).joint(...)."
         )
 
     def entropy(self) -> Tensor:

@@ -183,6 +183,20 @@ def test_lists_and_arrays_are_tensors(make):
         assert torch.equal(found, expected)
 
 
+def test_scores_take_lists_and_arrays():
+    chain = rg.Chain(TABLES, TABLES)
+    trees = rg.ProjectiveDependencies.from_arcs(torch.eye(3))
+    spans = rg.Hypertree.span_scores(TABLES)
+    for model, states in ((chain, [1, 0]), (trees, [0, 1]), (spans, [[0, 0], [-1, 0]])):
+        expected = model.score(torch.tensor(states))
+        assert torch.equal(model.score(states), expected)
+        assert torch.equal(model.score(np.array(states)), expected)
+        for wrong in ("ab", [0.5, 1], None, [[0], [0, 1]]):
+            with pytest.raises(rg.EvidenceError) as error:
+                model.score(wrong)
+            assert "\n" not in str(error.value)
+
+
 def test_gradients_reach_tensors_inside_lists():
     weight = torch.tensor(0.5, requires_grad=True)
     log_z = rg.infer(rg.FactorGraph([rg.Factor((RAIN,), rg.Table([weight, 0.0]))])).log_partition

@@ -85,6 +85,22 @@ def test_joints_in_slices_with_ranks_and_on_kept_states():
     torch.testing.assert_close(ranks.joint(asked), brute_force(low).joint(asked))
 
 
+def test_joints_of_sites():
+    chain = rg.Chain(drawn(2, 4, 3).log_values, drawn(3, 3, seed=1).log_values)
+    graph = chain.factor_graph()
+    posterior = rg.infer(chain)
+    expected = brute_force(graph).joint(("site[3]", "site[0]"))
+    torch.testing.assert_close(posterior.joint([3, 0]), expected)
+    for wrong in ([4], [0, 0], [], ["a"]):
+        with pytest.raises(rg.ModelError):
+            posterior.joint(wrong)
+    few = rg.infer(
+        chain, estimator=rg.Randomized.default(keep=2), generator=torch.Generator().manual_seed(0)
+    )
+    with pytest.raises(rg.UnsupportedError, match="factor_graph"):
+        few.joint([0, 3])
+
+
 def test_joints_have_gradients():
     values = drawn(2, 3).log_values.requires_grad_()
 

@@ -85,11 +85,11 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     """States (*lead, *batch, T) as (R, B, T) int64, in range or -1 (beyond the length)."""
     *batch, total, size = unary.shape
     shape = (*batch, total)
-    whole = isinstance(states, Tensor) and states.dtype in _INTEGERS
+    whole = states.dtype in _INTEGERS
     if not whole or tuple(states.shape[max(states.ndim - len(shape), 0) :]) != shape:
-        got = f"{_shape(states)} of {states.dtype}" if isinstance(states, Tensor) else f"{states!r}"
         raise EvidenceError(
-            f"A chain's sequences are integer states of shape (*lead, *{shape}); got {got:.80}."
+            f"A chain's sequences are integer states of shape (*lead, *{shape}); got "
+            f"{_shape(states)} of {states.dtype}."
         )
     lead = states.shape[: states.ndim - len(shape)]
     flat = states.long().to(unary.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle
+from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
@@ -185,6 +185,7 @@ class Chain(Structure):
         Raises:
             EvidenceError: a state out of range, or a shape that does not fit.
         """
+        states = as_states("A chain's sequences", states)
         flat = checked_sequences(states, self.unary, self._flat_lengths())
         if isinstance(self.transition, Tensor):
             return paths.score(*self._parts(), flat).reshape(states.shape[:-1])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
-from rdpgraph.model.arrays import settle, taken
+from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
@@ -266,6 +266,7 @@ class Dependencies(Structure):
             EvidenceError: another shape, or a head out of range.
         """
         shape = tuple(self.unary.shape[:-1])
+        heads = as_states("Heads", heads)
         if heads.dtype != torch.int64 or tuple(heads.shape[-len(shape) :]) != shape:
             raise EvidenceError(
                 f"{type(self).__name__} needs heads as int64 (*lead, *{shape}); got {heads.dtype} "

@@ -14,7 +14,7 @@ from rdpgraph.errors import (
     ModelError,
 )
 from rdpgraph.io.grammar import Grammar
-from rdpgraph.model.arrays import settle, taken
+from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.draws import checked_count, drawn, largest
@@ -191,7 +191,7 @@ class Hypertree(Structure):
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
-        states = trees.states if isinstance(trees, Trees) else trees
+        states = trees.states if isinstance(trees, Trees) else as_states("Trees", trees)
         lead = checked_trees(states, self.unary.shape)
         form = self.form
         flat = states.reshape(math.prod(lead), form.batch, *states.shape[-2:])
