@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph._portable import Portable
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
