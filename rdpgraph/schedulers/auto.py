@@ -36,6 +36,8 @@ MOST_JOINED = 8_000
 _SURE = 0.1
 """Exact inference that is predicted to take less than this part of the time is relied on."""
 
+_INVERSE, _DRAWN = 4e-9, 200
+
 _JOINED = 0.24
 """The part of the time that messages between clusters take."""
 
@@ -102,6 +104,7 @@ class Auto(Scheduler):
     ) -> Callable[[], Solution]:
         """Loopy propagation in several tries, after others, in the seconds that are left."""
         tries = _SOFT if whole.reduced.possible is None else _HARD
+        tries = tries if _has_time_for_trees(whole.reduced, self.seconds) else tries[:-1]
         loopy = tuple(partial(_attempt, whole, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
         return partial(_first_converged, whole.reduced.graph, (*before, *loopy), loopy, seconds)
@@ -183,6 +186,15 @@ def _attempt(whole: _Whole, settings: _Try, left: float) -> Solution:
         seconds=settings.part * max(left, 0.0),
     )
     return scheduler.solution(whole.network)
+
+
+def _has_time_for_trees(network: Network, seconds: float) -> bool:
+    """Whether the counting numbers of `TreeReweighted` are found in a tenth of the time or so."""
+    scopes = [group.scopes for group in network.groups if group.scopes.shape[1] > 1]
+    count = len(network.sizes)
+    if all(scope.shape[1] == 2 for scope in scopes) and count <= 2000:
+        return _INVERSE * count**3 <= seconds  # by the matrix-tree theorem
+    return sum(map(len, scopes)) <= _DRAWN * seconds
 
 
 def _has_cycle(network: Network) -> bool:

@@ -137,7 +137,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (20 << 30, 20 << 30))
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = str(ROOT)
-    program = [sys.executable, "-c", "from rdpgraph.cli.app import main; main()", "infer"]
+    program = [sys.executable, "-m", "rdpgraph", "infer"]
     folder = pathlib.Path(tempfile.mkdtemp())
     tiny = folder / "tiny.uai"
     written(tiny, 2, [(0, 1)])
