@@ -6,7 +6,7 @@
 extern "C" {
 
 int64_t chain_packed_size(int64_t states, int64_t bytes) {
-  const int64_t wide = 128 / bytes;
+  const int64_t wide = 2 * kBytes / bytes;
   return panels_of(states, wide) * wide * states;
 }
 

@@ -16,13 +16,21 @@
 
 namespace {
 
-constexpr int64_t kRows = 8;
+// Bytes of a register, and as many rows as leave all sums of a block in registers. A vector that is
+// wider than a register is worked on in memory, ten times more slowly.
+#if defined(__AVX512F__)
+constexpr int64_t kBytes = 64, kRows = 8;
+#elif defined(__AVX__)
+constexpr int64_t kBytes = 32, kRows = 4;
+#else
+constexpr int64_t kBytes = 16, kRows = 4;
+#endif
 
 template <typename Real> struct Vector;
-template <> struct Vector<float> { typedef float type __attribute__((vector_size(64))); };
-template <> struct Vector<double> { typedef double type __attribute__((vector_size(64))); };
+template <> struct Vector<float> { typedef float type __attribute__((vector_size(kBytes))); };
+template <> struct Vector<double> { typedef double type __attribute__((vector_size(kBytes))); };
 
-template <typename Real> constexpr int64_t lanes() { return 64 / sizeof(Real); }
+template <typename Real> constexpr int64_t lanes() { return kBytes / sizeof(Real); }
 template <typename Real> constexpr int64_t width() { return 2 * lanes<Real>(); }
 
 template <typename Real> constexpr Real kNever = -std::numeric_limits<Real>::infinity();
@@ -107,7 +115,7 @@ struct Share {
 
 // The part of one of `team` threads.
 Share share_of(int64_t batch, int64_t panels, int64_t thread, int64_t team) {
-  if (batch >= kRows * team || panels < team) {
+  if (team == 1 || batch >= kRows * team || panels < team) {
     const int64_t blocks = (batch + kRows - 1) / kRows;
     const int64_t first = blocks * thread / team * kRows;
     const int64_t last = blocks * (thread + 1) / team * kRows;
