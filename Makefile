@@ -53,6 +53,7 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/bnlearn.py
 	$(BIN)/python tests/benchmarks/loopy.py
 	$(BIN)/python tests/benchmarks/chain.py
+	$(BIN)/python tests/benchmarks/crf.py --large
 	$(BIN)/python tests/benchmarks/hypertree.py
 	$(BIN)/python tests/benchmarks/alignment.py
 	$(BIN)/python tests/benchmarks/randomized.py

@@ -72,6 +72,7 @@ class CRF(nn.Module):
             )
         super().__init__()
         given = constraints
+        self._constrained = given is not None
         # No part of the checkpoints, which are those of pytorch-crf.
         for name, allowed in (
             ("_may_start", given and given.start),
@@ -175,12 +176,18 @@ class CRF(nn.Module):
         if not self.batch_first:
             emissions = emissions.transpose(0, 1)
             mask = None if mask is None else mask.t()
-        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
+        transitions = self.transitions
+        dtype = torch.promote_types(emissions.dtype, transitions.dtype)
+        start, end = self.start_transitions.to(dtype), self.end_transitions.to(dtype)
+        transitions = transitions.to(dtype)
+        if self._constrained:
+            transitions = _allowed(transitions, self._may_follow)
+            start, end = _allowed(start, self._may_start), _allowed(end, self._may_end)
         return Chain.crf(
             emissions.to(dtype),
-            _allowed(self.transitions.to(dtype), self._may_follow),
-            start=_allowed(self.start_transitions.to(dtype), self._may_start),
-            end=_allowed(self.end_transitions.to(dtype), self._may_end),
+            transitions,
+            start=start,
+            end=end,
             lengths=None if mask is None else _lengths(mask),
         )
 
@@ -193,7 +200,9 @@ def _lengths(mask: Tensor) -> Tensor:
     """(batch,) steps that count, of a mask (batch, steps)."""
     mask = mask.bool()
     lengths = mask.sum(1)
-    if torch.equal(mask, inside(lengths, mask.shape[1])) and bool((lengths > 0).all()):
+    if torch.equal(mask, inside(lengths, mask.shape[1])) and (
+        not lengths.numel() or lengths.min().item() > 0
+    ):
         return lengths
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
