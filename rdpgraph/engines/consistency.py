@@ -18,6 +18,14 @@ class Possible:
         zero = torch.zeros(1, dtype=torch.long)
         self.starts = torch.cat([zero, sizes.cumsum(0)])
         self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool)
+        self._left: tuple[int, Tensor] | None = None
+
+    def left(self) -> Tensor:
+        """Where the states that are left lie in the mask, in order."""
+        version = self.mask._version
+        if self._left is None or self._left[0] != version:
+            self._left = version, self.mask.nonzero().flatten()
+        return self._left[1]
 
     def places(self, numbers: Tensor, size: int) -> Tensor:
         """(*numbers, size): where the states of variables lie in the mask."""
@@ -29,6 +37,16 @@ class Possible:
         keep = torch.zeros(stop - start, dtype=torch.bool)
         keep[states] = True
         self.mask[start:stop] &= keep
+
+    def allow_these(self, numbers: Tensor, states: Tensor) -> None:
+        """Strike out every state of some variables (n,) but these, (batch, n)."""
+        start, stop = self.starts[numbers], self.starts[numbers + 1]
+        ends = torch.zeros(len(self.mask) + 1, dtype=torch.long)
+        ends.index_add_(0, start, torch.ones_like(start))
+        ends.index_add_(0, stop, -torch.ones_like(stop))
+        keep = ends[:-1].cumsum(0) == 0
+        keep[(start + states).reshape(-1)] = True
+        self.mask &= keep
 
     def counts(self) -> Tensor:
         """(V,) how many states each variable has left."""

@@ -222,11 +222,11 @@ def _deposit(
 ) -> None:
     """Send the messages for an operand back to the pools its tables came from."""
     if operand.order is not None:
-        message = message.rows(torch.argsort(operand.order))
+        message = message.rows(operand.inverse)
     start = 0
     for (pool, rows), count in zip(operand.pieces, operand.counts, strict=True):
         whole = count == message.values.shape[1]
-        part = message if whole else message.rows(torch.arange(start, start + count))
+        part = message if whole else message.some(start, count)
         waiting[pool].append((rows, part))
         start += count
 
@@ -245,9 +245,9 @@ def _reordered(
     up: Upward, target: Operand,
 ) -> Value:  # fmt: skip
     """A message in the order of its target's dims, the same for all states of private ones."""
-    tensor = message.values.permute(
-        0, 1, *(2 + list(shown).index(dim) for dim in dims if dim in shown)
-    )
+    tensor, wanted = message.values, [dim for dim in dims if dim in shown]
+    if wanted != list(shown):
+        tensor = tensor.permute(0, 1, *(2 + shown.index(dim) for dim in wanted))
     if private:
         sizes = _kept(up.pools[target.pieces[0][0]]).dims
         for place, dim in enumerate(dims):

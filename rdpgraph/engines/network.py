@@ -14,6 +14,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.rows import distinct_rows
 
+_FEW_FACTORS = 64  # grouped in Python, which is quicker than by tensors
 _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
 
@@ -163,7 +164,8 @@ def _dense(
     for number, block in enumerate(graph.blocks):
         if number in left_out:
             continue
-        split = block.select().decompose()
+        whole = type(block.potential).decompose is Potential.decompose
+        split = None if whole else block.select().decompose()
         if split is None:
             values, rows = block.unique()
             flat = _flat_batch(values.to(graph.dtype), block.arity + 1, graph, batch)
@@ -238,8 +240,10 @@ def _possible_states(
     if not factors and not wholes:
         return None
     possible = Possible(sizes)
-    for number in (settled[0] != MISSING).nonzero().flatten().tolist():
-        possible.allow_only(number, settled[:, number])
+    observed = settled[0] != MISSING
+    if bool(observed.any()):
+        numbers = observed.nonzero().flatten()
+        possible.allow_these(numbers, settled[:, numbers])
     strike_impossible(possible, factors)
     while any(_strike_by_messages(possible, whole) for whole in wholes):
         strike_impossible(possible, factors)
@@ -276,7 +280,7 @@ def _settle(possible: Possible | None, counts: Tensor, settled: Tensor) -> Tenso
 def _states_left(possible: Possible | None, numbers: Tensor, size: int) -> Tensor:
     if possible is None:
         return torch.arange(size).expand(len(numbers), size)
-    left = possible.mask.nonzero().flatten()
+    left = possible.left()
     starts = possible.starts[numbers]
     first = torch.searchsorted(left, starts)
     return left[first.unsqueeze(1) + torch.arange(size)] - starts.unsqueeze(1)
@@ -302,7 +306,8 @@ def _squeezed(
                 origins[part.block].append((members, len(groups) if slots else -1, slots))
             if slots:
                 values = values.reshape(*values.shape[:2], *(kept[slot] for slot in slots))
-                scopes = active[part.scopes[members][:, list(slots)]]
+                scopes = part.scopes if len(members) == len(part.scopes) else part.scopes[members]
+                scopes = active[scopes if len(slots) == len(kept) else scopes[:, list(slots)]]
                 groups.append(Group(scopes, values, rows))
             else:
                 values = values.flatten(1)
@@ -326,6 +331,11 @@ def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
     """The factors of a block by how many states their slots have left."""
     if not len(kept):
         return []
+    if len(kept) <= _FEW_FACTORS:
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, sizes in enumerate(kept.tolist()):
+            rows.setdefault(tuple(sizes), []).append(row)
+        return [(torch.tensor(rows[sizes]), sizes) for sizes in sorted(rows)]
     if not kept.shape[1] or bool((kept == kept[0]).all()):
         return [(torch.arange(len(kept)), tuple(kept[0].tolist()))]
     patterns, which = distinct_rows(kept)

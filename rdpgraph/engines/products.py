@@ -6,10 +6,13 @@ fit the floating type, and for maxima, the same product streams over the elimina
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_letters
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.engines.values import Value, float_limits, from_logs, normalised
 
 _CHUNK = 1 << 22  # elements of a streamed chunk
@@ -28,17 +31,16 @@ def multiply(
 
     Dims are labels; those of the operands that are not in ``out_dims`` are summed, or maximised.
     """
-    sizes = dict(zip(left_dims, left.dims, strict=True))
-    sizes.update(zip(right_dims, right.dims, strict=True))
-    gone = [dim for dim in sizes if dim not in out_dims]
+    product = _product(tuple(left_dims), tuple(right_dims), tuple(out_dims))
+    gone = bool(product.left_gone or product.right_gone)
     if maximise and gone:
         logs = _streamed_max(left.logs(), left_dims, right.logs(), right_dims, out_dims)
         return from_logs(logs, keep_logs=True)
     if not left.is_log and not right.is_log:
-        terms = math.log(math.prod(sizes[dim] for dim in gone))
+        terms = product.log_terms(left.values, right.values)
         left, right, fits = _within_range(left, right, terms)
         if fits:
-            values = _matrix_product(left.values, left_dims, right.values, right_dims, out_dims)
+            values = torch.einsum(product.equation, left.values, right.values)
             scale = left.log_scale + right.log_scale
             high = left.high + right.high + terms
             return Value(values, scale, left.low + right.low, high)
@@ -49,6 +51,15 @@ def multiply(
 
 def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximise: bool) -> Value:
     """Tables over ``out_dims`` from tables over ``dims``, the rest eliminated."""
+    if not value.is_log and not maximise:
+        product = _product(tuple(dims), (), tuple(out_dims))
+        terms = product.log_terms(value.values, value.values)
+        if value.high + terms <= float_limits(value.values.dtype)[1]:
+            values = value.values.sum(product.left_gone) if product.left_gone else value.values
+            left = [dim for dim in dims if dim in out_dims]
+            if left != list(out_dims):
+                values = values.permute(0, 1, *(2 + left.index(dim) for dim in out_dims))
+            return Value(values, value.log_scale, value.low, value.high + terms)
     one = Value(
         torch.full((1, 1), 0.0 if value.is_log else 1.0).to(value.values),
         torch.zeros_like(value.log_scale[:1, :1]),
@@ -60,27 +71,62 @@ def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximi
 def _within_range(left: Value, right: Value, terms: float) -> tuple[Value, Value, bool]:
     """Rescale the operands if their product might leave the range of the type; say if it fits."""
     low, high = float_limits(left.values.dtype)
-
-    def fits() -> bool:
-        return left.low + right.low >= low and left.high + right.high + terms <= high
-
-    if not fits():
-        left = normalised(left)
-    if not fits():
-        right = normalised(right)
-    return left, right, fits()
+    if _fits(left, right, terms, low, high):
+        return left, right, True
+    left = normalised(left)
+    if _fits(left, right, terms, low, high):
+        return left, right, True
+    right = normalised(right)
+    return left, right, _fits(left, right, terms, low, high)
 
 
-def _matrix_product(
-    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
-    out_dims: Sequence[int],
-) -> Tensor:  # fmt: skip
-    """The scaled product, by einsum; labels are shifted past the batch and count dims."""
-    return torch.einsum(
-        left, [0, 1, *(dim + 2 for dim in left_dims)],
-        right, [0, 1, *(dim + 2 for dim in right_dims)],
-        [0, 1, *(dim + 2 for dim in out_dims)],
-    )  # fmt: skip
+def _fits(left: Value, right: Value, terms: float, low: float, high: float) -> bool:
+    return left.low + right.low >= low and left.high + right.high + terms <= high
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What labels say about a product.
+
+    Attributes:
+        equation: for einsum; the batch and count dims are its first two letters.
+        left_gone: the dims of the left operand that are eliminated.
+        right_gone: those that the right one alone has.
+    """
+
+    equation: str
+    left_gone: tuple[int, ...]
+    right_gone: tuple[int, ...]
+
+    def log_terms(self, left: Tensor, right: Tensor) -> float:
+        """The log of how many terms each sum has."""
+        terms = 1
+        for dim in self.left_gone:
+            terms *= left.shape[dim]
+        for dim in self.right_gone:
+            terms *= right.shape[dim]
+        return math.log(terms)
+
+
+@remembered(4096)
+def _product(
+    left_dims: tuple[int, ...], right_dims: tuple[int, ...], out_dims: tuple[int, ...]
+) -> _Product:
+    kept = set(out_dims)
+    letters = {
+        dim: ascii_letters[n + 2]
+        for n, dim in enumerate({**dict.fromkeys(left_dims), **dict.fromkeys(right_dims)})
+    }
+    left, right, out = (
+        "ab" + "".join(letters[dim] for dim in dims) for dims in (left_dims, right_dims, out_dims)
+    )
+    return _Product(
+        f"{left},{right}->{out}",
+        tuple(n + 2 for n, dim in enumerate(left_dims) if dim not in kept),
+        tuple(
+            n + 2 for n, dim in enumerate(right_dims) if dim not in kept and dim not in left_dims
+        ),
+    )
 
 
 def _streamed_max(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import remembered
+from rdpgraph._cache import cached_property, remembered
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -23,6 +23,11 @@ class Operand:
     pieces: tuple[tuple[int, Tensor | None], ...]
     counts: tuple[int, ...]
     order: Tensor | None
+
+    @cached_property
+    def inverse(self) -> Tensor | None:
+        """The permutation back."""
+        return None if self.order is None else torch.argsort(self.order)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rdpgraph._cache import remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +45,18 @@ class Value:
             return self
         values = self.values if self.values.shape[1] == 1 else self.values[:, index]
         scale = self.log_scale if self.log_scale.shape[1] == 1 else self.log_scale[:, index]
-        return replace(self, values=values, log_scale=scale)
+        return Value(values, scale, self.low, self.high, self.is_log)
+
+    def some(self, start: int, count: int) -> "Value":
+        """``count`` of the tables that follow each other; a shared one stands for any of them."""
+        values, scale = (
+            part if part.shape[1] == 1 else part[:, start : start + count]
+            for part in (self.values, self.log_scale)
+        )
+        return Value(values, scale, self.low, self.high, self.is_log)
 
 
+@remembered(16)
 def float_limits(dtype: torch.dtype) -> tuple[float, float]:
     """The logs between which products of this type neither vanish nor overflow."""
     info = torch.finfo(dtype)

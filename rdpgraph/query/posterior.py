@@ -314,7 +314,12 @@ class Posterior(Portable):
         return Assignment(each, self.graph.domain)
 
     def _of_states(self, flat: Tensor) -> StateValues:
-        each = {entry: self._read(flat, entry) for entry in self.graph.variables}
+        entries, batch = self.graph.variables, self.graph.batch_shape
+        parts = flat.split([math.prod(entry.shape) * entry.size for entry in entries], 1)
+        each = {
+            entry: part.reshape(*batch, *entry.shape, entry.size)
+            for entry, part in zip(entries, parts, strict=True)
+        }
         return StateValues(each, self.graph.domain)
 
     @cached_property
