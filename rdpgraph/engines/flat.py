@@ -37,7 +37,7 @@ def variable_table(
         places = (starts[fixed] + network.settled[:, fixed]).expand(network.batch, -1)
         value = settled.unsqueeze(1) if isinstance(settled, Tensor) else flat.new_tensor(settled)
         flat = flat.index_put((rows.to(device), places.to(device)), value.to(flat))
-    places: list[Tensor] = []
+    targets: list[Tensor] = []
     values: list[Tensor] = []
     auxiliary = len(network.numbers) < len(network.sizes)
     for variables, part in parts:
@@ -46,11 +46,11 @@ def variable_table(
             variables, part = variables[own], part[:, own.to(device)]
         numbers = network.numbers[variables]
         left = network.states_left(numbers, part.shape[2])
-        places.append((starts[numbers].unsqueeze(1) + left).reshape(-1))
+        targets.append((starts[numbers].unsqueeze(1) + left).reshape(-1))
         values.append(part.reshape(len(part), -1).expand(network.batch, -1).to(flat))
-    if not places:
+    if not targets:
         return flat
-    return flat.index_copy(1, torch.cat(places).to(device), torch.cat(values, 1))
+    return flat.index_copy(1, torch.cat(targets).to(device), torch.cat(values, 1))
 
 
 def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]) -> Tensor:

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.tape.values import soft
@@ -40,7 +40,7 @@ class Table:
         item, place = item if batch > 1 else item * 0, place if places > 1 else place * 0
         return self.values[item, place, :, label]
 
-    @cached_property
+    @differentiable_property
     def _matrix(self) -> LogMatrix:
         logs = self.values.mT
         return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
