@@ -1,6 +1,7 @@
-"""The tokens of a BIF file, cut in one pass."""
+"""The tokens of a BIF file, cut piece by piece."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -11,6 +12,12 @@ from rdpgraph.io.text import fail, shown
 _TOKEN = re.compile(
     r"""//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)|"[^"\n]*"|[^\s{}()\[\]|,;"]+|[{}()\[\]|,;"]"""
 )
+# The same tokens, none of them kept, as far as a brace, or a brace or the end of a statement.
+_SKIPPED = r"""(?://[^\n]*|/\*[\s\S]*?(?:\*/|\Z)|"[^"\n]*"|[^\s{}()\[\]|,;"]+|[\s()\[\]|,"%s])*+"""
+_TO_BRACE = re.compile(_SKIPPED % ";")
+_TO_END = re.compile(_SKIPPED % "{}")
+_PIECE = 1 << 16
+"""Characters of statements that are cut into tokens at once; a statement may be longer."""
 _COMMENTS = ("//", "/*")
 _PUNCTUATION = frozenset('{}()[]|,;"')
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
@@ -18,40 +25,39 @@ PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The words, quoted names and punctuation of a BIF file, without its comments.
+    """The words, quoted names and punctuation of a part of a BIF file, without its comments.
 
     Attributes:
         source: the file's name, for messages.
         text: the file.
+        start: where the part begins.
         words: the tokens; quoted names keep their quotes, so no name is taken for punctuation.
     """
 
     source: str
     text: str
+    start: int
     words: list[str]
 
     @staticmethod
-    def of(text: str, source: str) -> "Tokens":
-        """The tokens of a text."""
-        words = _TOKEN.findall(text)
-        if "//" in text or "/*" in text:
+    def of(text: str, source: str, start: int = 0, end: int | None = None) -> "Tokens":
+        """The tokens of a part of a text."""
+        words = _TOKEN.findall(text, start, len(text) if end is None else end)
+        if any(word.startswith(_COMMENTS) for word in words):
             words = [word for word in words if not word.startswith(_COMMENTS)]
-        return Tokens(source, text, words)
+        return Tokens(source, text, start, words)
 
     def fail(self, at: int, expected: str) -> NoReturn:
-        """Raise an error about a token, with its line."""
-        if at >= len(self.words):
-            fail(self.source, f"expected {expected}, got the end of the file.")
+        """Raise an error about a token, or about what comes after the part, with its line."""
         kept = 0
-        line = 0
-        for match in _TOKEN.finditer(self.text):
+        for match in _TOKEN.finditer(self.text, self.start):
             if match[0].startswith(_COMMENTS):
                 continue
             if kept == at:
                 line = self.text.count("\n", 0, match.start()) + 1
-                break
+                fail(self.source, f"line {line}: expected {expected}, got {shown(match[0])}.")
             kept += 1
-        fail(self.source, f"line {line}: expected {expected}, got {shown(self.words[at])}.")
+        fail(self.source, f"expected {expected}, got the end of the file.")
 
     def expect(self, at: int, *words: str) -> int:
         """The place after some words, which must stand at ``at``."""
@@ -106,3 +112,85 @@ def _between_commas(span: list[str]) -> list[str]:
         else:
             groups[-1].append(unquoted(word))
     return [" ".join(group) for group in groups if group]
+
+
+@dataclass(frozen=True)
+class Item:
+    """Where a declaration of the file lies: its word, what is in its braces, and its end."""
+
+    word: str
+    start: int
+    body: int
+    end: int
+
+
+def items_of(text: str, source: str) -> Iterator[Item]:
+    """The declarations of a file, one after the other.
+
+    Raises:
+        FileFormatError: another word, or a brace or semicolon that lacks.
+    """
+    at = 0
+    while (found := _next(text, at)) is not None:
+        word, start, body = found[0], found.start(), found.end()
+        if word == "variable":
+            at = _after_variable(text, source, body)
+        elif word in ("network", "probability"):
+            body = _after(text, source, body, "{")
+            at = _after(text, source, body, "}")
+        elif word == "property":
+            at = _after(text, source, body, ";")
+        else:
+            Tokens(source, text, start, []).fail(0, "network, variable, probability or property")
+        yield Item(word, start, body, at)
+
+
+def statements(text: str, source: str, start: int, end: int) -> Iterator[Tokens]:
+    """The tokens of whole statements, some at a time."""
+    while start < end:
+        at = text.find(";", start + _PIECE, end) + 1 or end
+        if not _is_plain(text, start, at):
+            at = start
+            while at < end and at - start < _PIECE:
+                at = min(_skipped(_TO_END, text, at, end) + 1, end)
+        yield Tokens.of(text, source, start, at)
+        start = at
+
+
+def _next(text: str, at: int) -> re.Match[str] | None:
+    """The next token that is no comment."""
+    return next((m for m in _TOKEN.finditer(text, at) if not m[0].startswith(_COMMENTS)), None)
+
+
+def _after(text: str, source: str, at: int, mark: str) -> int:
+    """The place after the next brace or semicolon of a kind."""
+    found = text.find(mark, at) + 1
+    if found and _is_plain(text, at, found):
+        return found
+    skip = _TO_END if mark == ";" else _TO_BRACE
+    while (at := _skipped(skip, text, at, len(text)) + 1) <= len(text):
+        if text[at - 1] == mark:
+            return at
+    fail(source, f"expected {mark!r}, got the end of the file.")
+
+
+def _after_variable(text: str, source: str, at: int) -> int:
+    """The place after the closing brace of a variable, whose properties may hold any braces."""
+    at = _after(text, source, at, "{")
+    while (found := _next(text, at)) is not None and found[0] != "}":
+        at = found.end()
+        if found[0] != ";":
+            at = _after(text, source, at, ";" if found[0] == "property" else "}")
+    return len(text) if found is None else found.end()
+
+
+def _is_plain(text: str, start: int, end: int) -> bool:
+    """Whether a span has no quotes and no comments, so that every mark in it counts."""
+    return text.find('"', start, end) < 0 and text.find("/", start, end) < 0
+
+
+def _skipped(skip: re.Pattern[str], text: str, at: int, end: int) -> int:
+    """The place of the next mark, or the end."""
+    found = skip.match(text, at, end)
+    assert found is not None  # it may be empty
+    return found.end()

@@ -2,10 +2,12 @@
 
 import gzip
 import tracemalloc
+from itertools import product
 
 import pytest
 
 from rdpgraph.errors import BudgetError, FileFormatError
+from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import read_evidence
 from rdpgraph.io.files import read
 from rdpgraph.io.grammar import parse_grammar
@@ -49,6 +51,37 @@ def test_memory_is_at_most_six_times_the_text(case):
     found, raised = peak(lambda: parse_uai(data))
     assert raised is None
     assert found + size < 6 * size + 4_000_000  # the text is held by the caller here
+
+
+def network(parents, body):
+    """A chain of unrelated bits, and the last one's table, given all others."""
+    names = [f"v{number}" for number in range(parents)]
+    bits = "".join(f"variable {n} {{ type discrete [2] {{ a, b }}; }}\n" for n in [*names, "x"])
+    alone = "".join(f"probability ({name}) {{ table 0.5, 0.5; }}\n" for name in names)
+    return f"{bits}{alone}probability (x | {', '.join(names)}) {{\n{body}}}\n"
+
+
+BIF = {
+    "one table": network(16, "table " + ", ".join(["0.1234"] * 2**16 + ["0.8766"] * 2**16) + ";"),
+    "rows": network(
+        13, "".join(f"({', '.join(row)}) 0.1234, 0.8766;\n" for row in product("ab", repeat=13))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BIF)
+def test_the_memory_of_a_network_is_a_few_times_its_text(case):
+    text = BIF[case]
+    parse_bif(network(1, "(a) 1, 0; (b) 0, 1;"))
+    found, raised = peak(lambda: parse_bif(text))
+    assert raised is None
+    assert found < 5 * len(text) + 2_000_000
+
+
+def test_a_body_that_is_no_table_is_read_in_linear_time():
+    """A table of numbers is tried once, not once more for every blank."""
+    with pytest.raises(FileFormatError, match="2 probabilities here"):
+        parse_bif(network(0, "table " + " " * 500_000 + "x;").replace(" | ", ""))
 
 
 @pytest.mark.parametrize("reader", [read, read_evidence])
