@@ -125,7 +125,7 @@ def _row(words: Words) -> dict[str, int]:
 def grammar(text: str) -> dict[tuple[str, ...], float]:
     """Rules (parent, left, right) and (parent, word) with their weights."""
     rules: dict[tuple[str, ...], float] = {}
-    for line in text.splitlines():
+    for line in re.split(r"\r\n|\r|\n", text):
         words: list[str] = []
         quoted: list[bool] = []
         at = 0
@@ -246,9 +246,12 @@ def _several(words: list[str], count: int) -> list[str]:
     each = [_name(word) for word in words if word != ","]
     if len(each) == count:
         return each
-    groups = [group.split("\0")[1:] for group in "".join(
-        "\n" if word == "," else f"\0{_name(word)}" for word in words
-    ).split("\n")]  # fmt: skip
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word == ",":
+            groups.append([])
+        else:
+            groups[-1].append(_name(word))
     joined = [" ".join(group) for group in groups if group]
     if len(joined) != count:
         raise Refused("another number of names")
