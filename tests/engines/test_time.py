@@ -64,6 +64,17 @@ def test_a_sweep_that_would_end_too_late_is_not_begun(watch):
     assert starts[-1] <= 5.0
 
 
+def test_a_sweep_in_many_parts_ends_among_them(watch):
+    loopy = rg.Loopy(schedule=rg.Sequential(), tolerance=1e9, seconds=6.0)
+    posterior = rg.infer(frustrated(side=6), scheduler=loopy)
+    watch.tick = 1.0
+    assert not posterior.status.converged
+    assert posterior.status.iterations == 1
+    assert watch.time <= 12.0
+    watch.tick = 0.0
+    assert rg.infer(frustrated(side=6), scheduler=loopy).status.converged
+
+
 def test_all_answers_of_messages_share_the_seconds(watch):
     def seen(sweep):
         watch.time += 0.05

@@ -81,6 +81,8 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged; a finished item changes no more."""
     sweeper = sweeper_for(field, limits.schedule, limits.damping)
     begin = clock.now()
+    if limits.seconds is not None:
+        sweeper.deadline = begin + limits.seconds
     messages = start
     residual = torch.full((field.batch,), math.inf)
     done = torch.zeros(field.batch, dtype=torch.bool)
@@ -104,6 +106,8 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
             residual = torch.maximum(residual, residual_of_all(field, messages).cpu().double())
         worst = float(residual.amax())
         trace.append(worst)
+        if sweeper.cut:
+            break  # messages that were not updated need not have settled
         if worst <= limits.tolerance or field.batch > 1:
             done = residual <= limits.tolerance
             any_done = bool(done.any())

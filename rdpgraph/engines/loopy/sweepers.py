@@ -1,5 +1,6 @@
 """Carrying out the sweeps of a schedule: which of several equal ways is quickest."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
@@ -20,6 +21,7 @@ from rdpgraph.engines.loopy.partial import (
 )
 from rdpgraph.engines.loopy.schedules import Flooding, Schedule
 from rdpgraph.errors import ModelError
+from rdpgraph.plan import clock
 
 
 def sweeper_for(field: Field, schedule: Schedule, damping: Damping) -> "Sweeper":
@@ -42,6 +44,8 @@ class Sweeper(ABC):
         self.schedule = schedule
         self.damping = damping
         self.updates = 0
+        self.deadline = math.inf  # on `clock.now`, for what takes a sweep in many parts
+        self.cut = False  # the last sweep ended at the deadline, before its end
 
     @abstractmethod
     def sweep(self, messages: Messages, number: int) -> tuple[Messages, Tensor]:
@@ -162,6 +166,9 @@ class _InTurn(Sweeper):
             messages, beliefs, here = self._some(messages, beliefs, everything)
             changes.append(here)
             self.updates += len(everything)
+            if clock.now() > self.deadline:
+                self.cut = True
+                break
         return messages, torch.stack(changes).amax(0)
 
     def _some(
