@@ -4,7 +4,7 @@ Each check raises an ``AssertionError`` that says what does not hold.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
@@ -83,6 +84,7 @@ def check_structure(structure: Structure) -> None:
     assert isinstance(posterior, StructuredPosterior)
     _check_answers(posterior, truth)
     _check_relaxed(posterior)
+    _check_numbers(structure)
 
     unary = structure.unary.detach().requires_grad_()
     if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
@@ -111,6 +113,30 @@ def check_structure(structure: Structure) -> None:
         match = type(structure).recognise(truth.graph)
         if match is not None:
             _close(match.structure.log_partition(), log_z, "what recognise() gives")
+
+
+def _check_numbers(structure: Structure) -> None:
+    """What was written over by NaN after it was declared is refused, whatever is asked."""
+    for name, ask in _ASKED.items():
+        broken = structure.with_unary(structure.unary.detach().clone())
+        broken.unary.fill_(math.nan)
+        if not broken.unary.numel():
+            return
+        try:
+            ask(infer(broken))
+        except (ModelError, UnsupportedError):
+            continue
+        raise AssertionError(f"{name} answers of a structure whose unary potentials are NaN")
+
+
+_ASKED: dict[str, Callable[[Any], object]] = {
+    "log_partition": lambda posterior: posterior.log_partition,
+    "marginals()": lambda posterior: posterior.marginals(),
+    "max_marginals()": lambda posterior: posterior.max_marginals(),
+    "entropy()": lambda posterior: posterior.entropy(),
+    "mode()": lambda posterior: posterior.mode(),
+    "sample()": lambda posterior: posterior.sample(1),
+}
 
 
 def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration) -> None:
