@@ -238,9 +238,12 @@ class OnGraph:
         return self.graph.score({self.graph.variables[0]: states.clamp(min=0)})
 
     def _of_sites(self, answer: Callable[[Named], Tensor]) -> Tensor:
+        shape = self.structure.unary.shape
+        if not self.graph.num_variables:
+            return self.structure.unary.new_zeros(shape)
         variables = map(self.graph.domain.variable, range(self.graph.num_variables))
         found = torch.stack([answer(site) for site in variables], -2)
-        return found.reshape(self.structure.unary.shape)
+        return found.reshape(shape)
 
 
 def truth_of(structure: Structure) -> OnGraph | Enumeration:
