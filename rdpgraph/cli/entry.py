@@ -2,8 +2,11 @@
 
 import errno
 import os
+import signal
 import sys
+import threading
 from io import TextIOBase
+from typing import NoReturn
 
 
 class _Closed(TextIOBase):
@@ -15,11 +18,30 @@ class _Closed(TextIOBase):
 
 
 def main() -> None:
-    """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage."""
+    """Run the command line: exit code 0 answered, 1 a one-line error, 2 usage, 130 interrupted."""
+    caught: list[bool] = []
+
+    def interrupted(*_: object) -> None:
+        caught.append(True)
+        raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupted) if ours else None
+    try:
+        _answered()
+    except BaseException as error:
+        # An import that is interrupted may go on by halves and fail later, with another error.
+        if caught or isinstance(error, KeyboardInterrupt):
+            _fail("Stopped.", 130)
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _answered() -> None:
     try:
         _run()
-    except KeyboardInterrupt:
-        _fail("Stopped.", 130)
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(1)
@@ -59,7 +81,7 @@ def _drop_stdout() -> None:
             return
 
 
-def _fail(message: str, code: int = 1) -> None:
+def _fail(message: str, code: int = 1) -> NoReturn:
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stderr.write(f"Error: {' '.join(message.split())}\n")
     sys.exit(code)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,17 @@ def test_whatever_stops_a_run_is_a_line(monkeypatch, capsys, error, code, line):
         entry.main()
     assert stop.value.code == code
     assert capsys.readouterr().err.strip() == line
+
+
+def test_an_interrupted_import_that_fails_otherwise_is_a_line(monkeypatch, capsys):
+    def torn():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:  # as code beneath an import may do
+            raise AttributeError("half a module") from None
+
+    monkeypatch.setattr(entry, "_run", torn)
+    with pytest.raises(SystemExit) as stop:
+        entry.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "Error: Stopped.\n"
