@@ -22,6 +22,7 @@ from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit, solved
+from rdpgraph.schedulers.prepared import prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
 Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
@@ -129,7 +130,7 @@ def _answer(
             return inner
         restricted = partial(_structured, scheduler, status)
         return EstimatedStructuredPosterior(problem.kept, inner, restricted)
-    plan, run = scheduler.plan(_checked(problem.model))
+    plan, run = prepared(scheduler, _checked(problem.model), keep=False)
     require_fit(plan)
     solution = partial(solved, scheduler)
     if problem.plain is not None:
@@ -164,7 +165,8 @@ def explain(
 ) -> Plan:
     """The plan for a model, without running it; print it.
 
-    Reads the model's tables for hard zeros and searches for an order, which `infer` then reuses.
+    Reads the model's tables for hard zeros and searches for an order. `infer` of the same graph
+    with an equal scheduler goes on from there, unless a table was written to in between.
 
     Args:
         model: as for `infer`.
@@ -180,7 +182,9 @@ def explain(
         model = estimator.prepare(model, solve=solve, generator=generator).model
     if isinstance(model, Structure):
         return plan_of(model)
-    return (scheduler or Auto()).plan(_checked(model))[0]
+    graph = _checked(model)
+    with recording(lambda: tensors_in(graph.blocks)):
+        return prepared(scheduler or Auto(), graph, keep=True)[0]
 
 
 def _checked(model: object) -> FactorGraph:

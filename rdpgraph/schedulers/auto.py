@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-import rdpgraph.structures  # noqa: F401  # registers what is recognised
+import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._cache import cached_property, recording
 from rdpgraph._portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted

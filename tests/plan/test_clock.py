@@ -1,10 +1,16 @@
 """Planning under a clock that ticks whenever it is looked at, and what is remembered of it."""
 
+import math
+import pickle
+from copy import deepcopy
 from random import Random
 
 import pytest
+import torch
 
 import rdpgraph as rg
+from rdpgraph import schedulers
+from rdpgraph.engines.network import reduce_graph
 from rdpgraph.plan import clock, joingraph, scheduler
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.clock import PLANNING, Allowance
@@ -134,8 +140,67 @@ def test_what_explain_planned_infer_uses(monkeypatch):
     auto = rg.Auto(seconds=2.0)
     plan = rg.explain(graph, scheduler=auto)
     seen = dict(counts)
-    assert rg.infer(graph, scheduler=auto).plan == plan
+    other = rg.FactorGraph(factors)
+    assert rg.infer(other, scheduler=auto).plan == plan
     assert counts == seen
+
+
+@pytest.fixture
+def reductions(monkeypatch):
+    """The graphs that are reduced."""
+    seen = []
+
+    def counted(graph, **options):
+        seen.append(graph)
+        return reduce_graph(graph, **options)
+
+    for room in (schedulers.scheduler, schedulers.auto, schedulers.loopy, schedulers.join):
+        monkeypatch.setattr(room, "reduce_graph", counted)
+    return seen
+
+
+def ring(tables: torch.Tensor) -> rg.FactorGraph:
+    """Four variables in a ring, a table each, held by the block as they are."""
+    ring = rg.VariableArray("ring", (4,), 2)
+    first, second = ring[[0, 1, 2, 3]], ring[[1, 2, 3, 0]]
+    return rg.FactorGraph([rg.FactorBlock((first, second), rg.Table(tables))])
+
+
+@pytest.mark.parametrize("kind", [rg.Auto, rg.Contraction, rg.JoinGraph, rg.Loopy])
+def test_a_graph_that_was_explained_is_not_reduced_again(kind, reductions):
+    tables = torch.randn(4, 2, 2, dtype=torch.float64, requires_grad=True)
+    graph, given = ring(tables), kind()
+    plan = rg.explain(graph, scheduler=given)
+    again = rg.explain(graph, scheduler=given)
+    done = len(reductions)
+    posterior = rg.infer(graph, scheduler=given)
+    assert posterior.plan is plan is again
+    assert len(reductions) == done
+    posterior.log_partition.backward()
+    first = tables.grad.clone()
+    rg.infer(graph, scheduler=given).log_partition.backward()  # reads the tables anew
+    torch.testing.assert_close(tables.grad, 2 * first)
+    assert len(reductions) > done
+
+
+def test_what_was_explained_is_left_where_something_has_changed(reductions):
+    tables = torch.randn(4, 2, 2, dtype=torch.float64)
+    graph = ring(tables)
+    rg.explain(graph)
+    tables[0, 0, 0] = -math.inf
+    tables[1] += 1.0
+    expected = rg.infer(ring(tables.clone())).log_partition
+    torch.testing.assert_close(rg.infer(graph).log_partition, expected)
+    rg.explain(graph)
+    done = len(reductions)
+    rg.infer(graph, scheduler=rg.Contraction())
+    assert len(reductions) > done
+    rg.explain(graph)
+    for copy in (pickle.loads(pickle.dumps(graph)), deepcopy(graph)):
+        torch.testing.assert_close(rg.infer(copy).log_partition, expected)
+    with torch.inference_mode():
+        rg.explain(graph)
+    torch.testing.assert_close(rg.infer(graph).log_partition, expected)
 
 
 def test_an_allowance_is_shared_and_leaves_everyone_something(ticking):
