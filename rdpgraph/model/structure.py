@@ -24,13 +24,14 @@ class Structure(ABC):
     are the gradient of log Z in it. A site that a batch item lacks has marginals of zero and the
     state -1; `factor_graph` holds it in state 0.
 
-    log Z and the graph must be given. Every other answer has a default; one that gives None is
-    left to the general engine. An answer of its own deals with impossible items: their
-    marginals and entropy are zero, and a mode or sample raises `ImpossibleEvidenceError`.
+    log Z must be given. Every other answer has a default; one that gives None is left to the
+    general engine, on the `factor_graph`, if there is one. An answer of its own deals with
+    impossible items: their marginals and entropy are zero, and a mode or sample raises
+    `ImpossibleEvidenceError`.
 
-    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`. It
-    takes batch items apart: a further tensor field with batch dims says how many dims follow
-    them, as in ``field(metadata={"dims": 2})``.
+    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`, or
+    against its `score` of every configuration. It takes batch items apart: a further tensor field
+    with batch dims says how many dims follow them, as in ``field(metadata={"dims": 2})``.
     """
 
     unary: Tensor

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.alignment_grid import (
     DELETION,
@@ -66,6 +67,7 @@ class Alignment(Recursion):
     site_dims = 2
 
     def __post_init__(self) -> None:
+        settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
         checked_alignment(self.unary, self.moves, self.transition)
         for name, size in zip(
             ("first_lengths", "second_lengths"), self.unary.shape[-3:-1], strict=True

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import settle
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.bitext_grammar import Splits, grammar_rules, words_unary
 from rdpgraph.structures.hypertree.checks import checked_lengths
@@ -61,6 +62,7 @@ class Bitext(Recursion):
     site_dims = 4
 
     def __post_init__(self) -> None:
+        settle(self, "unary", "root", whole=("source_lengths", "target_lengths"))
         checked_log_values("Bitext", self.unary)
         shape = tuple(self.unary.shape)
         if len(shape) < 5 or shape[-5] != shape[-4] or shape[-3] != shape[-2] or 0 in shape[-5:]:

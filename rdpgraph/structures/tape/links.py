@@ -59,7 +59,8 @@ class Looked:
     """Log-values between the labels that are kept, looked up when they are asked for.
 
     Attributes:
-        source: a table (B or 1, P or 1, N, M), or a potential without leading dims.
+        source: a table (n, 1, N, M), of which item b has number b mod n, or a potential without
+            leading dims.
         before: (B, P, I) states; None: all.
         after: (B, P, J) states; None: all.
     """
@@ -88,9 +89,8 @@ class Looked:
         after = after[item * (len(after) > 1), place * (after.shape[1] > 1), label]
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after.unsqueeze(-1)]).squeeze(-1)
-        batch, places = self.source.shape[:2]
-        item, place = item * (batch > 1), place * (places > 1)
-        return self.source[item.unsqueeze(1), place.unsqueeze(1), before, after.unsqueeze(1)]
+        item = item % len(self.source)
+        return self.source[item.unsqueeze(1), 0, before, after.unsqueeze(1)]
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) sums over the labels of (B, P, I)."""
@@ -105,9 +105,9 @@ class Looked:
     def _evaluate(self, before: Tensor, after: Tensor) -> Tensor:
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after])
-        item = torch.arange(len(self.source), device=before.device).reshape(-1, 1, 1, 1)
-        place = torch.arange(self.source.shape[1], device=before.device).reshape(1, -1, 1, 1)
-        return self.source[item, place, before.unsqueeze(-1), after.unsqueeze(-2)]
+        count = max(len(before), len(after))
+        item = torch.arange(count, device=before.device) % len(self.source)
+        return self.source[item.reshape(-1, 1, 1, 1), 0, before.unsqueeze(-1), after.unsqueeze(-2)]
 
 
 Link = Table | Looked

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.hypertree.rules import FactorisedRules
 from rdpgraph.structures.tape.links import Table
 
 
@@ -46,14 +47,21 @@ class Sources:
         return values.expand(*self.lead, *ends).reshape(-1, *ends)
 
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
-        """A table (B or 1, 1, N, M), or a potential without leading dims."""
+        """A table (batch or 1, 1, N, M), or a potential without leading dims.
+
+        Where the tape has replicates of the batch, or draws, they share the table of an item.
+        """
 
         def made() -> tuple[object, Tensor | Potential]:
             if isinstance(potential, Potential) and not potential.lead(2):
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
+            table = table.to(self.dtype)
+            if math.prod(table.shape[:-2]) != 1:
+                own = self.lead[len(self.lead) - table.ndim + 2 :]
+                table = table.expand(*own, *table.shape[-2:])
             # The potential is held, so that no other comes to have its number.
-            return potential, self.flat(table.to(self.dtype), 2).unsqueeze(1)
+            return potential, table.reshape(-1, 1, *table.shape[-2:])
 
         return self.once(("source", id(potential)), made)[1]
 
@@ -62,7 +70,15 @@ class Sources:
 
         def made() -> Table:
             if isinstance(source, Tensor):
-                return Table(source)
+                copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
+                return Table(source.repeat(copies, 1, 1, 1) if copies > 1 else source)
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)
+
+
+def collected(rules: FactorisedRules) -> Tensor:
+    """(*batch, N r, N) from the ranks of each parent to it, normalised."""
+    parents, rank = rules.left.shape[-3], rules.left.shape[-1]
+    own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
+    return torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)

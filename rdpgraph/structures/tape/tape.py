@@ -15,9 +15,9 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.tape.links import Link, Looked
-from rdpgraph.structures.tape.sources import Sources
+from rdpgraph.structures.tape.sources import Sources, collected
 from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Picked, Step, Together, Total
-from rdpgraph.structures.tape.values import Labels, Value, View, as_view
+from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
 
 Given = Value | View
 Way = Given | tuple[Given, ...]
@@ -166,7 +166,7 @@ class Tape:
             Total(taken),
             max(view.places for view in views),
             max(view.width for view in views),
-            _agreed(views),
+            agreed(views),
         )
 
     def sum(self, x: Value) -> Value:
@@ -270,7 +270,7 @@ class Tape:
             to: whose labels those of the whole are.
         """
         if isinstance(rules, NoRules):
-            return self.total((_mapped(left, self.sum), _mapped(right, self.sum)))
+            return self.total((mapped(left, self.sum), mapped(right, self.sum)))
         if self.ranks and isinstance(rules, LowRankRules):
             sides = rules.left, rules.right
             top = self.sources.derived(rules.parent, lambda part: part.mT)
@@ -279,11 +279,11 @@ class Tape:
                 self.sources.derived(side, lambda part: part.transpose(-3, -2).flatten(-2))
                 for side in (rules.left, rules.right)
             )
-            top = self.sources.derived(rules, _collected)
+            top = self.sources.derived(rules, collected)
         else:
             return self._joined(left, right, rules, to)
         first, second = (
-            _mapped(view, partial(self.link, potential=side))
+            mapped(view, partial(self.link, potential=side))
             for view, side in zip((left, right), sides, strict=True)
         )
         return self.link(self.total((first, second)), top, to=to)
@@ -383,31 +383,3 @@ def _values(pool: View | Sequence[Value]) -> Sequence[Value]:
     if isinstance(pool, View):
         raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
     return pool
-
-
-def _mapped(view: View, step: Callable[[Value], Value]) -> View:
-    """The same places of what a step makes of each value."""
-    return View(tuple(step(value) for value in view.pool), view.index)
-
-
-def _collected(rules: FactorisedRules) -> Tensor:
-    """(*batch, N r, N) from the ranks of each parent to it, normalised."""
-    parents, rank = rules.left.shape[-3], rules.left.shape[-1]
-    own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
-    return torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
-
-
-def _agreed(views: Sequence[View]) -> Labels:
-    """The labels that the columns of a sum stand for.
-
-    Raises:
-        ModelError: those of different sites.
-    """
-    owned = [view for view in views if view.pool[0].labels.sites is not None]
-    found = [view.labels for view in owned]
-    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in found}) > 1:
-        raise ModelError(
-            "Tape.total needs alternatives over the same labels; these are the states of different "
-            "sites. Link them to one site first, or merge them."
-        )
-    return found[0] if found else Labels()

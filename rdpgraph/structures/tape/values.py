@@ -1,13 +1,14 @@
 """What the steps of a tape make and read: values over places and labels, and views of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_sum
 
 
@@ -197,3 +198,24 @@ def batches(parts: Sequence[Tensor]) -> list[Tensor]:
 def joint(sizes: Sequence[int]) -> int:
     """The size that 1 and others are broadcast to."""
     return next((size for size in sizes if size != 1), 1)
+
+
+def mapped(view: View, step: Callable[[Value], Value]) -> View:
+    """The same places of what a step makes of each value."""
+    return View(tuple(step(value) for value in view.pool), view.index)
+
+
+def agreed(views: Sequence[View]) -> Labels:
+    """The labels that the columns of a sum stand for.
+
+    Raises:
+        ModelError: those of different sites.
+    """
+    owned = [view for view in views if view.pool[0].labels.sites is not None]
+    found = [view.labels for view in owned]
+    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in found}) > 1:
+        raise ModelError(
+            "Tape.total needs alternatives over the same labels; these are the states of different "
+            "sites. Link them to one site first, or merge them."
+        )
+    return found[0] if found else Labels()

@@ -236,3 +236,19 @@ def test_within_inference_mode():
         model = Tags(draw(3, 2), draw(2, 2))
         found = model.marginals(), model.entropy(), model.mode(), model.sample(2)
     assert_close(found[0], Tags(draw(3, 2), draw(2, 2)).marginals())
+
+
+def test_replicates_share_the_tables_of_their_items():
+    unary, table = draw(2, 3, 3), draw(2, 3, 3, seed=1)
+    states = torch.randint(3, (5, 2, 3, 2), generator=torch.Generator().manual_seed(0))
+    few = Tags(unary, table).restrict(states, draw(5, 2, 3, 2, seed=2))
+    ones = [
+        Tags(unary[item], table[item]).restrict(states[:, item], draw(5, 2, 3, 2, seed=2)[:, item])
+        for item in range(2)
+    ]
+    for question in ("log_partition", "marginals", "entropy", "max_marginals"):
+        found = torch.stack([getattr(one, question)() for one in ones], 1)
+        assert_close(getattr(few, question)(), found)
+    assert_close(few.k_best(2).scores, torch.stack([one.k_best(2).scores for one in ones], 2))
+    assert few.sample(2).shape == (2, 5, 2, 3)
+    assert Tags(unary, table).rsample(3, temperature=0.5).shape == (3, 2, 3, 3)
