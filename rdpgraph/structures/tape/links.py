@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.values import soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
+_BLOCK = 2**20  # terms that are made at a time where they are made again for the gradient
 _CELLS = 2**24  # terms that are held at a time where nothing is differentiated
 
 
@@ -94,7 +97,11 @@ class Looked:
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) sums over the labels of (B, P, I)."""
-        return in_parts(x, self.logs(), temperature)
+        return by_places(self, x, temperature)
+
+    def part(self, first: int, last: int) -> "Looked":
+        """At some of the places."""
+        return Looked(self.source, _some(self.before, first, last), _some(self.after, first, last))
 
     def _states(self, slot: int) -> Tensor:
         given = (self.before, self.after)[slot]
@@ -110,7 +117,76 @@ class Looked:
         return self.source[item.reshape(-1, 1, 1, 1), 0, before.unsqueeze(-1), after.unsqueeze(-2)]
 
 
-Link = Table | Looked
+@dataclass(frozen=True, eq=False)
+class Ruled:
+    """Rules from the pairs of labels of two parts to those of the whole, all of them kept ones.
+
+    Attributes:
+        rules: flat.
+        left: (B, P, C) states.
+        right: (B, P, E) states.
+        whole: (B, P, J) states.
+    """
+
+    rules: Rules
+    left: Tensor
+    right: Tensor
+    whole: Tensor
+
+    @property
+    def width(self) -> int:
+        """J."""
+        return self.whole.shape[-1]
+
+    def logs(self) -> Tensor:
+        """(B, P, C * E, J)."""
+        return self.rules.evaluate(self.whole, self.left, self.right).flatten(-2).mT
+
+    def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, C * E) from all pairs of labels to those at some places."""
+        left, right = self.left[item, place], self.right[item, place]
+        whole = self.whole[item, place, label].unsqueeze(1)
+        return self.rules.item(item).evaluate(whole, left, right).flatten(1)
+
+    def sums(self, x: Tensor, temperature: float) -> Tensor:
+        """(B, P, J) sums over the pairs of labels, (B, P, C * E)."""
+        return by_places(self, x, temperature)
+
+    def part(self, first: int, last: int) -> "Ruled":
+        """At some of the places."""
+        cut = (part[:, first:last] for part in (self.left, self.right, self.whole))
+        return Ruled(self.rules, *cut)
+
+
+Link = Table | Looked | Ruled
+
+
+def by_places(link: Looked | Ruled, x: Tensor, temperature: float) -> Tensor:
+    """(B, P, J) soft sums, a part of the places at a time, whose terms the gradient makes again."""
+    after = link.after if isinstance(link, Looked) else link.whole
+    places = max(x.shape[1], after.shape[1] if after is not None else 1)
+    width = max(1, _BLOCK // max(1, len(x) * x.shape[2] * link.width))
+    if places <= width:
+        return in_parts(x, link.logs(), temperature)
+
+    def block(own: Tensor, first: int) -> Tensor:
+        return in_parts(own, link.part(first, first + width).logs(), temperature)
+
+    found: list[Tensor] = []
+    for first in range(0, places, width):
+        own = x if x.shape[1] == 1 else x[:, first : first + width]
+        if torch.is_grad_enabled():
+            made: Tensor = checkpoint(  # pyright: ignore
+                block, own, first, use_reentrant=False, preserve_rng_state=False
+            )
+            found.append(made)
+        else:
+            found.append(block(own, first))
+    return torch.cat(found, 1)
+
+
+def _some(states: Tensor | None, first: int, last: int) -> Tensor | None:
+    return states if states is None or states.shape[1] == 1 else states[:, first:last]
 
 
 def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:

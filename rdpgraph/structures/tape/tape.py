@@ -14,7 +14,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
-from rdpgraph.structures.tape.links import Link, Looked
+from rdpgraph.structures.tape.links import Link, Looked, Ruled
 from rdpgraph.structures.tape.sources import Sources, collected
 from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Picked, Step, Together, Total
 from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
@@ -290,36 +290,34 @@ class Tape:
 
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
         """By way of all pairs of labels."""
-        table = self.sources.derived(
-            rules,
-            lambda rules: rules.table(*(rules.shape or ())).flatten(-2).mT,
-        )
         if self.states is None:
+            table = self.sources.derived(
+                rules, lambda rules: rules.table(*(rules.shape or ())).flatten(-2).mT
+            )
             return self.link(self.pairs(left, right), table, to=to)
         # Of other labels for every split: splits are places, until a label of the whole is told.
         assert left.index is not None
         assert right.index is not None
+        assert to.labels.states is not None
         ways, places = left.ways, left.places
         first, second = (
             self.total(View(view.pool, index.flatten(-2).unsqueeze(-2)))
             for view, index in ((left, left.index), (right, right.index))
         )
+        assert first.labels.states is not None
+        assert second.labels.states is not None
         pairs = self.pairs(first, second)
-        states = [value.labels.states for value in (first, second, to)]
-        assert states[0] is not None
-        assert states[1] is not None
-        assert states[2] is not None
-        labels = rules.shape[1] if rules.shape else 1
-        both = states[0].unsqueeze(-1) * labels + states[1].unsqueeze(-2)
-        pairs = Value(
-            pairs.number, pairs.places, pairs.width, Labels(first.labels.sites, both.flatten(-2))
-        )
-        above = states[2].expand(len(states[2]), places, -1).repeat(1, ways, 1)
-        link = Looked(self.sources.source(table), pairs.labels.states, above)
+        whole = to.labels.states.repeat(1, ways, 1)
+        flat = self.sources.once(("rules", id(rules)), lambda: (rules, self._rules(rules)))[1]
+        link = Ruled(flat, first.labels.states, second.labels.states, whole)
         each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
         index = torch.arange(ways * places, device=self.device).reshape(ways, places)
         made = self.total(self.view(each, index))
         return self._relabelled(made, to.labels)
+
+    def _rules(self, rules: Rules) -> Rules:
+        flat = rules.flat(self.lead)
+        return flat.with_parts([part.to(self.dtype) for part in flat.parts])
 
     def choose(self, values: Sequence[Value], index: Tensor) -> Value:
         """For each item one of the places of some values, (B,) into all of them side by side."""
