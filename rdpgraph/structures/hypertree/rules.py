@@ -12,6 +12,7 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
+from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.table import checked_log_values
 
@@ -204,13 +205,12 @@ class LowRankRules(Rules):
         )
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Rows of the factors, then the sum over the rank."""
+        """Rows of the factors, then the sum over the rank, as a product of matrices."""
         item = _items(self.parent, parents)
-        return _summed(
-            self.parent[item, parents][..., :, None, None, :],
-            self.left[item, left][..., None, :, None, :],
-            self.right[item, right][..., None, None, :, :],
-        )
+        first, second = self.left[item, left], self.right[item, right]
+        pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
+        found = log_products(self.parent[item, parents], pairs)
+        return found.unflatten(-1, (left.shape[-1], right.shape[-1]))
 
     def scaled(self, factor: float) -> DenseRules:
         """Written out, and the log-weights times the factor."""
