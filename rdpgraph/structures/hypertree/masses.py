@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph.structures.hypertree.cells import Cells, sides
 from rdpgraph.structures.hypertree.charts import Chart
 from rdpgraph.structures.hypertree.plain import log_times
-from rdpgraph.structures.hypertree.ranks import Ranks
-from rdpgraph.structures.hypertree.restricted_cells import Cells, sides
 
 
 @torch.no_grad()
-def log_masses(cells: Cells, ranks: Ranks, unary: Tensor) -> Tensor:
+def log_masses(cells: Cells, unary: Tensor) -> Tensor:
     """(B, T, T, C) what all trees with a state weigh, whose other states are kept ones.
 
     The inside recursion runs over the states kept, and so does that outside, rank by rank; both
@@ -21,13 +20,12 @@ def log_masses(cells: Cells, ranks: Ranks, unary: Tensor) -> Tensor:
 
     Args:
         cells: the states kept.
-        ranks: the rules.
         unary: (B, T, T, C) potentials of all states, with the root's at the whole, -inf where no
             tree has them.
     """
+    result, ranks = unary.clone(), cells.ranks
     assert ranks.parent is not None
-    result = unary.clone()
-    found, total = cells.by_rank(ranks), unary.shape[1]
+    found, total = cells.by_rank(), unary.shape[1]
     words = unary.shape[3] - cells.parents
     if not total:
         return result

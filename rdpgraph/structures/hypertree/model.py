@@ -31,12 +31,13 @@ from rdpgraph.structures.hypertree.checks import (
 from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.laid import LaidHypertree
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.relaxed import relaxed
-from rdpgraph.structures.hypertree.restricted import RestrictedHypertree, restricted
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
+from rdpgraph.structures.tape.recursion import KeptStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,7 +363,7 @@ class Hypertree(Structure):
         """
         return relaxed(self, count, temperature, generator)
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedHypertree:
+    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptStates:
         """The hypertree on some states of each span, with weights; what estimators solve.
 
         All products of kept states of the two parts enter, whatever made them be kept; as a tree
@@ -376,7 +377,7 @@ class Hypertree(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        return restricted(self, states, log_weights)
+        return LaidHypertree.of(self).restrict(states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of spans that trees can have, with the root's at the whole; else -inf."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.structures.hypertree import masses
+from rdpgraph.structures.hypertree.cells import Cells
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules, Rules
 
 if TYPE_CHECKING:
@@ -60,13 +61,11 @@ def mean_values(tree: "Hypertree", landmarks: int, generator: torch.Generator | 
 
 def log_masses(tree: "Hypertree", states: Tensor, log_weights: Tensor) -> Tensor | None:
     """As `Structure.log_masses`; None but for rules of low rank."""
-    few = tree.restrict(states, log_weights)
-    if few.cells.ranks is None:
+    cells = Cells.of(tree.form, tree.restrict(states, log_weights).unary, states)
+    if cells is None:
         return None
-    every = unary(tree).expand(*few.batch_shape, *tree.unary.shape[-3:])
-    found = masses.log_masses(
-        few.cells, few.cells.ranks, every.reshape(few.cells.batch, *every.shape[-3:])
-    )
+    every = unary(tree).expand(*states.shape[:-1], tree.unary.shape[-1])
+    found = masses.log_masses(cells, every.reshape(-1, *every.shape[-3:]))
     return found.reshape(every.shape)
 
 

@@ -75,6 +75,11 @@ class Recursion(Structure):
         return tuple(self.unary.shape[: self.unary.ndim - self._dims - 1])
 
     @property
+    def name(self) -> str:
+        """For messages."""
+        return type(self).__name__
+
+    @property
     def _dims(self) -> int:
         return self.site_dims
 
@@ -113,12 +118,12 @@ class Recursion(Structure):
         lead = states.ndim - len(shape) + 1
         if lead < 0 or tuple(states.shape[lead:]) != shape[:-1]:
             raise EvidenceError(
-                f"{type(self).__name__} needs configurations (*lead, *{shape[:-1]}); got "
+                f"{self.name} needs configurations (*lead, *{shape[:-1]}); got "
                 f"{tuple(states.shape)}."
             )
         if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < shape[-1]:
             raise EvidenceError(
-                f"{type(self).__name__} has states 0 to {shape[-1] - 1}, and -1 for a site that is "
+                f"{self.name} has states 0 to {shape[-1] - 1}, and -1 for a site that is "
                 f"not used; got {int(states.min())} to {int(states.max())}."
             )
         used = states >= 0
@@ -167,7 +172,7 @@ class Recursion(Structure):
     def _compared(self, other: "Recursion", *, divergence: bool) -> Tensor:
         if type(other) is not type(self) or other.unary.shape != self.unary.shape:
             raise ModelError(
-                f"{type(self).__name__} is compared with another of its shape, "
+                f"{self.name} is compared with another of its shape, "
                 f"{tuple(self.unary.shape)}; got {type(other).__name__} of "
                 f"{tuple(other.unary.shape)}."
             )
@@ -203,7 +208,7 @@ class Recursion(Structure):
             ModelError: k below 1.
         """
         if k < 1:
-            raise ModelError(f"{type(self).__name__}.k_best needs k >= 1; got {k}.")
+            raise ModelError(f"{self.name}.k_best needs k >= 1; got {k}.")
         with torch.no_grad():
             tape = self.laid(ranks=False, double=True)
             states, there = best(tape, up(tape, 0.0), k)
@@ -257,8 +262,7 @@ class Recursion(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        name = type(self).__name__
-        unary = gathered(name, self.unary, states, log_weights, sites=self._dims)
+        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         return KeptStates(unary, states, self)
 
     def proposal_unary(self) -> Tensor:
@@ -304,6 +308,11 @@ class KeptStates(Recursion):
     original: Recursion = field(repr=False)
 
     @property
+    def name(self) -> str:
+        """That of the original."""
+        return self.original.name
+
+    @property
     def _dims(self) -> int:
         return self.original._dims
 
@@ -317,7 +326,6 @@ class KeptStates(Recursion):
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
         """On some of the states kept."""
-        name = type(self).__name__
-        unary = gathered(name, self.unary, states, log_weights, sites=self._dims)
+        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         own = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
         return KeptStates(unary, own, self.original)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.hypertree.rules import FactorisedRules
+from rdpgraph.structures.hypertree.rules import FactorisedRules, Rules
 from rdpgraph.structures.tape.links import Table
 
 
@@ -78,7 +78,15 @@ class Sources:
 
 
 def collected(rules: FactorisedRules) -> Tensor:
-    """(*batch, N r, N) from the ranks of each parent to it, normalised."""
+    """(*batch, N r, C) from the ranks of each parent to it, normalised."""
     parents, rank = rules.left.shape[-3], rules.left.shape[-1]
     own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
-    return torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+    found = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+    return torch.nn.functional.pad(found, (0, rules.left.shape[-2] - parents), value=-math.inf)
+
+
+def widened(values: Tensor, rules: Rules, dim: int) -> Tensor:
+    """Values with a row for each parent as values for each child; -inf for those never parents."""
+    assert rules.shape is not None
+    more = rules.shape[1] - rules.shape[0]
+    return torch.nn.functional.pad(values, (*(0, 0) * (dim - 1), 0, more), value=-math.inf)

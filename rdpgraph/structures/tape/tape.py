@@ -15,7 +15,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.tape.links import Link, Looked, Ruled
-from rdpgraph.structures.tape.sources import Sources, collected
+from rdpgraph.structures.tape.sources import Sources, collected, widened
 from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Picked, Step, Together, Total
 from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
 
@@ -261,7 +261,8 @@ class Tape:
         """The sum over splits and over the labels of both parts, by the rules of the whole.
 
         Rules of low rank go by way of their ranks, which each part is taken to once; without rules
-        the labels of the parts are summed out, and the result has one label for all.
+        the labels of the parts are summed out, and the result has one label for all. Where rules
+        have fewer parents than children, the potentials of the others forbid them as a whole.
 
         Args:
             left: (M, P) the left parts of M splits.
@@ -273,7 +274,7 @@ class Tape:
             return self.total((mapped(left, self.sum), mapped(right, self.sum)))
         if self.ranks and isinstance(rules, LowRankRules):
             sides = rules.left, rules.right
-            top = self.sources.derived(rules.parent, lambda part: part.mT)
+            top = self.sources.derived(rules, lambda rules: widened(rules.parent, rules, 2).mT)
         elif self.ranks and isinstance(rules, FactorisedRules):
             sides = (
                 self.sources.derived(side, lambda part: part.transpose(-3, -2).flatten(-2))
@@ -292,7 +293,7 @@ class Tape:
         """By way of all pairs of labels."""
         if self.states is None:
             table = self.sources.derived(
-                rules, lambda rules: rules.table(*(rules.shape or ())).flatten(-2).mT
+                rules, lambda rules: widened(rules.table(*rules.shape), rules, 3).flatten(-2).mT
             )
             return self.link(self.pairs(left, right), table, to=to)
         # Of other labels for every split: splits are places, until a label of the whole is told.
@@ -307,7 +308,8 @@ class Tape:
         assert first.labels.states is not None
         assert second.labels.states is not None
         pairs = self.pairs(first, second)
-        whole = to.labels.states.repeat(1, ways, 1)
+        parents = rules.shape[0] if rules.shape else self.unary.shape[-1]
+        whole = to.labels.states.clamp(max=parents - 1).repeat(1, ways, 1)
         flat = self.sources.once(("rules", id(rules)), lambda: (rules, self._rules(rules)))[1]
         link = Ruled(flat, first.labels.states, second.labels.states, whole)
         each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())

@@ -23,8 +23,8 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 from rdpgraph.estimate.views import view_of
 from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.restricted import RestrictedHypertree
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.tape.recursion import KeptStates
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of
 from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
@@ -93,7 +93,7 @@ def test_products_without_cross_terms_are_caught(monkeypatch):
     model = hypertree("none", 3, 3)
     right, _ = expectation(model, Local(), TopTail(1, 1))
     monkeypatch.setattr(
-        RestrictedHypertree, "log_partition", lambda self: printed(self.unary, self.states, model)
+        KeptStates, "log_partition", lambda self: printed(self.unary, self.states, model)
     )
     wrong, _ = expectation(model, Local(), TopTail(1, 1))
     truth = float(model.log_partition())
