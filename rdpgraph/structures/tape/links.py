@@ -112,9 +112,14 @@ class Looked:
     def _evaluate(self, before: Tensor, after: Tensor) -> Tensor:
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after])
-        count = max(len(before), len(after))
-        item = torch.arange(count, device=before.device) % len(self.source)
-        return self.source[item.reshape(-1, 1, 1, 1), 0, before.unsqueeze(-1), after.unsqueeze(-2)]
+        item = torch.arange(max(len(before), len(after)), device=before.device) % len(self.source)
+        # Whole rows and columns are copied as such.
+        if self.after is None:
+            return self.source[item.reshape(-1, 1, 1), 0, before]
+        if self.before is None:
+            return self.source.mT[item.reshape(-1, 1, 1), 0, after].mT
+        item = item.reshape(-1, 1, 1, 1)
+        return self.source[item, 0, before.unsqueeze(-1), after.unsqueeze(-2)]
 
 
 @dataclass(frozen=True, eq=False)
