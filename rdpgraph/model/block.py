@@ -9,11 +9,14 @@ from torch import Tensor
 
 from rdpgraph._types import Scopes
 from rdpgraph.errors import ModelError
+from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor, FactorBlock, Slot
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+
+_FEW_STATES = 64  # of automata that are compared by value
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +92,11 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
     """Group factors of like shape; one table that many factors hold is stored once."""
     singles: dict[object, list[tuple[Factor, int]]] = {}
     blocks: list[Block] = []
+    alike: dict[int, object] = {}
     declared = 0
     for item in items:
         if isinstance(item, Factor):
-            singles.setdefault(_group_key(item), []).append((item, declared))
+            singles.setdefault(_group_key(item, alike), []).append((item, declared))
             declared += 1
         else:
             blocks.append(_declared_block(item, domain, declared))
@@ -104,11 +108,25 @@ def blocks_of(items: Sequence[Factor | FactorBlock], domain: Domain) -> tuple[Bl
     return tuple(block for block in blocks if block.count)
 
 
-def _group_key(factor: Factor) -> object:
+def _group_key(factor: Factor, alike: dict[int, object]) -> object:
     potential, arity = factor.potential, len(factor.variables)
+    if isinstance(potential, Automaton):
+        if id(potential) not in alike:
+            alike[id(potential)] = _value_of(potential)
+        return alike[id(potential)], arity
     if not isinstance(potential, Table):
         return id(potential), arity
     return (potential.shape, arity, potential.dtype, potential.device)
+
+
+def _value_of(potential: Automaton) -> object:
+    """Equal for constraints that are alike, however often they were made, and not learnt."""
+    accept = potential.log_accept
+    few = accept.ndim == 1 and len(accept) <= _FEW_STATES
+    if accept.requires_grad or accept.device.type != "cpu" or not few:
+        return id(potential)
+    steps = tuple(map(tuple, potential.transitions.tolist()))
+    return steps, accept.dtype, tuple(accept.tolist())
 
 
 def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:

@@ -79,6 +79,24 @@ def test_a_shared_table_is_stored_once_and_like_ones_are_one_block():
     assert [block.count for block in own.blocks] == [49]
 
 
+def test_constraints_that_are_alike_are_one_block():
+    bits = [rg.Variable(f"b{i}", 2) for i in range(6)]
+    pairs = list(pairwise(bits))
+    learnt = rg.Automaton(
+        torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.5, 0.0]).requires_grad_(), 2
+    )
+    others = [rg.Xor(2, 0), rg.Xor(2, dtype=torch.float64), rg.Or(2), learnt, learnt]
+    graph = rg.FactorGraph(
+        [rg.Factor(pair, rg.Xor(2)) for pair in pairs]
+        + [rg.Factor(pair, other) for pair, other in zip(pairs, others, strict=True)]
+    )
+    assert sorted(block.count for block in graph.blocks) == [1, 1, 1, 2, 5]
+    states = {bit: torch.tensor(i % 2) for i, bit in enumerate(bits)}
+    assert graph.score(states) == -math.inf  # Xor(2, 0)
+    both = rg.FactorGraph([rg.Factor(pair, rg.Xor(2)) for pair in pairs])
+    assert both.score(states) == 0.0
+
+
 def test_a_million_factors_are_a_few_blocks():
     pixels = rg.VariableArray("pixel", (708, 708), 2)
     coupling = torch.zeros(2, 2)
