@@ -64,11 +64,10 @@ def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
 
 def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:
     """The log-probability of every alternative, 0 in the place of -inf; and which are possible."""
-    terms, value = step.terms(reader), reader.values[number]
-    value = value.unsqueeze(step.dim)
-    possible = (terms > -math.inf).detach()
+    terms, value = step.terms(reader), reader.values[number].unsqueeze(step.dim)
+    possible = terms.detach() > -math.inf
     value = torch.where(value > -math.inf, value, 0.0)
-    return torch.where(possible, terms, 0.0) - torch.where(possible, value, 0.0), possible
+    return torch.where(possible, terms - value, 0.0), possible
 
 
 def _mean(
@@ -81,6 +80,7 @@ def _mean(
     others, allowed = (logs, possible) if theirs is ours else _choices(steps[1], theirs, number)
     below = steps[0].terms(means, scores=False)
     here = (logs - others if divergence else -others) + below
+    # Below what has no place there is -inf.
     here = torch.where(possible & allowed, here, 0.0)
     return (weights * here).sum(steps[0].dim)
 
