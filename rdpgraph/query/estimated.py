@@ -200,7 +200,7 @@ class EstimatedSolution(Solution):
         return kept[chosen.unsqueeze(-1), batch, taken(places, chosen)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EstimatedPosterior(Posterior):
     """A posterior over all states from an estimate on a few of them.
 

@@ -52,6 +52,10 @@ class Posterior(Portable):
     solution: Solution = field(repr=False)
     solve: Callable[[FactorGraph], Solution] | None = field(default=None, repr=False, kw_only=True)
 
+    def __repr__(self) -> str:
+        model = repr(self.graph).partition("\n")[0]
+        return f"{type(self).__name__}({model}, {self.plan.route}: {self.plan.why})"
+
     @cached_property
     def status(self) -> Status:
         """Whether the answers are exact, converged, biased; runs what iterates."""
@@ -70,12 +74,15 @@ class Posterior(Portable):
         Raises:
             ModelError: NaN or +inf was written into a table, or its values overflow their type.
         """
-        assert self._is_sound
+        self._require_sound()
         return self.solution.log_partition().reshape(self.graph.batch_shape)
 
+    def _require_sound(self) -> None:
+        """Refuse tables that hold no log-values; they are read once, if log Z is not finite."""
+        _ = self._soundness
+
     @cached_property
-    def _is_sound(self) -> bool:
-        """Whether log Z is what the tables say; looked into only where it is no finite number."""
+    def _soundness(self) -> bool:
         found = self.solution.log_partition().detach()
         if not bool(found.isfinite().all()):
             refuse_unsound(self.graph)
@@ -88,7 +95,7 @@ class Posterior(Portable):
         first = int(self.graph.domain.sizes[0]) if self.graph.num_variables else 0
         # An item of probability zero has zeros only.
         if first and not bool((flat.detach()[:, :first].sum(1) > 0).all()):
-            assert self._is_sound
+            self._require_sound()
         return flat
 
     def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
@@ -225,7 +232,7 @@ class Posterior(Portable):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
-        assert self._is_sound
+        self._require_sound()
         return self.solution.entropy().reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
@@ -256,7 +263,7 @@ class Posterior(Portable):
         flat = self.solution.max_marginals()
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
-            assert self._is_sound
+            self._require_sound()
         return self._of_states(flat)
 
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:

@@ -211,3 +211,16 @@ def test_frames_of_marginals():
     nothing = rg.infer(rg.FactorGraph([]))
     assert len(nothing.marginals().to_frame()) == 0
     assert len(nothing.mode().to_frame().columns) == 0
+
+
+@pytest.mark.parametrize("estimator", [None, rg.Randomized.default(keep=2)])
+def test_a_posterior_is_shown_in_a_line(estimator):
+    x = rg.VariableArray("x", (40,), 3)
+    pairs = rg.FactorBlock((x[:-1], x[1:]), rg.Table(torch.zeros(39, 3, 3)))
+    graph = rg.FactorGraph([pairs, rg.Factor((x[0], x[39]), rg.Table(torch.zeros(3, 3)))])
+    posterior = rg.infer(graph, estimator=estimator, generator=torch.Generator())
+    shown = repr(posterior)
+    assert shown.startswith(f"{type(posterior).__name__}(FactorGraph of 40 variables")
+    assert posterior.plan.why in shown
+    assert "\n" not in shown
+    assert len(shown) < 200
