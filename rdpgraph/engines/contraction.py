@@ -24,10 +24,17 @@ _CELLS = 1 << 23  # elements gathered at a time in a traceback
 
 @dataclass(frozen=True, eq=False)
 class Upward:
-    """The tables of every pool after the upward pass; None where they were let go."""
+    """The tables of every pool after the upward pass; None where they were let go.
+
+    Attributes:
+        program: what was run.
+        pools: the tables.
+        spent: seconds.
+    """
 
     program: Program
     pools: tuple[Value | None, ...]
+    spent: float
 
 
 def upward(
@@ -47,11 +54,11 @@ def upward(
         keep: keep all tables for a pass down; without it operands go when they were used.
         watch: looked at before every step.
     """
+    watch = watch or Watch()
     leaves = [_leaf(group, keep_logs=maximise) for group in groups]
     pools: list[Value | None] = [*leaves, *([None] * len(program.steps))]
     for number, step in enumerate(program.steps):
-        if watch is not None:
-            watch.look()
+        watch.look(lambda: program.shares[number])  # noqa: B023
         left = _gathered(step.left, pools)
         largest = maximise or step.maximise
         if step.right is None:
@@ -67,7 +74,7 @@ def upward(
         if not keep:
             for pool in _read_last(step, number, program):
                 pools[pool] = None
-    return Upward(program, tuple(pools))
+    return Upward(program, tuple(pools), watch.spent)
 
 
 def log_total(up: Upward) -> Tensor:
@@ -103,7 +110,7 @@ def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) 
         waiting[pool].append((None, Value(ones, none, is_log=maximise)))
     for number in range(len(program.steps) - 1, -1, -1):
         if watch is not None:
-            watch.look()
+            watch.look(lambda: 1.0 - program.shares[number + 1])  # noqa: B023
         step = program.steps[number]
         above = _assembled(waiting[program.groups + number])
         waiting[program.groups + number] = []

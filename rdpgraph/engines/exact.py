@@ -23,6 +23,8 @@ from rdpgraph.engines.values import Value, float_limits, normalised
 from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 
+_UP = 0.6  # the part of the seconds in which a pass up ends; predicted is a third
+
 
 @dataclass(frozen=True, eq=False)
 class ExactSolution(Solution):
@@ -33,7 +35,7 @@ class ExactSolution(Solution):
         tree: the order of contraction.
         keep: whether log Z alone keeps its tables for a pass down (more memory, no second run).
         constrained: gives a tree that eliminates some active variables after all others.
-        seconds: for each pass.
+        seconds: for a pass up and one down; the first takes three fifths at most.
 
     Raises:
         BudgetError: a pass takes longer.
@@ -59,8 +61,11 @@ class ExactSolution(Solution):
         program = compiled(self.tree, self._layout)
         return upward(program, self.network.groups, maximise=True, watch=self._watch())
 
-    def _watch(self) -> Watch:
-        return Watch(self.seconds)
+    def _watch(self, up: Upward | None = None) -> Watch:
+        """For a pass up, or for the one down that follows it."""
+        if up is None:
+            return Watch(_UP * self.seconds)
+        return Watch(max(self.seconds - up.spent, (1.0 - _UP) * self.seconds))
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats, differentiable."""
@@ -82,7 +87,7 @@ class ExactSolution(Solution):
     @differentiable_property
     def _beliefs(self) -> tuple[Tensor, ...]:
         """Per group (batch or 1, F, *sizes) probabilities."""
-        down = downward(self._sums, watch=self._watch())
+        down = downward(self._sums, watch=self._watch(self._sums))
         leaves = zip(self._sums.pools, down, strict=False)
         return tuple(_belief(leaf, message) for leaf, message in leaves)
 
@@ -135,7 +140,7 @@ class ExactSolution(Solution):
         if network.impossible:
             return self._scattered([], [], -math.inf, 0.0)
         up, program = self._maxima, compiled(self.tree, self._layout)
-        down = downward(up, maximise=True, watch=self._watch())
+        down = downward(up, maximise=True, watch=self._watch(up))
         total = log_total(up).to(network.constant) + network.constant
         parts = []
         for owner in program.owners:

@@ -1,7 +1,9 @@
 """Several approximate solutions, of which the first that converged answers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -137,20 +139,23 @@ class ExactFirst(Solution):
 
     Attributes:
         exact: answers, or raises `BudgetError`.
-        otherwise: gives the other solution.
+        otherwise: gives the other solution, from the seconds that exact answers took.
+        taken: these seconds.
     """
 
     exact: Solution
-    otherwise: Callable[[], Solution] = field(repr=False)
+    otherwise: Callable[[float], Solution] = field(repr=False)
+    taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
     def _other(self) -> Solution:
-        return self.otherwise()
+        return self.otherwise(self.taken.spent)
 
     def _ask(self, question: Callable[[Solution], Value]) -> Value:
         if "_other" not in self.__dict__:
             try:
-                return question(self.exact)
+                with self.taken.spending():
+                    return question(self.exact)
             except BudgetError:
                 if "_told" in self.__dict__:
                     raise
@@ -158,11 +163,13 @@ class ExactFirst(Solution):
 
     def status(self) -> Status:
         """That of the solution that answers; once it is said to be exact, it stays so."""
-        return self._other.status() if "_other" in self.__dict__ else self._told
+        if "_told" not in self.__dict__:
+            self._ask(lambda one: one.log_partition())
+        return self._told
 
     @cached_property
     def _told(self) -> Status:
-        return self.exact.status()
+        return (self._other if "_other" in self.__dict__ else self.exact).status()
 
     def log_partition(self) -> Tensor:
         """(B,) nats."""

@@ -1,5 +1,6 @@
 """A contraction tree compiled into batched steps: alike steps of one level run as one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, remembered
+from rdpgraph.plan.cost import ELEMENTS_PER_SECOND, SECONDS_PER_GROUP
 from rdpgraph.plan.tree import ContractionTree
 
 
@@ -77,6 +79,7 @@ class Program:
         roots: the pools of scalars, one scalar per component.
         last_use: per pool the last step that reads it.
         owners: for every variable the smallest factor that holds it.
+        sizes: the number of states of each variable.
     """
 
     groups: int
@@ -84,6 +87,17 @@ class Program:
     roots: tuple[int, ...]
     last_use: tuple[int, ...]
     owners: tuple[Owner, ...]
+    sizes: tuple[int, ...]
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """The part of the work that lies before each step, and after the last, as predicted."""
+        fixed = SECONDS_PER_GROUP * ELEMENTS_PER_SECOND
+        work = [0.0]
+        for step in self.steps:
+            cells = math.prod(self.sizes[v] for v in step.variables[0].tolist())
+            work.append(work[-1] + fixed + float(step.count * cells))
+        return tuple(part / max(work[-1], 1.0) for part in work)
 
 
 @remembered(256)
@@ -132,7 +146,9 @@ class _Compiler:
                 for pool, _ in operand.pieces if operand else ():
                     last_use[pool] = number
         owners = _owners(self.tree, self.layout)
-        return Program(len(self.layout), tuple(steps), tuple(roots), tuple(last_use), owners)
+        return Program(
+            len(self.layout), tuple(steps), tuple(roots), tuple(last_use), owners, self.sizes
+        )
 
     def _levels(
         self,

@@ -1,6 +1,6 @@
 """The clock that deadlines are on, and seconds that several pieces of work share."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -16,6 +16,8 @@ LEAST_PLANNING = 0.1
 
 _LEAST = 0.1
 
+_EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
+
 
 def now() -> float:
     """Seconds since some moment; every deadline is on this clock."""
@@ -26,18 +28,30 @@ class Watch:
     """Seconds for one piece of work, from now on."""
 
     def __init__(self, seconds: float = inf) -> None:
-        self.seconds, self._end = seconds, now() + seconds
+        self.seconds, self._begin = seconds, now()
 
-    def look(self) -> None:
-        """Refuse to go on once the seconds are over.
+    @property
+    def spent(self) -> float:
+        """Seconds so far."""
+        return now() - self._begin
+
+    def look(self, done: Callable[[], float] | None = None) -> None:
+        """Refuse to go on once the seconds are over, or will be by far.
+
+        Args:
+            done: the part of the work that is behind, as predicted.
 
         Raises:
             BudgetError: they are.
         """
-        if now() > self._end:
+        spent = self.spent
+        if spent <= _EARLY * self.seconds:
+            return
+        whole = spent if done is None else spent / max(done(), _LITTLE)
+        if spent > self.seconds or whole > _HOPELESS * self.seconds:
             raise BudgetError(
-                f"Exact inference has taken {self.seconds:.3g} s, more than was predicted; raise "
-                "the time budget, or use an approximate method."
+                f"Exact inference would take {whole:.3g} s, more than was predicted; raise the "
+                "time budget, or use an approximate method."
             )
 
 

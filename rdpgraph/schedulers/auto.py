@@ -101,8 +101,11 @@ class Auto(Scheduler):
 
     def _fallback(
         self, whole: "_Whole", begin: float, *before: Callable[[float], Solution]
-    ) -> Callable[[], Solution]:
-        """Loopy propagation in several tries, after others, in the seconds that are left."""
+    ) -> Callable[..., Solution]:
+        """Loopy propagation in several tries, after others, in the seconds that are left.
+
+        What it gives may be called with seconds that were spent since.
+        """
         tries = _SOFT if whole.reduced.possible is None else _HARD
         tries = tries if _has_time_for_trees(whole.reduced, self.seconds) else tries[:-1]
         loopy = tuple(partial(_attempt, whole, settings) for settings in tries)
@@ -160,12 +163,12 @@ convex counting numbers come to rest as slowly as one over the number of sweeps.
 
 
 def _first_converged(
-    graph: FactorGraph, attempts: _Attempts, loopy: _Attempts, seconds: float
+    graph: FactorGraph, attempts: _Attempts, loopy: _Attempts, seconds: float, spent: float = 0.0
 ) -> FirstConverged:
-    return FirstConverged(graph, attempts, loopy, Allowance(seconds))
+    return FirstConverged(graph, attempts, loopy, Allowance(seconds, spent))
 
 
-def _exact_first(run: Callable[[], Solution], loopy: Callable[[], Solution]) -> ExactFirst:
+def _exact_first(run: Callable[[], Solution], loopy: Callable[[float], Solution]) -> ExactFirst:
     return ExactFirst(run(), loopy)
 
 

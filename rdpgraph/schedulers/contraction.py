@@ -25,9 +25,6 @@ from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of
 
-_PASS = 0.6
-"""The part of the seconds in which each pass over the tree ends; predicted is a third."""
-
 
 @dataclass(frozen=True)
 class Contraction(Scheduler):
@@ -116,7 +113,7 @@ def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
 def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
     assert plan.tree is not None
     constrained = partial(_constrained, network, budget)
-    return ExactSolution(network, plan.tree, True, constrained, _PASS * budget.seconds)  # noqa: FBT003
+    return ExactSolution(network, plan.tree, True, constrained, budget.seconds)  # noqa: FBT003
 
 
 def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> ContractionTree:

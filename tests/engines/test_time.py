@@ -156,20 +156,56 @@ def test_a_pass_that_takes_longer_than_predicted_is_ended(watch):
     Watch().look()
 
 
-def test_after_an_exact_answer_that_takes_too_long_approximate_ones_follow():
-    graph = frustrated(strength=0.3)
-
-    run = rg.Contraction().plan(graph)[1]
-    exact = run()
-    object.__setattr__(exact, "seconds", -1.0)
-    loopy = rg.Loopy().plan(graph)[1]
-    both = ExactFirst(exact, loopy)
-    torch.testing.assert_close(both.log_partition(), loopy().log_partition())
-    assert not both.status().exact
-    told = ExactFirst(exact, loopy)
-    assert told.status().exact
+def test_a_pass_goes_on_while_its_end_is_near(watch):
+    pace = Watch(10.0)
+    watch.time = 9.0
+    pace.look(lambda: 0.9)
+    pace.look(lambda: 0.5)  # predictions are rough
+    with pytest.raises(BudgetError, match="would take 45 s"):
+        pace.look(lambda: 0.2)
+    watch.time = 2.0
+    pace.look(lambda: 0.0)
+    watch.time = 10.5
     with pytest.raises(BudgetError):
-        told.log_partition()
+        pace.look(lambda: 0.99)
+    passed = rg.Contraction(seconds=10.0).plan(frustrated())[1]()
+    shares = passed._sums.program.shares
+    assert shares[0] == 0.0
+    assert shares[-1] == 1.0
+    assert list(shares) == sorted(shares)
+
+
+def test_after_an_exact_answer_that_takes_too_long_approximate_ones_follow(watch):
+    graph = frustrated(strength=0.3)
+    loopy = rg.Loopy().plan(graph)[1]
+    spent = []
+
+    def otherwise(seconds: float):
+        spent.append(seconds)
+        return loopy()
+
+    def late(first: str):
+        exact = rg.Contraction(seconds=10.0).plan(graph)[1]()
+        both = ExactFirst(exact, otherwise)
+        watch.tick = 1.0
+        answer = getattr(both, first)()
+        watch.tick = 0.0
+        return both, answer
+
+    both, answer = late("log_partition")
+    torch.testing.assert_close(answer, loopy().log_partition())
+    assert not both.status().exact
+    both, status = late("status")  # asked for first, it is told of an answer
+    assert not status.exact
+    torch.testing.assert_close(both.log_partition(), loopy().log_partition())
+    assert len(spent) == 2
+    assert min(spent) > 1.0
+    sure = ExactFirst(rg.Contraction(seconds=10.0).plan(graph)[1](), otherwise)
+    assert sure.status().exact
+    torch.testing.assert_close(sure.log_partition()[0], brute_force(graph).log_partition)
+    watch.tick = 5.0
+    with pytest.raises(BudgetError):  # it was told to be exact
+        sure.variable_marginals()
 
 
 def test_models_that_do_not_fit_the_memory_are_refused_by_name():
