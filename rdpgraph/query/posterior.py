@@ -221,6 +221,7 @@ class Posterior(Portable):
             if found is None:
                 continue
             rows, slots = found
+            self.solution.check_factor_marginals(number)
             self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
             values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]

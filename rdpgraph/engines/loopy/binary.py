@@ -22,12 +22,14 @@ class LogOdds:
         c = field.edges.classes[0]
         slots: list[list[Tensor]] = [[], []]
         parts: list[Tensor] = []
+        items = max((len(kernel.group.log_tables) for kernel in field.kernels
+                     if isinstance(kernel, TableKernel)), default=1)  # fmt: skip
         for number, kernel in enumerate(field.kernels):
             assert isinstance(kernel, TableKernel)
             for slot, segment in enumerate(field.edges.by_kernel[number]):
                 edges = field.edges.segments[segment]
                 slots[slot].append(torch.arange(edges.start, edges.stop))
-            parts.append(kernel.scaled.expand(-1, -1, -1, kernel.count))
+            parts.append(kernel.scaled.expand(items, -1, -1, kernel.count))
         order = torch.cat([*slots[0], *slots[1]]).to(c.variable.device)
         self._place = torch.empty_like(order)
         self._place[order] = torch.arange(len(order), device=order.device)

@@ -82,11 +82,15 @@ def _product(table: Tensor, vector: Tensor) -> Tensor:
         return table[:, :, 0] * vector[:, :1]
     if batch * rows * columns * factors <= _CHUNK // 8 and columns > 4:
         return (table * vector.unsqueeze(1)).sum(2)
-    total = table[:, :, 0] * vector[:, :1]
-    if total.shape[0] != batch:
-        total = total.expand(batch, -1, -1).clone()
-    for column in range(1, columns):
-        total = torch.addcmul(total, table[:, :, column], vector[:, column : column + 1], out=total)
+    total = vector.new_empty(batch, rows, factors if factors > 1 else vector.shape[2])
+    step = max(1, _CHUNK // max(rows * total.shape[2], 1))  # items whose sums stay in the cache
+    for start in range(0, batch, step):
+        own = slice(start, start + step)
+        tables = table if table.shape[0] == 1 else table[own]
+        vectors = vector if vector.shape[0] == 1 else vector[own]
+        part = torch.mul(tables[:, :, 0], vectors[:, :1], out=total[own])
+        for column in range(1, columns):
+            torch.addcmul(part, tables[:, :, column], vectors[:, column : column + 1], out=part)
     return total
 
 

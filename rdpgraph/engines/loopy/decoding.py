@@ -6,12 +6,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.edges import components
+from rdpgraph.engines.loopy.damping import LogDamping
+from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.kernels import TableKernel
+from rdpgraph.engines.loopy.orders import orders
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+from rdpgraph.engines.loopy.schedules import Flooding, Sequential
+from rdpgraph.engines.loopy.traceback import ascended, costs, scores, traced
 from rdpgraph.plan import clock
 
-_ROUNDS = 50
+_ASCENT, _PASSES = 0.3, 10
+"""The part of the sweeps that coordinate ascent may take, and its passes, at most."""
+_EACH, _DAMPED = 4, LogDamping(0.3)
+"""Sweeps after each fixing of variables, and their damping: waiting would not break a swing."""
+_WIDE = 500
+"""Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,48 +32,145 @@ class Decoded:
         states: (B, active variables).
         consistent: (B,) whether the messages converged and every factor's best configurations
             include this one: then it is optimal on trees, and under tree-reweighting anywhere.
+        cut: whether it was the end of the time that ended the search.
     """
 
     states: Tensor
     consistent: Tensor
+    cut: bool = False
     crosses = True
 
 
 def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:
     """The best state of every variable; ties are broken so that neighbours agree.
 
-    Where beliefs tie, one variable of every connected set of tied ones is fixed to its first best
-    state, and messages run on from where they were, until no tie is left or the time is up.
+    Items with ties are traced back. Where that is not among the best of every factor, one variable
+    of every connected set of tied ones is fixed again and again while the messages run on, for
+    no more sweeps than they took before, and the best of all that was found is bettered one
+    variable at a time.
     """
-    if not field.edges.count:
-        states = _states(field, field.beliefs(outcome.messages))
+    messages = outcome.messages
+    beliefs = field.beliefs(messages)
+    states, converged = _states(field, beliefs), outcome.converged.cpu()
+    if not field.edges.count or not field.batch:
         return Decoded(states, torch.ones(field.batch, dtype=torch.bool))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
-    items = [
-        _decode_one(field.item(n), tuple(m[n : n + 1] for m in outcome.messages), limits, end)
-        for n in range(field.batch)
-    ]
-    states = torch.cat([item[0] for item in items])
-    consistent = torch.stack([item[1] for item in items]).reshape(-1)
-    return Decoded(states, consistent.cpu() & outcome.converged)
+    tied = _tied(field, beliefs)
+    items = tied.any(1).nonzero().flatten().cpu()
+    if len(items) and clock.now() < end:
+        found = _Search(*_some(field, messages, items), outcome.sweeps[items], limits, end)
+        found.run(converged[items])
+        states[items.to(states.device)] = found.states
+    cut = bool(len(items)) and clock.now() > end
+    consistent = _consistent(field, messages, states)
+    return Decoded(states, consistent.cpu() & converged, cut)
 
 
-def _decode_one(
-    field: Field, messages: Messages, limits: Limits, end: float
-) -> tuple[Tensor, Tensor]:
-    original, start = field, messages
-    quiet = replace(limits, progress=None)
-    for _ in range(_ROUNDS):
+class _Search:
+    """Configurations of items with ties; the best one found of each."""
+
+    def __init__(
+        self, field: Field, messages: Messages, sweeps: Tensor, limits: Limits, end: float
+    ) -> None:
+        self.field = field
+        self.messages = messages
+        self.limits = limits
+        self.end = end
+        self.states = _states(field, field.beliefs(messages))
+        self.scores = scores(field, self.states)
+        self.orders = orders(field.edges)
+        self.left = sweeps.double()
+        if self.orders is None:
+            self.left += _WIDE
+        else:
+            self.costs = costs(field, self.orders)
+            self.left = self.left.clamp(min=self.costs.little)
+
+    def run(self, converged: Tensor) -> None:
+        """Search in as many sweeps as there are for each item."""
+        every, own = torch.arange(self.field.batch), self.field
+        # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
+        exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
+        share = torch.where(converged, math.inf if exact else 0.5, 0.2)
+        self._trace(own, self.messages, every, share)
+        done = _consistent(self.field, self.messages, self.states).cpu() & converged
+        rows = every[~done]
+        passes, kept, each = torch.zeros(len(every), dtype=torch.long), 0.0, 1.0
+        if self.orders is not None:
+            passes = (_ASCENT * self.left / self.costs.colours).clamp(0, _PASSES).long()
+            self.left -= passes * self.costs.colours
+            kept, each = self.costs.outwards, self.costs.fixing
+        sweeps = ((self.left - kept) / each).long()
+        rows = rows[sweeps[rows] >= _EACH]
+        if len(rows):
+            field, messages = _some(self.field, self.messages, rows)
+            field, messages = _rounds(field, messages, sweeps[rows], self.limits, self.end)
+            self._take(_states(field, field.beliefs(messages)), rows)
+            self._trace(field, messages, rows, 1.0)
+        rows = every[~done & (passes > 0)]
+        if self.orders is not None and len(rows) and clock.now() < self.end:
+            field = _some(self.field, self.messages, rows)[0]
+            start, order = self.states[rows], self.orders[1]
+            self._take(ascended(field, start, order, passes[rows], self.end), rows)
+
+    def _trace(self, field: Field, messages: Messages, rows: Tensor, share: Tensor | float) -> None:
+        """Decide tied variables outwards, of items for which that is a share of what is left."""
+        if self.orders is None or clock.now() > self.end:
+            return
+        cheap = self.costs.outwards <= share * self.left[rows]
+        rows, some = rows[cheap], cheap.nonzero().flatten()
+        if len(rows):
+            field, messages = _some(field, messages, some)
+            beliefs = field.beliefs(messages)
+            states, free = _states(field, beliefs), _tied(field, beliefs)
+            self._take(traced(field, messages, states, free, self.orders[0], self.end), rows)
+            self.left[rows] -= self.costs.outwards
+
+    def _take(self, states: Tensor, rows: Tensor) -> None:
+        """Keep what is better than what was found."""
+        field = _some(self.field, self.messages, rows)[0]
+        rows = rows.to(states.device)
+        found = scores(field, states)
+        better = found > self.scores[rows]
+        self.scores[rows] = torch.where(better, found, self.scores[rows])
+        self.states[rows] = torch.where(better.unsqueeze(1), states, self.states[rows])
+
+
+def _rounds(
+    field: Field, messages: Messages, sweeps: Tensor, limits: Limits, end: float
+) -> tuple[Field, Messages]:
+    """The field with ties fixed again and again, and where the messages have gone."""
+    schedule = limits.schedule
+    if not isinstance(schedule, Flooding | Sequential):
+        schedule = Sequential()
+    damping = limits.damping if limits.damping.share >= _DAMPED.share else _DAMPED
+    limits = replace(limits, schedule=schedule, damping=damping, progress=None, sweeps=_EACH)
+    whole, unary = field, [u.expand(field.batch, -1, -1).clone() for u in field.unary]
+    ended = tuple(message.clone() for message in messages)
+    items, settled = torch.arange(field.batch), torch.ones(field.batch, dtype=torch.bool)
+    while True:
         beliefs = field.beliefs(messages)
         tied = _tied(field, beliefs)
-        if not bool(tied.any()) or clock.now() > end:
-            break
-        if end < math.inf:
-            quiet = replace(quiet, seconds=end - clock.now())
-        field = field.with_unary(_fixed(field, beliefs, _first_of_each(field, tied)))
-        messages = propagate(field, messages, quiet).messages
-    states = _states(field, field.beliefs(messages))
-    return states, _consistent(original, start, states)
+        keep = ((tied.any(1).cpu() | ~settled) & (sweeps >= _EACH)).nonzero().flatten()
+        if not len(keep) or clock.now() > end:
+            return whole.with_unary(tuple(unary)), ended
+        if len(keep) < len(items):
+            field, messages = _some(field, messages, keep)
+            items, sweeps, tied, settled = items[keep], sweeps[keep], tied[keep], settled[keep]
+            beliefs = tuple(belief[keep] for belief in beliefs)
+        field = field.with_unary(_fixed(field, beliefs, _first_of_each(field.edges, tied)))
+        seconds = None if end == math.inf else end - clock.now()
+        outcome = propagate(field, messages, replace(limits, seconds=seconds))
+        messages, sweeps = outcome.messages, sweeps - outcome.sweeps
+        settled = outcome.converged.cpu()
+        for place in range(len(unary)):
+            unary[place][items], ended[place][items] = field.unary[place], messages[place]
+
+
+def _some(field: Field, messages: Messages, rows: Tensor) -> tuple[Field, Messages]:
+    if len(rows) == field.batch:
+        return field, messages
+    return field.items(rows), tuple(m[rows.to(m.device)] for m in messages)
 
 
 def _states(field: Field, beliefs: tuple[Tensor, ...]) -> Tensor:
@@ -80,50 +187,63 @@ def _slack(values: Tensor) -> float:
 
 
 def _tied(field: Field, beliefs: tuple[Tensor, ...]) -> Tensor:
-    """(V,) whether the best two states of a variable are as good as each other."""
-    tied = torch.zeros(len(field.edges.home), dtype=torch.bool, device=field.unary_device)
+    """(B, V) whether the best two states of a variable are as good as each other."""
+    device = field.unary_device
+    tied = torch.zeros(field.batch, len(field.edges.home), dtype=torch.bool, device=device)
     for c, belief in zip(field.edges.classes, beliefs, strict=True):
         if c.size < 2 or not len(c.variables):
             continue
-        best = belief[0].topk(2, 0).values
-        close = best[0] - best[1] <= _slack(belief) * best[0].abs().clamp(min=1.0)
-        tied[c.variables] = close & (best[0] > -math.inf)
+        best, second = belief.topk(2, 1).values.unbind(1)
+        close = best - second <= _slack(belief) * best.abs().clamp(min=1.0)
+        tied[:, c.variables] = close & (best > -math.inf)
     return tied
 
 
-def _first_of_each(field: Field, tied: Tensor) -> Tensor:
-    """One variable of every connected set of tied ones."""
-    left, right = field.edges.pairs
-    tied = tied.cpu()
-    inside = tied[left] & tied[right]
-    labels = components(left[inside], right[inside], len(tied))
-    return (tied & (labels == torch.arange(len(tied)))).nonzero().flatten()
+def _first_of_each(edges: Edges, tied: Tensor) -> Tensor:
+    """(B, V) one variable of every set of tied ones that factors connect."""
+    factor = edges.remembered("factor", _factor_of_each_edge).to(tied.device)
+    variable = edges.variable.to(tied.device).expand(len(tied), -1)
+    factor, count = factor.expand(len(tied), -1), tied.shape[1]
+    numbers = torch.arange(count, device=tied.device)
+    labels = torch.where(tied, numbers, count)
+    none = labels.new_full((len(tied), sum(edges.factors)), count)
+    while True:
+        least = none.scatter_reduce(1, factor, labels.gather(1, variable), "amin")
+        spread = labels.scatter_reduce(1, variable, least.gather(1, factor), "amin")
+        spread = torch.where(tied, spread, count)
+        ends = torch.nn.functional.pad(spread, (0, 1), value=count)
+        spread = ends.gather(1, spread)
+        if torch.equal(spread, labels):
+            return tied & (labels == numbers)
+        labels = spread
+
+
+def _factor_of_each_edge(edges: Edges) -> Tensor:
+    """(E,) numbers of the factors, kernel by kernel."""
+    parts: list[Tensor] = []
+    for segment in edges.segments:
+        rows = edges.ports[segment.kernel][segment.port].rows
+        first, count = sum(edges.factors[: segment.kernel]), edges.factors[segment.kernel]
+        parts.append(first + (torch.arange(count) if rows is None else rows))
+    return torch.cat(parts)
 
 
 def _fixed(field: Field, beliefs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
-    """Unary log-potentials that leave chosen variables their first best state only."""
-    states = _states(field, beliefs)[0]
+    """Unary log-potentials that leave chosen variables (B, V) their first best state only."""
     result: list[Tensor] = []
-    for number, (c, unary) in enumerate(zip(field.edges.classes, field.unary, strict=True)):
-        own = chosen[field.edges.home[chosen] == number]
-        places = field.edges.local[own]
-        barred = torch.zeros_like(unary, dtype=torch.bool)
-        barred[:, :, places] = True
-        barred[:, states[own], places] = False
+    for c, unary, belief in zip(field.edges.classes, field.unary, beliefs, strict=True):
+        others = torch.arange(c.size, device=unary.device).reshape(-1, 1)
+        barred = chosen[:, c.variables].unsqueeze(1) & (others != belief.argmax(1, keepdim=True))
         result.append(torch.where(barred, -math.inf, unary))
-        del c
     return tuple(result)
 
 
 def _consistent(field: Field, messages: Messages, states: Tensor) -> Tensor:
-    """() whether the configuration is among the best of every factor and variable."""
-    good = torch.ones((), dtype=torch.bool, device=field.unary_device)
-    beliefs = field.beliefs(messages)
-    for c, belief in zip(field.edges.classes, beliefs, strict=True):
-        if not len(c.variables):
-            continue
-        taken = belief[0].gather(0, states[:, c.variables])[0]
-        good = good & _among_best(taken, belief[0].amax(0))
+    """(B,) whether the configuration is among the best of every factor and variable."""
+    good = torch.ones(field.batch, dtype=torch.bool, device=field.unary_device)
+    for c, belief in zip(field.edges.classes, field.beliefs(messages), strict=True):
+        taken = belief.gather(1, states[:, c.variables].unsqueeze(1))[:, 0]
+        good = good & _among_best(taken, belief.amax(1))
     for number in range(len(field.kernels)):
         taken, best = field.factor_scores(number, messages, states)
         good = good & _among_best(taken, best)
@@ -132,4 +252,4 @@ def _consistent(field: Field, messages: Messages, states: Tensor) -> Tensor:
 
 def _among_best(taken: Tensor, best: Tensor) -> Tensor:
     slack = 10 * _slack(best) * best.abs().clamp(min=1.0)
-    return ((taken >= best - slack) & (taken > -math.inf)).all()
+    return ((taken >= best - slack) & (taken > -math.inf)).all(1)

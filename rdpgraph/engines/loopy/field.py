@@ -14,8 +14,9 @@ tree-reweighted, an upper bound on log Z (Wainwright, Jaakkola, Willsky 2005). t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -29,6 +30,35 @@ from rdpgraph.model.semiring import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What meets at the variables of a class, hard zeros counted apart.
+
+    Attributes:
+        total: (B, K, n) the finite logs summed up.
+        zeros: (B, K, n) how many are -inf; None where none can be.
+    """
+
+    total: Tensor
+    zeros: Tensor | None
+
+    def less(self, message: Tensor, at: Tensor) -> Tensor:
+        """(B, K, n) the sums at variables ``at`` without a message that is part of them."""
+        if self.zeros is None:
+            return take(self.total, at) - message
+        dead = message == -math.inf
+        rest = take(self.total, at) - torch.where(dead, 0.0, message)
+        others = take(self.zeros, at) - dead.to(rest)
+        return torch.where(others > 0.5, -math.inf, rest)
+
+
+def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> Sums:
+    """Messages ``logs``, -inf allowed, that ``arrive`` adds up, on top of the unary logs."""
+    dead, base_dead = logs == -math.inf, unary == -math.inf
+    total = torch.where(base_dead, 0.0, unary) + arrive(torch.where(dead, 0.0, logs))
+    return Sums(total, base_dead.to(total) + arrive(dead.to(total)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,32 +112,26 @@ class Field:
 
     def cavities(self, messages: Messages, beliefs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Per class (B, K, E): the belief at each edge's variable less the edge's own message."""
-        if self.vanishing:
-            return self._careful_cavities(messages)
+        sums = self.sums(messages) if self.vanishing else [Sums(b, None) for b in beliefs]
         return tuple(
-            take(belief, c.variable) - message
-            for belief, message, c in zip(beliefs, messages, self.edges.classes, strict=True)
+            own.less(message, c.variable)
+            for own, message, c in zip(sums, messages, self.edges.classes, strict=True)
         )
 
-    def _careful_cavities(self, messages: Messages) -> tuple[Tensor, ...]:
-        """The same where a belief may be -inf: hard zeros are counted apart."""
-        found: list[Tensor] = []
-        for unary, message, weight, c in zip(
-            self.unary, messages, self._weights, self.edges.classes, strict=True
-        ):
-            dead, base_dead = message == -math.inf, unary == -math.inf
-            finite = torch.where(dead, 0.0, message)
-            weighted = finite if weight is None else weight * finite
-            total = torch.where(base_dead, 0.0, unary) + arriving(c, weighted)
-            zeros = base_dead.to(total) + arriving(c, dead.to(total))
-            rest = take(total, c.variable) - finite
-            others = take(zeros, c.variable) - dead.to(total)
-            found.append(torch.where(others > 0.5, -math.inf, rest))
-        return tuple(found)
+    def sums(self, messages: Messages) -> list[Sums]:
+        """Per class what the messages and the unary log-potentials come to at the variables."""
+        if not self.vanishing:
+            return [Sums(belief, None) for belief in self.beliefs(messages)]
+        return [
+            sums_of(unary, partial(arriving, c), message if weight is None else weight * message)
+            for unary, c, message, weight in zip(
+                self.unary, self.edges.classes, messages, self._weights, strict=True
+            )
+        ]
 
     def update(self, messages: Messages) -> Messages:
         """All messages anew from all messages (undamped)."""
-        cavities = self.cavities(messages, self.beliefs(messages))
+        cavities = self.cavities(messages, () if self.vanishing else self.beliefs(messages))
         cavities = [normalised(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
         return tuple(self.message(new) for new in self.outgoing(cavities))
 
@@ -163,14 +187,14 @@ class Field:
     def factor_scores(
         self, kernel: int, messages: Messages, states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of one batch item and (1, V) states: each factor's log-belief there, and its largest."""
+        """(B, F) each factor's log-belief at (B, V) states, and (B, F) its largest."""
         incoming = self.at(kernel, self._prepared(messages)[0])
         own = self.kernels[kernel]
         taken = own.log_values_at(states).to(messages[0])
         for port, part in zip(own.ports, incoming, strict=True):
-            here = part[0].gather(0, states[:, port.variables.to(states.device)])
-            taken = added_rows(taken.reshape(1, -1), port, here)[0]
-        return taken, own.log_partitions(incoming)[0]
+            here = states[:, port.variables.to(states.device)].unsqueeze(1)
+            taken = added_rows(taken, port, part.gather(1, here)[:, 0])
+        return taken, own.log_partitions(incoming)
 
     def _prepared(self, messages: Messages) -> tuple[list[Tensor], list[Tensor]]:
         pairs = [
@@ -228,14 +252,19 @@ class Field:
         """The field with other unary log-potentials, which may hold hard zeros."""
         return replace(self, unary=unary, vanishing=True)
 
-    def item(self, number: int) -> "Field":
-        """The field of one batch item."""
+    def items(self, chosen: slice | Tensor) -> "Field":
+        """The field of some batch items: a range of them, or their numbers."""
         return replace(
             self,
-            kernels=tuple(kernel.item(number) for kernel in self.kernels),
-            unary=tuple(u if len(u) == 1 else u[number : number + 1] for u in self.unary),
-            batch=1,
+            kernels=tuple(kernel.items(chosen) for kernel in self.kernels),
+            unary=tuple(u if len(u) == 1 else u[chosen] for u in self.unary),
+            batch=len(range(self.batch)[chosen]) if isinstance(chosen, slice) else len(chosen),
         )
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the fields of some batch items each cost no more than their share."""
+        return all(kernel.divisible for kernel in self.kernels)
 
 
 def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:

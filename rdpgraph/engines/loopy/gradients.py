@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class Implicit(Gradient):
         if not any(message.requires_grad for message in attached):
             return outcome
         solved = _AtFixedPoint.apply(field, self, *attached)  # pyright: ignore
-        return Outcome(solved, outcome.converged, outcome.residual, outcome.trace, outcome.updates)  # pyright: ignore
+        return replace(outcome, messages=solved)  # pyright: ignore
 
 
 class _AtFixedPoint(torch.autograd.Function):

@@ -45,8 +45,13 @@ class Kernel(ABC):
         """The kernel with (F,) counting numbers."""
 
     @abstractmethod
-    def item(self, number: int) -> "Kernel":
-        """The kernel of one batch item."""
+    def items(self, chosen: slice | Tensor) -> "Kernel":
+        """The kernel of some batch items: a range of them, or their numbers."""
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the kernel of some batch items costs no more than their share of the whole."""
+        return True
 
     @abstractmethod
     def messages(
@@ -66,7 +71,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def log_values_at(self, states: Tensor) -> Tensor:
-        """(F,) log-values over counting numbers, of (1, V) states of all active variables."""
+        """(B, F) log-values over counting numbers, of (B, V) states of all active variables."""
 
     @abstractmethod
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
@@ -145,7 +150,9 @@ class TableKernel(Kernel):
         shift = self._peak.reshape(-1, *(1,) * (self._logs.ndim - 2), self._peak.shape[-1])
         with torch.enable_grad():
             logs = self._logs - shift
-            return logs if self.temperature == 0 else logs.exp()
+            if self.temperature == 0:
+                return logs
+            return logs.exp() if logs.requires_grad else logs.exp_()
 
     @property
     def bounded(self) -> bool:
@@ -164,11 +171,12 @@ class TableKernel(Kernel):
         return info.tiny / info.eps
 
     def log_values_at(self, states: Tensor) -> Tensor:
-        """Read from the tables of the first batch item."""
-        logs = self._logs[0]
-        chosen = states[0][self.group.scopes.to(states.device)]
-        factors = torch.arange(self.count if logs.shape[-1] > 1 else 1, device=states.device)
-        return logs[(*chosen.T, factors)]
+        """Read from the tables."""
+        logs, device = self._logs, states.device
+        chosen = states[:, self.group.scopes.to(device)]
+        factors = torch.arange(self.count if logs.shape[-1] > 1 else 1, device=device)
+        items = torch.arange(len(logs), device=device).unsqueeze(1)
+        return logs[(items, *chosen.unbind(2), factors)]
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """From the message to the first slot, and the tables' peaks."""
@@ -236,12 +244,16 @@ class TableKernel(Kernel):
         """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
-    def item(self, number: int) -> "TableKernel":
-        """The kernel of one batch item."""
+    def items(self, chosen: slice | Tensor) -> "TableKernel":
+        """The kernel of some batch items; the tables are prepared once, for all of them."""
         tables = self.group.log_tables
         if len(tables) == 1:
             return self
-        return replace(self, group=replace(self.group, log_tables=tables[number : number + 1]))
+        own = replace(self, group=replace(self.group, log_tables=tables[chosen]))
+        known = {"_logs": self._logs, "_peak": self._peak, "scaled": self.scaled}
+        vars(own).update({name: part[chosen] for name, part in known.items()})
+        vars(own)["_narrow"] = self._narrow
+        return own
 
 
 def _columns(table: Tensor, rows: Tensor) -> Tensor:

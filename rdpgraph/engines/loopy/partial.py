@@ -1,13 +1,14 @@
 """Updates of some messages only: what to compute, and which variables they touch."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import normalised, take
 from rdpgraph.engines.loopy.edges import Bucket, Edges
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.field import Field, Messages, Sums, sums_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,27 @@ def selection(edges: Edges, chosen: Tensor) -> Selection:
     return Selection(tuple(parts), tuple(touched), tuple(numbers))
 
 
+class Selections:
+    """The selections of sets of edges that come again: in later sweeps, or in other batch items."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor | None, Selection]] = {}
+        self._held = 0
+
+    def of(self, edges: Edges, chosen: Tensor | None) -> Selection:
+        """The selection of a set of edge numbers, or of all."""
+        if id(chosen) in self._known:
+            return self._known[id(chosen)][1]
+        everything = torch.arange(edges.count) if chosen is None else chosen
+        found = selection(edges, everything)
+        self._known[id(chosen)] = chosen, found
+        self._held += len(everything)
+        while self._held > 4 * edges.count:  # sets that never recur are not all kept
+            first = self._known.pop(next(iter(self._known)))[0]
+            self._held -= edges.count if first is None else len(first)
+        return found
+
+
 def affected(edges: Edges, selected: Selection) -> Tensor:
     """The edges whose message would change when the touched variables' beliefs do."""
     touched = torch.zeros(len(edges.home), dtype=torch.bool)
@@ -89,7 +111,7 @@ def affected(edges: Edges, selected: Selection) -> Tensor:
 
 
 def candidates(
-    field: Field, messages: Messages, beliefs: list[Tensor], chosen: Selection
+    field: Field, messages: Messages, sums: list[Sums], chosen: Selection
 ) -> list[Tensor]:
     """Per part (B, K, n): the messages as they would be now."""
     edges = field.edges
@@ -110,8 +132,8 @@ def candidates(
             c = edges.classes[other.size_class]
             places = torch.arange(other.start, other.stop) if whole else other.start + part.rows
             message = take(messages[other.size_class], places)
-            cavity = take(beliefs[other.size_class], c.variable[places]) - message
-            incoming.append(normalised(cavity, vanishing=False)[0])
+            cavity = sums[other.size_class].less(message, c.variable[places])
+            incoming.append(normalised(cavity, vanishing=field.vanishing)[0])
         kernel = field.kernels[segment.kernel]
         if whole:
             answered[segment.kernel] = kernel.messages(incoming)
@@ -130,39 +152,46 @@ def written(field: Field, messages: Messages, chosen: Selection, new: list[Tenso
     result = list(messages)
     for part, values in zip(chosen.parts, new, strict=True):
         number = field.edges.segments[part.segment].size_class
-        if values.requires_grad or result[number].requires_grad:
-            result[number] = result[number].index_copy(2, part.places, values)
-        else:
-            result[number].index_copy_(2, part.places, values)
+        result[number] = _put(result[number], part.places, values)
     return tuple(result)
 
 
-def refreshed(
-    field: Field, messages: Messages, beliefs: list[Tensor], chosen: Selection
-) -> list[Tensor]:
-    """Beliefs of the touched variables anew; in place unless gradients are recorded."""
-    result = list(beliefs)
+def refreshed(field: Field, messages: Messages, sums: list[Sums], chosen: Selection) -> list[Sums]:
+    """The sums at the touched variables anew; in place unless gradients are recorded."""
+    result = list(sums)
     for number, c in enumerate(field.edges.classes):
         numbers = chosen.locals[number]
         if not len(numbers):
             continue
+        edges = torch.cat([bucket.edges.reshape(-1) for bucket in chosen.touched[number]])
         values = messages[number]
         weight = None if field.weights is None else field.weights[number]
         if c.padded:
             values = torch.nn.functional.pad(values, (0, 1))
             weight = None if weight is None else torch.nn.functional.pad(weight, (0, 1))
-        parts: list[Tensor] = []
-        for bucket in chosen.touched[number]:
-            degree, count = bucket.edges.shape
-            if not count:
-                continue
-            flat = bucket.edges.reshape(-1)
-            here = take(values, flat)
-            here = here if weight is None else here * weight[flat]
-            parts.append(here.reshape(*values.shape[:2], degree, count).sum(2))
-        total = torch.cat(parts, 2) + take(field.unary[number], numbers)
-        if total.requires_grad or result[number].requires_grad:
-            result[number] = result[number].index_copy(2, numbers, total)
-        else:
-            result[number].index_copy_(2, numbers, total)
+        here = take(values, edges)
+        here = here if weight is None else here * weight[edges]
+        arrive = partial(_arriving, chosen.touched[number])
+        unary = take(field.unary[number], numbers)
+        careful = field.vanishing
+        new = sums_of(unary, arrive, here) if careful else Sums(unary + arrive(here), None)
+        old = result[number]
+        zeros = old.zeros
+        if zeros is not None and new.zeros is not None:
+            zeros = _put(zeros, numbers, new.zeros)
+        result[number] = Sums(_put(old.total, numbers, new.total), zeros)
     return result
+
+
+def _arriving(buckets: tuple[Bucket, ...], values: Tensor) -> Tensor:
+    """(B, K, all edges of some buckets) summed at their variables: (B, K, n)."""
+    shapes = [bucket.edges.shape for bucket in buckets]
+    parts = values.split([degree * count for degree, count in shapes], 2)
+    pairs = zip(parts, shapes, strict=True)
+    return torch.cat([p.unflatten(2, shape).sum(2) for p, shape in pairs if shape[1]], 2)
+
+
+def _put(values: Tensor, places: Tensor, new: Tensor) -> Tensor:
+    if new.requires_grad or values.requires_grad:
+        return values.index_copy(2, places, new)
+    return values.index_copy_(2, places, new)

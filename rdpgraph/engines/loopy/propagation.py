@@ -11,7 +11,8 @@ from torch import Tensor
 from rdpgraph.engines.loopy.damping import Damping
 from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Schedule, Sequential
-from rdpgraph.engines.loopy.sweepers import residual_of_all, sweeper_for
+from rdpgraph.engines.loopy.shares import Shares, items_at_once
+from rdpgraph.engines.loopy.sweepers import residual_of_all
 from rdpgraph.plan import clock
 
 _THOROUGH = Flooding | Sequential | RandomSubsets
@@ -66,6 +67,7 @@ class Outcome:
         converged: (B,) whether the residual came under the tolerance.
         residual: (B,) in the last sweep.
         trace: the largest residual of every sweep.
+        sweeps: (B,) how many each item took.
         updates: messages updated, of one batch item.
     """
 
@@ -73,50 +75,71 @@ class Outcome:
     converged: Tensor
     residual: Tensor
     trace: tuple[float, ...]
-    updates: int = dataclass_field(default=0)
+    sweeps: Tensor
+    updates: int = 0
     crosses = True
 
 
 def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged; a finished item changes no more."""
-    sweeper = sweeper_for(field, limits.schedule, limits.damping)
     begin = clock.now()
-    if limits.seconds is not None:
-        sweeper.deadline = begin + limits.seconds
-    messages = start
-    residual = torch.full((field.batch,), math.inf)
-    done = torch.zeros(field.batch, dtype=torch.bool)
-    if not field.edges.count:
-        return Outcome(messages, ~done, torch.zeros(field.batch), ())
-    trace: list[float] = []
-    any_done, spent = False, 0.0
-    schedule = limits.schedule
+    batch, schedule = field.batch, limits.schedule
+    residual = torch.full((batch,), math.inf, dtype=torch.float64)
+    sweeps = torch.zeros(batch, dtype=torch.long)
+    if not field.edges.count or not batch:
+        done = torch.ones(batch, dtype=torch.bool)
+        return Outcome(start, done, torch.zeros(batch), (), sweeps)
+    size = items_at_once(field, schedule)
+    watched = limits.progress is not None or limits.seconds is not None
+    if size < batch and not watched and isinstance(schedule, Flooding | Sequential):
+        return _one_by_one(field, start, limits, size)
+    trace, spent = list[float](), 0.0
+    deadline = math.inf if limits.seconds is None else begin + limits.seconds
+    shares = Shares(field, start, schedule, limits.damping, deadline)
+    unfinished = torch.zeros(batch, dtype=torch.bool)
     thorough = isinstance(schedule, _THOROUGH) or schedule.looks_at_residuals
     for number in range(limits.sweeps):
-        before = messages
-        messages, largest = sweeper.sweep(messages, number)
-        if any_done:
-            keep = done.to(messages[0].device).reshape(-1, 1, 1)
-            pairs = zip(messages, before, strict=True)
-            messages = tuple(torch.where(keep, old, new) for new, old in pairs)
-            largest = torch.where(done, residual, largest.cpu().double())
-        residual = largest.cpu().double()
-        if not thorough and bool((residual <= limits.tolerance).any()):
-            # What a schedule of the user's own leaves out may not have settled.
-            residual = torch.maximum(residual, residual_of_all(field, messages).cpu().double())
+        for share, largest in shares.sweep(number):
+            if not thorough and bool((largest <= limits.tolerance).any()):
+                # What a schedule of the user's own leaves out may not have settled.
+                largest = torch.maximum(largest, residual_of_all(share.field, share.messages).cpu())
+            residual[share.running] = largest[share.places]
+            sweeps[share.running] += 1
+            if share.sweeper.cut:
+                unfinished[share.running] = True  # what was not updated need not have settled
+            else:
+                shares.retire(share, largest <= limits.tolerance)
         worst = float(residual.amax())
         trace.append(worst)
-        if sweeper.cut:
-            break  # messages that were not updated need not have settled
-        if worst <= limits.tolerance or field.batch > 1:
-            done = residual <= limits.tolerance
-            any_done = bool(done.any())
-        before_it, spent = spent, clock.now() - begin
+        if bool(unfinished.any()):
+            break
+        before, spent = spent, clock.now() - begin
         if limits.progress is not None:
-            limits.progress(Sweep(number + 1, worst, spent, sweeper.updates))
+            limits.progress(Sweep(number + 1, worst, spent, shares.updates))
         if worst <= limits.tolerance:
             break
-        if limits.seconds is not None and 2 * spent - before_it > limits.seconds:
+        if limits.seconds is not None and 2 * spent - before > limits.seconds:
             break
-    messages = sweeper.finish(messages)
-    return Outcome(messages, done, residual, tuple(trace), sweeper.updates)
+    done = (residual <= limits.tolerance) & ~unfinished
+    return Outcome(shares.messages(), done, residual, tuple(trace), sweeps, shares.updates)
+
+
+def _one_by_one(field: Field, start: Messages, limits: Limits, size: int) -> Outcome:
+    """A few items to their end, then the next: nobody looks at them between two sweeps."""
+    ends = range(0, field.batch, size)
+    parts = [slice(first, min(first + size, field.batch)) for first in ends]
+    found = [
+        propagate(field.items(part), tuple(message[part] for message in start), limits)
+        for part in parts
+    ]
+    length = max(len(own.trace) for own in found)
+    traces = [own.trace + own.trace[-1:] * (length - len(own.trace)) for own in found]
+    columns = zip(*(own.messages for own in found), strict=True)
+    return Outcome(
+        messages=tuple(torch.cat(column) for column in columns),
+        converged=torch.cat([own.converged for own in found]),
+        residual=torch.cat([own.residual for own in found]),
+        trace=tuple(max(column) for column in zip(*traces, strict=True)),
+        sweeps=torch.cat([own.sweeps for own in found]),
+        updates=max(own.updates for own in found),
+    )

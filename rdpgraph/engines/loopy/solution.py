@@ -18,11 +18,11 @@ from rdpgraph.engines.loopy.field import Field, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.loopy.restart import carried
+from rdpgraph.engines.loopy.whole import WholeKernel
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
@@ -87,7 +87,7 @@ class LoopySolution(Approximation):
         with _spent(self.allowance):
             start = self.field.flat_messages() if self.start is None else self.start
         with _spent(self.allowance):
-            return _run(self.field, start, self._limits_of(self.share), self.gradient)
+            return self.gradient.run(self.field, start, self._limits_of(self.share))
 
     def _limits_of(self, share: float) -> Limits:
         """With the seconds that are left."""
@@ -123,6 +123,10 @@ class LoopySolution(Approximation):
                 "approximate: JoinGraph() is better where its clusters fit, and Contraction() is "
                 "exact where its tables do"
             )
+        decoded: Decoded | None = self.__dict__.get("decoded")
+        if decoded is not None and decoded.cut:
+            more = "the time ended the search for a mode before all ties were broken: allow more"
+            remedy = f"{more}; {remedy}" if remedy else more
         return Status(
             exact=exact,
             converged=converged,
@@ -197,6 +201,12 @@ class LoopySolution(Approximation):
             for c, value in zip(self.edges.classes, values, strict=True)
         ]
         return variable_table(self.network, parts, empty, settled)
+
+    def check_factor_marginals(self, block: int) -> None:
+        """Refuse large tables of potentials that answer messages themselves."""
+        for kernel in self.field.kernels:
+            if isinstance(kernel, WholeKernel) and kernel.whole.block == block:
+                kernel.check_table()
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) the factors' beliefs."""
@@ -292,27 +302,3 @@ class LoopySolution(Approximation):
 
 def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:
     return nullcontext() if allowance is None else allowance.spending()
-
-
-def _run(field: Field, start: Messages, limits: Limits, gradient: Gradient) -> Outcome:
-    """All items at once, or one at a time where the schedule looks at residuals."""
-    if not limits.schedule.looks_at_residuals or field.batch == 1:
-        return gradient.run(field, start, limits)
-    seconds, begin = limits.seconds, clock.now()
-    parts: list[Outcome] = []
-    for n in range(field.batch):
-        if seconds is not None:
-            limits = replace(limits, seconds=begin + seconds - clock.now())
-        own = tuple(m[n : n + 1] for m in start)
-        parts.append(gradient.run(field.item(n), own, limits))
-    longest = max(len(part.trace) for part in parts)
-    traces = [(*part.trace, *(0.0,) * (longest - len(part.trace))) for part in parts]
-    return Outcome(
-        messages=tuple(
-            torch.cat(column) for column in zip(*(p.messages for p in parts), strict=True)
-        ),
-        converged=torch.cat([part.converged for part in parts]),
-        residual=torch.cat([part.residual for part in parts]),
-        trace=tuple(max(column) for column in zip(*traces, strict=True)),
-        updates=max(part.updates for part in parts),
-    )

@@ -27,14 +27,14 @@ class WholeKernel(Kernel):
         network: where it belongs: its variables may have lost states, or be settled.
         weights: (F,) counting numbers, or None.
         temperature: 0 for maxima.
-        number: the only batch item, or None for all.
+        chosen: (n,) numbers of the batch items that it is for, or None for all.
     """
 
     whole: Whole
     network: Network
     weights: Tensor | None
     temperature: float
-    number: int | None = None
+    chosen: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -84,16 +84,19 @@ class WholeKernel(Kernel):
     def _settled(self) -> tuple[Tensor, ...]:
         """Per slot (b, F, k) log-messages: nothing, but of settled variables their state."""
         like, found = self.network.constant, list[Tensor]()
+        settled = self._settled_states
         for slot, size in enumerate(self._slots):
-            states = self.network.settled[:, self.whole.scopes[:, slot]].unsqueeze(-1)
-            agrees = states == torch.arange(size)
+            agrees = settled[:, :, slot].unsqueeze(-1) == torch.arange(size)
             found.append(torch.where(agrees, 0.0, -math.inf).to(like))
         return tuple(found)
 
     @property
-    def _row(self) -> int:
-        """The row of the settled states that a single batch item looks at."""
-        return min(self.number or 0, len(self.network.settled) - 1)
+    def _settled_states(self) -> Tensor:
+        """(b, F, slots) the states of settled variables."""
+        settled = self.network.settled
+        if self.chosen is not None and len(settled) > 1:
+            settled = settled[self.chosen]
+        return settled[:, self.whole.scopes]
 
     @property
     def _slots(self) -> tuple[int, ...]:
@@ -103,16 +106,23 @@ class WholeKernel(Kernel):
         """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
-    def item(self, number: int) -> "WholeKernel":
-        """The kernel of one batch item."""
-        return replace(self, number=number)
+    def items(self, chosen: slice | Tensor) -> "WholeKernel":
+        """The kernel of some batch items."""
+        before = torch.arange(self.network.batch) if self.chosen is None else self.chosen
+        return replace(self, chosen=before[chosen])
+
+    @property
+    def divisible(self) -> bool:
+        """Unless the potential differs between batch items: it answers for all of them at once."""
+        return not self._each
+
+    @cached_property
+    def _each(self) -> bool:
+        return math.prod(self.whole.potential.lead(len(self._slots))[:-1]) > 1
 
     def _spread(self, incoming: Sequence[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k) log-messages over all states."""
-        found = [
-            part if self.number is None or len(part) == 1 else part[self.number : self.number + 1]
-            for part in self._settled
-        ]
+        found = list(self._settled)
         for port, states, part in zip(self.ports, self._states, incoming, strict=True):
             assert port.rows is not None
             base = found[port.slot].expand(len(part), -1, -1)
@@ -133,24 +143,36 @@ class WholeKernel(Kernel):
     def _asked(self, spread: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
         """The potential's messages, batch dims flattened: per slot (B, F, k)."""
         batch = max(len(part) for part in spread)
-        own = self.whole.potential.lead(len(spread))[:-1]
-        each = math.prod(own) > 1  # the potential differs between batch items
-        if each:
-            shape, items = self.network.graph.batch_shape, self.network.batch
-            spread = [part.expand(items, *part.shape[1:]) for part in spread]
-            spread = [part.reshape(*shape, *part.shape[1:]) for part in spread]
-            if isinstance(temperature, Tensor) and temperature.ndim > 1:
-                temperature = temperature.expand(items, -1).reshape(*shape, -1)
+        if isinstance(temperature, Tensor) and temperature.ndim > 1:
+            temperature = self._placed(temperature)
+        spread = [self._placed(part) for part in spread]
         answers = self.whole.potential.messages(spread, temperature=temperature)
-        found = [part.reshape(-1, *part.shape[-2:]) for part in answers]
-        if each and self.number is not None:
-            found = [part[self.number : self.number + 1] for part in found]
+        found = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in found]
+
+    def _placed(self, values: Tensor) -> Tensor:
+        """(B or 1, ...) values with the batch dims of a potential that differs between items."""
+        if not self._each:
+            return values
+        shape, items = self.network.graph.batch_shape, self.network.batch
+        if self.chosen is not None:
+            whole = values.new_ones(items, *values.shape[1:])
+            values = values.expand(len(self.chosen), *values.shape[1:])
+            values = whole.index_copy(0, self.chosen.to(values.device), values)
+        return values.expand(items, *values.shape[1:]).reshape(*shape, *values.shape[1:])
+
+    def _picked(self, values: Tensor) -> Tensor:
+        """Of values of all batch items, flattened, those that this is for."""
+        if self.chosen is None or len(values) == 1:
+            return values
+        return values[self.chosen.to(values.device)] if self._each else values
 
     def messages(
         self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
     ) -> list[Tensor | None]:
-        """All factors' messages; ``rows`` is not looked at, since no port holds all factors."""
+        """By the potential; with ``rows`` each port holds only those of its factors among them."""
+        if rows is not None:
+            return self._of(rows, incoming)
         answers = self._answers(self._spread(incoming))
         found: list[Tensor | None] = []
         for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
@@ -162,6 +184,34 @@ class WholeKernel(Kernel):
             found.append(answer.gather(2, states.expand(len(answer), -1, -1)).transpose(1, 2))
         return found
 
+    def _of(self, rows: Tensor, incoming: Sequence[Tensor]) -> list[Tensor | None]:
+        """The messages of some factors, of which a port may have none."""
+        whole, weights = self.whole, self.weights
+        scopes = whole.scopes[rows]
+        potential = whole.potential.select((self.count,), rows, scopes.shape[1])
+        own = replace(
+            self,
+            whole=replace(whole, scopes=scopes, potential=potential),
+            weights=None if weights is None else weights[rows],
+        )
+        found: list[Tensor | None] = [None] * len(incoming)
+        ports, left, some = list[Port](), list[Tensor](), list[int]()
+        place = torch.full((self.count,), -1)
+        place[rows] = torch.arange(len(rows))
+        for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
+            if incoming[number].shape[2]:
+                assert port.rows is not None
+                at = place[port.rows]
+                asked = (at >= 0).nonzero().flatten()
+                ports.append(Port(port.slot, at[asked], port.variables[asked], port.size))
+                left.append(states[asked.to(states.device)])
+                some.append(number)
+        vars(own).update(_ports=tuple(ports), _states=tuple(left))
+        answers = own.messages([incoming[number] for number in some])
+        for number, answer in zip(some, answers, strict=True):
+            found[number] = answer
+        return found
+
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """From the answer to the first slot."""
         spread = self._spread(incoming)
@@ -170,33 +220,38 @@ class WholeKernel(Kernel):
 
     def log_values_at(self, states: Tensor) -> Tensor:
         """By evaluation at the states, settled ones included."""
-        settled = self.network.settled[self._row, self.whole.scopes]
-        chosen = settled.unsqueeze(0).to(states.device)
+        settled = self._settled_states.to(states.device)
+        every = settled.expand(len(states), -1, -1).clone()
         for port, left in zip(self.ports, self._states, strict=True):
             assert port.rows is not None
-            own = states[0][port.variables.to(states.device)]
-            rows = port.rows.to(states.device)
-            chosen[0, rows, port.slot] = left.gather(1, own.unsqueeze(1))[:, 0]
-        slots = [chosen[0, :, slot].unsqueeze(-1) for slot in range(chosen.shape[-1])]
+            own = states[:, port.variables.to(states.device)]
+            rows = torch.arange(len(left), device=states.device)
+            every[:, port.rows.to(states.device), port.slot] = left[rows, own]
+        slots = [self._placed(part).unsqueeze(-1) for part in every.unbind(2)]
         values = self.whole.potential.evaluate(slots)
-        values = values.reshape(-1, self.count)
-        values = values[min(self.number or 0, len(values) - 1)]
+        values = self._picked(values.reshape(-1, *values.shape[-1 - len(slots) :]).flatten(1))
+        values = values.expand(-1, self.count)
         return values if self.weights is None else values / self.weights
 
-    def _table(self) -> Tensor:
-        """(b, F or 1, *sizes), where that is not too large."""
+    def check_table(self) -> None:
+        """Refuse tables that are too large.
+
+        Raises:
+            UnsupportedError: they are.
+        """
         if math.prod(self._slots) * self.count > _MOST_ENTRIES:
             raise UnsupportedError(
                 f"Beliefs of {type(self.whole.potential).__name__} over {len(self._slots)} "
                 "variables are not formed; ask for the marginals of its variables."
             )
+
+    def _table(self) -> Tensor:
+        """(b, F or 1, *sizes), where that is not too large."""
+        self.check_table()
         logs = self.whole.potential.table(len(self._slots))
         lead = logs.shape[: logs.ndim - len(self._slots)]
         factors = lead[-1] if lead else 1
-        logs = logs.reshape(-1, factors, *self._slots)
-        if self.number is None or len(logs) == 1:
-            return logs
-        return logs[self.number : self.number + 1]
+        return self._picked(logs.reshape(-1, factors, *self._slots))
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
         """(B, F, *all slots) from the dense table; refused where that is large."""

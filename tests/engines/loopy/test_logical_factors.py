@@ -50,6 +50,7 @@ def check(graph, name="flooding", **options):
     possible = bool((truth.log_partition > -math.inf).all())
     assert is_whole(posterior) or not possible
     assert posterior.status.converged
+    assert posterior.status.exact
     same(posterior.log_partition, truth.log_partition)
     for variable in graph.variables:
         same(posterior.marginal(variable), truth.joint((variable,)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.engines.loopy import shares, sweepers
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     SCHEDULES,
@@ -454,3 +455,41 @@ def test_what_is_no_choice_of_messages_is_refused(chosen):
     graph = random_grid(0, 1, 5, coupling=1.0)[1]
     with pytest.raises(rg.ModelError, match="sweep yield"):
         rg.infer(graph, scheduler=rg.Loopy(schedule=Given(*chosen))).log_partition  # noqa: B018
+
+
+@pytest.mark.parametrize("cached", [1.0, 4e4])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypatch):
+    """However many items are swept at a time, the answers, residuals and sweeps are the same."""
+    found = []
+    for size in (1e12, cached):
+        monkeypatch.setattr(shares, "_CACHED", size)
+        _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
+        found.append(loopy(graph, name, tolerance=1e-9))
+    whole, parts = found
+    agree(parts, whole, 1e-12)
+    assert parts.status.iterations == whole.status.iterations
+    same(torch.tensor(parts.status.trace), torch.tensor(whole.status.trace), 1e-9)
+    assert parts.solution.outcome.updates == whole.solution.outcome.updates
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_items_that_have_converged_are_swept_no_more(size, monkeypatch):
+    """One slow item among many quick ones: the sweeps after these are of the slow one alone."""
+    swept = []
+    for kind in (sweepers._ByLogOdds, sweepers._Masked):
+        plain = kind.sweep
+
+        def counted(self, messages, sets, plain=plain):
+            swept.append(self.field.batch)
+            return plain(self, messages, sets)
+
+        monkeypatch.setattr(kind, "sweep", counted)
+    couplings = (1.0, *(0.0005,) * 15)
+    _, graph = grid(*grid_tables(0, 4, 4, size, couplings, (16,)))
+    posterior = loopy(graph, tolerance=1e-9)
+    outcome = posterior.solution.outcome
+    assert swept[0] == 16
+    assert swept[-1] == 1
+    assert len(swept) == len(outcome.trace) > 10
+    assert sum(swept) < 16 * len(swept) / 2

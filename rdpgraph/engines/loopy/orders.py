@@ -1,0 +1,199 @@
+"""Layers of variables that share no factor, to be decided one after the other."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.edges import Edges
+
+_WIDEST = 100
+"""Factors of more variables are too dear to be asked once for each of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """Messages of one kernel to the variables of a layer.
+
+    Attributes:
+        kernel: its number.
+        rows: (f,) factors that are asked.
+        wanted: the only port asked for, or None for all.
+        incoming: per port the class and the edges (f or fewer,) that its messages come on.
+        ports: for each port that is answered to: its number, the class, which of its factors
+            that were asked, the edges of these, and which variable of the layer each leads to.
+    """
+
+    kernel: int
+    rows: Tensor
+    wanted: int | None
+    incoming: tuple[tuple[int, Tensor], ...]
+    ports: tuple[tuple[int, int, Tensor | None, Tensor, Tensor], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Variables that share no factor: per class their local numbers, and what arrives at them."""
+
+    variables: tuple[Tensor, ...]
+    arrivals: tuple[Arrivals, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Every variable in one of some layers: (V,) which one, and the layers."""
+
+    numbers: Tensor
+    layers: tuple[Layer, ...]
+
+
+def orders(edges: Edges) -> tuple[Order, Order] | None:
+    """Outwards from the first variable of every connected part, and in few layers (colours).
+
+    None where factors are too wide.
+    """
+    return edges.remembered("orders", _orders)
+
+
+def _orders(edges: Edges) -> tuple[Order, Order] | None:
+    scopes = _scopes(edges)
+    if scopes is None:
+        return None
+    count = len(edges.home)
+    factors: list[list[int]] = [[] for _ in range(count)]
+    for number, scope in enumerate(scopes):
+        for variable in scope:
+            factors[variable].append(number)
+    queue, distance = _breadth_first(scopes, factors)
+    flat = [0] * count
+    return (
+        _order(edges, _coloured(scopes, factors, queue, distance)),
+        _order(edges, _coloured(scopes, factors, queue, flat)),
+    )
+
+
+def _scopes(edges: Edges) -> list[list[int]] | None:
+    """Per factor its variables."""
+    found: list[list[int]] = []
+    for kernel, ports in enumerate(edges.ports):
+        if len({port.slot for port in ports}) > _WIDEST:
+            return None
+        own: list[list[int]] = [[] for _ in range(edges.factors[kernel])]
+        for port in ports:
+            rows = range(len(own)) if port.rows is None else port.rows.tolist()
+            for row, variable in zip(rows, port.variables.tolist(), strict=True):
+                own[row].append(variable)
+        found += own
+    return found
+
+
+def _breadth_first(
+    scopes: list[list[int]], factors: list[list[int]]
+) -> tuple[list[int], list[int]]:
+    """The variables in the order that a search meets them, and how far each is from its root."""
+    distance, met, queue = [-1] * len(factors), [False] * len(scopes), list[int]()
+    start = 0
+    for root in range(len(factors)):
+        if distance[root] >= 0:
+            continue
+        distance[root] = 0
+        queue.append(root)
+        while start < len(queue):
+            variable = queue[start]
+            start += 1
+            further = distance[variable] + 1
+            for number in factors[variable]:
+                if not met[number]:
+                    met[number] = True
+                    for other in scopes[number]:
+                        if distance[other] < 0:
+                            distance[other] = further
+                            queue.append(other)
+    return queue, distance
+
+
+def _coloured(
+    scopes: list[list[int]], factors: list[list[int]], queue: list[int], levels: list[int]
+) -> list[int]:
+    """The layer of every variable: by level, and there by colour."""
+    colour, taken, level = [0] * len(factors), [0] * len(scopes), [-1] * len(scopes)
+    for variable in sorted(queue, key=levels.__getitem__):
+        here, used = levels[variable], 0
+        for number in factors[variable]:
+            if level[number] == here:
+                used |= taken[number]
+        free = ~used & (used + 1)
+        colour[variable] = free.bit_length()
+        for number in factors[variable]:
+            taken[number] = (taken[number] if level[number] == here else 0) | free
+            level[number] = here
+    keys = list(zip(levels, colour, strict=True))
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    return [ranks[key] for key in keys]
+
+
+def _order(edges: Edges, layers: list[int]) -> Order:
+    numbers = torch.tensor(layers, dtype=torch.long)
+    count = max(layers, default=-1) + 1
+    members: list[list[Tensor]] = [[] for _ in range(count)]
+    place = torch.zeros(len(layers), dtype=torch.long)
+    for c in edges.classes:
+        variables = c.variables.cpu()
+        own = numbers[variables]
+        order = own.argsort(stable=True)
+        sizes = own.bincount(minlength=count)
+        begins = sizes.cumsum(0) - sizes
+        place[variables[order]] = torch.arange(len(order)) - begins[own[order]]
+        for found, part in zip(members, order.split(sizes.tolist()), strict=True):
+            found.append(part.to(c.variable.device))
+    if edges.classes:
+        place = place.to(edges.classes[0].variable.device)
+    arrivals: list[list[Arrivals]] = [[] for _ in range(count)]
+    for kernel, ports in enumerate(edges.ports):
+        make = _of_wholes if any(port.rows is not None for port in ports) else _of_tables
+        for layer, found in make(edges, kernel, numbers, place):
+            arrivals[layer].append(found)
+    pairs = zip(members, arrivals, strict=True)
+    return Order(numbers, tuple(Layer(tuple(m), tuple(a)) for m, a in pairs))
+
+
+def _of_tables(
+    edges: Edges, kernel: int, numbers: Tensor, place: Tensor
+) -> Iterable[tuple[int, Arrivals]]:
+    """Every slot on its own: a table is read once for each of its variables."""
+    segments = [edges.segments[s] for s in edges.by_kernel[kernel]]
+    for wanted, segment in enumerate(segments):
+        variables = edges.ports[kernel][wanted].variables
+        own = numbers[variables]
+        order = own.argsort(stable=True)
+        sizes = own.bincount().tolist()
+        for layer, rows in enumerate(order.split(sizes)):
+            if len(rows):
+                target, rows = place[variables[rows]], rows.to(place.device)
+                incoming = tuple((s.size_class, s.start + rows) for s in segments)
+                port = (wanted, segment.size_class, None, segment.start + rows, target)
+                yield layer, Arrivals(kernel, rows, wanted, incoming, (port,))
+
+
+def _of_wholes(
+    edges: Edges, kernel: int, numbers: Tensor, place: Tensor
+) -> Iterable[tuple[int, Arrivals]]:
+    """All slots together, of the factors that the layer touches."""
+    ports, segments = edges.ports[kernel], [edges.segments[s] for s in edges.by_kernel[kernel]]
+    factors = [torch.arange(edges.factors[kernel]) if p.rows is None else p.rows for p in ports]
+    layers = [numbers[port.variables] for port in ports]
+    for layer in torch.cat(layers).unique().tolist():
+        rows = torch.cat([f[own == layer] for f, own in zip(factors, layers, strict=True)]).unique()
+        incoming: list[tuple[int, Tensor]] = []
+        answered: list[tuple[int, int, Tensor | None, Tensor, Tensor]] = []
+        for number, (port, segment) in enumerate(zip(ports, segments, strict=True)):
+            asked = torch.isin(factors[number], rows).nonzero().flatten()
+            incoming.append((segment.size_class, segment.start + asked.to(place.device)))
+            here = (layers[number][asked] == layer).nonzero().flatten()
+            if len(here):
+                places = (segment.start + asked[here]).to(place.device)
+                target = place[port.variables[asked[here]]]
+                which = here.to(place.device)
+                answered.append((number, segment.size_class, which, places, target))
+        yield layer, Arrivals(kernel, rows, None, tuple(incoming), tuple(answered))

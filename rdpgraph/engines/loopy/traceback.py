@@ -1,0 +1,192 @@
+"""States decided a few variables at a time, each given those before it.
+
+A variable takes the best state of its belief, in which each factor's message is anew the maximum
+over the others of its variables: the undecided ones with what they say, decided ones held in their
+state. Variables that share no factor are decided together. Going outwards from one variable of
+every connected part, this is the traceback of a tree; on other graphs it is a guess, which costs as
+much as one sweep. With all variables decided it is coordinate ascent.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.arithmetic import normalised
+from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.orders import Layer, Order
+from rdpgraph.engines.loopy.whole import WholeKernel
+from rdpgraph.plan import clock
+
+_BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
+"""What the messages of a kernel take before the first number, in numbers: of all factors; of those
+of a layer; of potentials that answer messages themselves."""
+_LITTLE = 8e6
+"""What is little beside everything else that an answer takes."""
+
+
+def traced(
+    field: Field, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
+) -> Tensor:
+    """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
+    states = states.clone()
+    logs = [normalised(part, vanishing=True)[0] for part in _cavities(field, messages)]
+    for number, c in enumerate(field.edges.classes):
+        open_ = free[:, c.variables[c.variable]].unsqueeze(1)
+        logs[number] = torch.where(open_, logs[number], _held(field, number, states))
+    _decide(field, logs, states, free, order, end)
+    return states
+
+
+def ascended(field: Field, states: Tensor, order: Order, passes: Tensor, end: float) -> Tensor:
+    """(B, V) states that no change of one variable betters, as far as (B,) passes go.
+
+    Of several best states a variable takes any, so that level ground is crossed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    most = max(c.size for c in field.edges.classes)
+    rows, every = torch.arange(field.batch), states.clone()
+    for number in range(int(passes.amax())):
+        luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64)
+        going = (passes[rows] > number).nonzero().flatten()
+        if len(going) < len(rows):
+            rows, field = rows[going], field.items(going)
+        own = every[rows]
+        logs = [_held(field, place, own) for place in range(len(field.edges.classes))]
+        _decide(field, logs, own, torch.ones_like(own, dtype=torch.bool), order, end, luck)
+        every[rows] = own
+    return every
+
+
+def _cavities(field: Field, messages: Messages) -> tuple[Tensor, ...]:
+    return field.cavities(messages, () if field.vanishing else field.beliefs(messages))
+
+
+def _held(field: Field, number: int, states: Tensor) -> Tensor:
+    """(B, K, E) what the variables of a class say that are held in their states."""
+    c = field.edges.classes[number]
+    return _only(states[:, c.variables[c.variable]], c.size, field.unary[number])
+
+
+def _only(chosen: Tensor, size: int, like: Tensor) -> Tensor:
+    """(B, K, n) nothing but one state."""
+    others = torch.arange(size, device=chosen.device).reshape(-1, 1) != chosen.unsqueeze(1)
+    return torch.zeros(others.shape, dtype=like.dtype, device=like.device).masked_fill_(
+        others, -math.inf
+    )
+
+
+def _decide(
+    field: Field, logs: list[Tensor], states: Tensor, free: Tensor, order: Order,
+    end: float, luck: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Go through the layers; what decided variables say, and their states, are written."""
+    worst = _worst(field)
+    weights = [None] * len(logs) if field.weights is None else field.weights
+    for number in order.numbers[free.any(0).cpu()].unique().tolist():
+        if clock.now() > end:
+            return
+        layer = order.layers[number]
+        totals = [
+            unary.index_select(2, own).double().clamp(min=worst).expand(field.batch, -1, -1).clone()
+            for unary, own in zip(field.unary, layer.variables, strict=True)
+        ]
+        for part in layer.arrivals:
+            incoming = [
+                logs[c][:, :, :0] if part.wanted == slot else logs[c].index_select(2, at)
+                for slot, (c, at) in enumerate(part.incoming)
+            ]
+            answers = field.kernels[part.kernel].messages(
+                incoming, rows=part.rows, wanted=part.wanted
+            )
+            for port, c, which, places, target in part.ports:
+                answer = answers[port]
+                assert answer is not None
+                answer = answer if which is None else answer.index_select(2, which)
+                weight = weights[c]
+                answer = answer if weight is None else answer * weight[places]
+                answer = answer.double().clamp(min=worst).expand(field.batch, -1, -1)
+                totals[c].index_add_(2, target, answer)
+        said = _chosen(field, layer, totals, states, free, luck)
+        for part in layer.arrivals:
+            for _, c, _, places, target in part.ports:
+                logs[c].index_copy_(2, places, said[c].index_select(2, target))
+
+
+def _chosen(
+    field: Field, layer: Layer, totals: Sequence[Tensor], states: Tensor, free: Tensor,
+    luck: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    """Write the best states of the layer's free variables; per class what they say now."""
+    said: list[Tensor] = []
+    for c, own, total in zip(field.edges.classes, layer.variables, totals, strict=True):
+        variables = c.variables[own]
+        if luck is not None and len(own):
+            peak = total.amax(1, keepdim=True)
+            near = total >= peak - 1e-6 * peak.abs().clamp(min=1.0)
+            total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
+        best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
+        states[:, variables] = best
+        said.append(_only(best, c.size, field.unary[0]))
+    return said
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What one item takes, in sweeps.
+
+    Attributes:
+        outwards: to go through the layers outwards.
+        colours: through the colours.
+        fixing: a sweep after variables were fixed: it has hard zeros, and few come together.
+        little: what is little beside everything else that an answer takes.
+    """
+
+    outwards: float
+    colours: float
+    fixing: float
+    little: float
+
+
+def costs(field: Field, orders: Sequence[Order]) -> Costs:
+    """By the numbers multiplied, and the time that it takes to begin a computation."""
+    work, begins, tables, starts = 0.0, 0.0, 0.0, list[float]()
+    for kernel in field.kernels:
+        sizes = [float(port.size) for port in kernel.ports]
+        wide = isinstance(kernel, WholeKernel)
+        work += kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
+        begins += _BEGINS_WHOLE if wide else _BEGINS
+        tables += 0.0 if wide else _BEGINS
+        starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
+    sweep = work + begins
+    through = [
+        work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
+        for order in orders
+    ]
+    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * tables / sweep, _LITTLE / sweep)
+
+
+def _worst(field: Field) -> float:
+    """Stands for a hard zero, so that they can be counted."""
+    return -1e6 * max(1.0, -field.lowest)
+
+
+def scores(field: Field, states: Tensor) -> Tensor:
+    """(B,) float64 the score of configurations (B, V), up to the model's constant.
+
+    Every hard zero counts as a very low number: the fewer, the better.
+    """
+    worst = _worst(field)
+    total = torch.zeros(field.batch, dtype=torch.float64, device=states.device)
+    for c, unary in zip(field.edges.classes, field.unary, strict=True):
+        own = states[:, c.variables].unsqueeze(1)
+        logs = unary.expand(field.batch, -1, -1).gather(1, own).double().clamp(min=worst)
+        total = total + logs.sum((1, 2))
+    for number, kernel in enumerate(field.kernels):
+        logs = kernel.log_values_at(states).double().clamp(min=worst)
+        if field.factor_weights is not None:
+            logs = logs * field.factor_weights[number]
+        total = total + logs.sum(1)
+    return total

@@ -1,0 +1,189 @@
+"""Decoding: ties are broken together in a batch, within the sweeps that the messages took."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.loopy import decoding, traceback
+from rdpgraph.engines.loopy.orders import orders
+from rdpgraph.engines.loopy.propagation import propagate
+from rdpgraph.testing import brute_force
+from tests.engines.loopy.helpers import (
+    grid,
+    grid_tables,
+    loopy,
+    mixed,
+    mixed_tables,
+    random_tree,
+    same,
+)
+
+
+def test_modes_of_a_batch_are_those_of_its_items():
+    """Grids of small whole numbers, with ties, hard zeros and items that never converge."""
+    across, down, unary = (
+        table.round() for table in grid_tables(0, 4, 4, 3, (0.0, 0.5, 1.0, 2.0), (4,))
+    )
+    across = across.masked_fill(across > 3.0, -torch.inf)
+    pixels, together = grid(across, down, unary.round())
+    for name in ("flooding", "sequential"):
+        posterior = loopy(together, name, sweeps=40)
+        for item in range(4):
+            tables = (across[item], down[item], unary[item].round())
+            alone = loopy(grid(*tables)[1], name, sweeps=40)
+            assert torch.equal(posterior.mode()[pixels][item], alone.mode()[pixels])
+            assert bool(posterior.mode_is_consistent()[item] == alone.mode_is_consistent())
+
+
+def swept(monkeypatch):
+    """The sweeps of every fixing of variables, as they are made."""
+    found = []
+
+    def counted(field, start, limits):
+        outcome = propagate(field, start, limits)
+        found.append(outcome.sweeps)
+        return outcome
+
+    monkeypatch.setattr(decoding, "propagate", counted)
+    return found
+
+
+def repelling(batch, count=7):
+    """Variables that all want to differ from each other: nothing is consistent."""
+    x = [rg.Variable(f"x{i}", 2) for i in range(count)]
+    repel = rg.Table(torch.eye(2, dtype=torch.float64) * -1.5)
+    pairs = [rg.Factor(pair, repel) for pair in itertools.combinations(x, 2)]
+    lean = torch.zeros(batch, 2, dtype=torch.float64)
+    lean[:, 0] = torch.linspace(0.0, 0.5, batch, dtype=torch.float64)
+    return rg.FactorGraph([*pairs, *(rg.Factor((v,), rg.Table(lean)) for v in x[:3])])
+
+
+def test_ties_of_settled_messages_are_traced_back_without_a_sweep(monkeypatch):
+    """A batch of magnets without a field: every pixel ties in every item."""
+    sweeps = swept(monkeypatch)
+    link = torch.eye(2, dtype=torch.float64)
+    zeros = torch.zeros(12, 3, 4, 2, dtype=torch.float64)
+    pixels, graph = grid(link.expand(3, 3, 2, 2), link.expand(2, 4, 2, 2), zeros)
+    picture = loopy(graph).mode()[pixels]
+    assert bool((picture == picture[:, :1, :1]).all())
+    assert not sweeps
+
+
+@pytest.mark.parametrize("little", [0.0, 8e6])
+def test_a_mode_takes_no_more_sweeps_than_the_messages_did(little, monkeypatch):
+    monkeypatch.setattr(traceback, "_LITTLE", little)
+    sweeps = swept(monkeypatch)
+    posterior = loopy(repelling(5), sweeps=300)
+    outcome = posterior.solution.maximal.outcome
+    assert bool(posterior.graph.score({**posterior.mode()}).isfinite().all())
+    allowed = max(int(outcome.sweeps.max()), little / 1e5)
+    assert sum(int(own.max()) for own in sweeps) <= allowed
+
+
+def test_a_search_ends_with_the_time(monkeypatch):
+    """Without any, the mode is the first best state of every variable, and it is said."""
+    link = torch.eye(2, dtype=torch.float64)
+    zeros = torch.zeros(3, 4, 2, dtype=torch.float64)
+    _, graph = grid(link.expand(3, 3, 2, 2), link.expand(2, 4, 2, 2), zeros)
+    solution = loopy(graph).solution.maximal
+    monkeypatch.setattr(decoding.clock, "now", itertools.count().__next__)
+    limits = replace(solution.limits, seconds=0.5)
+    found = decoding.decode(solution.field, solution.outcome, limits)
+    assert found.states.tolist() == [[0] * 12]
+    assert found.cut
+
+
+def test_the_status_says_that_a_search_was_cut():
+    posterior = loopy(repelling(2), sweeps=30)
+    found = posterior.solution.decoded
+    assert not found.cut
+    assert "ended the search" not in posterior.solution.status().remedy
+    posterior.solution.__dict__["decoded"] = replace(found, cut=True)
+    assert "ended the search for a mode" in posterior.status.remedy
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coordinate_ascent_never_loses_and_ends_where_no_variable_gains(seed):
+    tables = [table.round() for table in mixed_tables(seed, 1.5, (6,))]
+    solution = loopy(mixed(tables), sweeps=5).solution.maximal
+    field, sizes = solution.field, solution.network.sizes
+    _, colours = orders(field.edges)
+    states = torch.zeros(6, 5, dtype=torch.long)
+    before = traceback.scores(field, states)
+    for _ in range(20):
+        again = traceback.ascended(field, states, colours, torch.ones(6).long(), float("inf"))
+        after = traceback.scores(field, again)
+        assert bool((after >= before - 1e-9).all())
+        states, before = again, after
+    for variable in range(5):
+        for state in range(sizes[variable]):
+            other = states.clone()
+            other[:, variable] = state
+            assert bool((traceback.scores(field, other) <= before + 1e-9).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scores_are_those_of_the_model_up_to_a_constant(seed):
+    drawn = random_tree(seed, batch=(3,))
+    posterior = loopy(drawn.graph)
+    solution = posterior.solution.maximal
+    found = traceback.scores(solution.field, solution.decoded.states)
+    same(found + solution.network.constant, drawn.graph.score({**posterior.mode()}))
+
+
+def test_colourings_are_found():
+    """Where messages say nothing: a greedy colouring, then walks over level ground."""
+    generator = torch.Generator().manual_seed(0)
+    x = rg.VariableArray("x", (24,), 4)
+    ends = torch.stack([torch.randperm(24, generator=generator)[:2] for _ in range(50)])
+    table = torch.zeros(4, 4, dtype=torch.float64).fill_diagonal_(-torch.inf)
+    graph = rg.FactorGraph([rg.FactorBlock((x[ends[:, 0]], x[ends[:, 1]]), rg.Table(table))])
+    assert float(graph.score({**loopy(graph).mode()})) == 0.0
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_layers_share_no_factor_and_cover_everything(dense):
+    graph = repelling(1) if dense else mixed(mixed_tables(0))
+    edges = loopy(graph, sweeps=1).solution.edges
+    for order in orders(edges):
+        left, right = edges.pairs
+        assert bool((order.numbers[left] != order.numbers[right]).all())
+        assert sorted(order.numbers.unique().tolist()) == list(range(len(order.layers)))
+        reached = sum(
+            len(port[3]) for own in order.layers for a in own.arrivals for port in a.ports
+        )
+        assert reached == edges.count
+
+
+def test_parity_checks_with_erasures_are_decoded():
+    """Bits that were erased tie; the words found satisfy every check."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [torch.randperm(60, generator=generator) for _ in range(3)]
+    checks = torch.cat(layers).reshape(-1, 6)
+    bits = rg.VariableArray("bit", (60,), 2)
+    lost = torch.rand(8, 60, generator=generator) < 0.4
+    odds = torch.where(lost, 0.0, 8.0).double()
+    graph = rg.FactorGraph([
+        rg.FactorBlock((bits,), rg.Table(torch.stack([odds / 2, -odds / 2], -1))),
+        rg.FactorBlock(
+            tuple(bits[checks[:, slot]] for slot in range(6)),
+            rg.Xor(6, parity=0, dtype=torch.float64),
+        ),
+    ])  # fmt: skip
+    score = graph.score({**loopy(graph).mode()})
+    same(score, odds.sum(1) / 2)
+
+
+def test_modes_of_small_frustrated_grids_are_the_best_most_of_the_time():
+    """Signs at random, and no field: messages say nothing, and no configuration is consistent."""
+    across, down, unary = grid_tables(0, 3, 4, 2, 1.0, (20,))
+    spin = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    pair = torch.outer(spin, spin)
+    tables = (part[..., :1, :1].sign() * pair for part in (across, down))
+    _, graph = grid(*tables, torch.zeros_like(unary))
+    found, truth = graph.score({**loopy(graph).mode()}), brute_force(graph).maximum
+    assert bool((found <= truth + 1e-9).all())
+    assert float((found >= truth - 1e-9).double().mean()) > 0.8
