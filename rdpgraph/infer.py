@@ -22,6 +22,7 @@ from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import Lazy, StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit, solved
+from rdpgraph.schedulers.deferred import begun
 from rdpgraph.schedulers.prepared import prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
@@ -96,7 +97,8 @@ def infer(
     Returns:
         A `Posterior` (a `StructuredPosterior` for a structure); with `Randomized` an
         `EstimatedPosterior` (an `EstimatedStructuredPosterior`), about all states of the model
-        as declared. Answers are computed when they are first asked for; the plan is made here.
+        as declared. Answers are computed when they are first asked for; the plan is made here,
+        that of a small graph when it is first asked for.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
@@ -130,6 +132,10 @@ def _answer(
             return inner
         restricted = partial(_structured, scheduler, status)
         return EstimatedStructuredPosterior(problem.kept, inner, restricted)
+    if problem.plain is None and problem.kept is None:
+        graph = _checked(problem.model)
+        planned, run = begun(scheduler, graph)
+        return Posterior(graph, planned, status, run(), solve=exactly(scheduler).solve)
     plan, run = prepared(scheduler, _checked(problem.model), keep=False)
     require_fit(plan)
     solution = partial(solved, scheduler)
@@ -137,8 +143,7 @@ def _answer(
         rewritten = _checked(problem.model)
         answers = FactorisedSolution(problem.plain, run(), solution, rewritten)
         return Posterior(problem.plain, plan, status, answers, solve=exactly(scheduler).solve)
-    if problem.kept is None:
-        return Posterior(problem.model, plan, status, run(), solve=exactly(scheduler).solve)
+    assert problem.kept is not None
     original = _checked(problem.kept.original)
     estimate = EstimatedSolution(
         original, problem.model, run(), problem.kept, problem.exact, solution

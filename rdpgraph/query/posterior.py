@@ -22,7 +22,7 @@ from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.budget import require_room
+from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import Assignment, StateValues, checked_draws
 from rdpgraph.query.factorised import FactorisedSolution
@@ -40,14 +40,14 @@ class Posterior(Portable):
 
     Attributes:
         graph: the model, evidence included.
-        plan: how it is solved.
+        planned: the plan, or what makes it.
         estimate: what the estimator's rewrite of the model is worth.
         solution: the engine's side of it.
         solve: solves a graph exactly, within the budget: for joints that no factor holds.
     """
 
     graph: FactorGraph
-    plan: Plan
+    planned: Plan | Callable[[], Plan] = field(repr=False)
     estimate: Status
     solution: Solution = field(repr=False)
     solve: Callable[[FactorGraph], Solution] | None = field(default=None, repr=False, kw_only=True)
@@ -55,6 +55,11 @@ class Posterior(Portable):
     def __repr__(self) -> str:
         model = repr(self.graph).partition("\n")[0]
         return f"{type(self).__name__}({model}, {self.plan.route}: {self.plan.why})"
+
+    @property
+    def plan(self) -> Plan:
+        """How the model is solved."""
+        return self.planned if isinstance(self.planned, Plan) else self.planned()
 
     @cached_property
     def status(self) -> Status:
@@ -104,7 +109,9 @@ class Posterior(Portable):
         cells = graph.domain.total_states if cells is None else cells
         cells *= math.prod(graph.batch_shape)
         needed = float(cells) * torch.finfo(graph.dtype).bits / 8
-        require_room(needed, what, self.plan.memory)
+        # What is answered without a plan is small.
+        if needed > SMALL:
+            require_room(needed, what, self.plan.memory)
 
     def marginal(self, item: Named) -> Tensor:
         """Probabilities of the states of a variable, (*batch, states), or of an array's members.

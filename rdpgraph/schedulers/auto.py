@@ -19,13 +19,14 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan import clock
+from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import SEARCHING
 from rdpgraph.schedulers.contraction import Contraction, plan_network, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy, loopy_plan
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, within
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
@@ -69,6 +70,13 @@ class Auto(Scheduler):
         # The structure's answers are exact, so that those which it lacks must be too.
         general = partial(solved, Contraction(self.memory, self.seconds), graph)
         return plan_of(match.structure), partial(MatchedSolution, graph, match, general)
+
+    def circuit(self, graph: FactorGraph) -> Circuit | None:
+        """That of a small graph which is no registered structure."""
+        found = within(self.memory, self.seconds, graph)
+        if found is None or (graph.observed is None and REGISTRY.recognise(graph) is not None):
+            return None
+        return found
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()

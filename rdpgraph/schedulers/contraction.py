@@ -19,11 +19,12 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of, within
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Contraction(Scheduler):
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then the cheapest order found."""
         return self.plan_network(reduced(graph, self.seconds))
+
+    def circuit(self, graph: FactorGraph) -> Circuit | None:
+        """That of a small graph."""
+        return within(self.memory, self.seconds, graph)
 
     def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
         """The same for a reduced network."""

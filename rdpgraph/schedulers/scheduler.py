@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from rdpgraph.engines.circuit import circuit_of
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.solution import Solution
@@ -12,6 +13,7 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.budget import SMALL, Budget, require_room
+from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
@@ -25,6 +27,16 @@ class Scheduler(ABC):
     @abstractmethod
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """The plan, and what carries it out."""
+
+    def circuit(self, graph: FactorGraph) -> Circuit | None:
+        """What answers a graph so small that its plan can wait until it is asked for, if it is."""
+        return None
+
+
+def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:
+    """The circuit of a small graph; None where the budget is less than any circuit may take."""
+    ample = (memory is None or memory >= SMALL) and seconds >= 1.0
+    return circuit_of(graph) if ample else None
 
 
 def reduced(graph: FactorGraph, seconds: float) -> Network:

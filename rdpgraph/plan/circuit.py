@@ -1,0 +1,290 @@
+"""Log Z and all marginals of a small model as a few steps over flat arrays, for any evidence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+
+from rdpgraph.plan.cliques import Clique, clique_tree
+from rdpgraph.plan.topology import Integers
+
+MOST_CELLS = 1 << 15
+"""Cells of all tables: up to here a step costs its call, not its arithmetic."""
+
+MOST_FACTORS = 1 << 10
+
+
+@dataclass(frozen=True, eq=False)
+class Scopes:
+    """Factors of like shape whose tables lie one after the other.
+
+    Attributes:
+        scopes: (F, arity) variables.
+        rows: (F,) which table each factor has.
+        tables: how many there are.
+    """
+
+    scopes: Integers
+    rows: Integers
+    tables: int
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Sums of runs of gathered cells.
+
+    Attributes:
+        cells: what is gathered, run after run.
+        starts: where in that each run begins; none is empty.
+    """
+
+    cells: Integers
+    starts: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The cliques at one distance from their roots; their cells and messages follow each other.
+
+    Attributes:
+        cells: where the cells lie.
+        messages: where the messages to the parents lie.
+        pulls: of the children's messages that act on the first cells, one of each child in turn.
+        starts: where in the level the cells of each message begin.
+        above: the cells of the parents that each message speaks of.
+        spread: which of the level's messages each cell goes into.
+    """
+
+    cells: slice
+    messages: slice
+    pulls: tuple[Integers, ...]
+    starts: Integers
+    above: Runs
+    spread: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """What to gather and to sum; no evidence and no table has a part in it.
+
+    Attributes:
+        entries: how many there are in all tables; a zero follows them.
+        factors: per cell the entries whose sum is its log-value.
+        entry: of each entry gathered there, the cell.
+        owners: the clique of each cell.
+        cliques: where the cells of each clique begin.
+        levels: roots first.
+        states: per state of every variable the cells that make up its marginal.
+        variables: where the states of each variable begin.
+        variable: the variable of each state.
+        places: per variable where its clique's cells lie, and the shape (cells before its dim,
+            states, cells behind it).
+        log_cells: the log of how many configurations there are: a bound on every sum.
+        num_messages: of all levels.
+    """
+
+    entries: int
+    factors: Runs
+    entry: Integers
+    owners: Integers
+    cliques: Integers
+    levels: tuple[Level, ...]
+    states: Runs
+    variables: Integers
+    variable: Integers
+    places: tuple[tuple[slice, tuple[int, int, int]], ...]
+    log_cells: float
+    num_messages: int
+
+
+def circuit(blocks: Sequence[Scopes], sizes: Integers) -> Circuit | None:
+    """The circuit of factors over variables of some sizes; None if it is not small."""
+    listed = [scope for block in blocks for scope in block.scopes.tolist()]
+    counts: list[int] = sizes.tolist()
+    cliques = clique_tree(listed, counts, cells=MOST_CELLS)
+    if not cliques:
+        return None
+    grid = _Grid(cliques, counts)
+    offsets, strides, entries = _entries(blocks, counts)
+    homes = _homes(listed, cliques, len(counts))
+    log_cells = sum(log(size) for size in counts)
+    owners = np.repeat(np.arange(len(cliques)), grid.counts)
+    factors, entry = _factor_runs(grid, homes, offsets, strides, entries)
+    levels, num_messages = _levels(grid, cliques, counts)
+    begins = np.cumsum(sizes) - sizes
+    return Circuit(
+        entries=entries,
+        factors=factors,
+        entry=entry,
+        owners=owners,
+        cliques=grid.starts,
+        levels=levels,
+        states=_state_runs(grid, cliques, begins),
+        variables=begins,
+        variable=np.repeat(np.arange(len(sizes)), sizes),
+        places=tuple(grid.place(v) for v in range(len(counts))),
+        log_cells=log_cells,
+        num_messages=num_messages,
+    )
+
+
+class _Grid:
+    """The cells of all cliques, one table after the other."""
+
+    def __init__(self, cliques: list[Clique], sizes: list[int]) -> None:
+        self.dims = [(*clique.shared, *clique.own) for clique in cliques]
+        self.strides: list[dict[int, int]] = []
+        counts: list[int] = []
+        self.home: dict[int, int] = {}
+        for number, (clique, dims) in enumerate(zip(cliques, self.dims, strict=True)):
+            self.home.update((v, number) for v in clique.own)
+            strides: dict[int, int] = {}
+            stride = 1
+            for v in reversed(dims):
+                strides[v] = stride
+                stride *= sizes[v]
+            self.strides.append(strides)
+            counts.append(stride)
+        self.sizes = sizes
+        self.counts = np.array(counts)
+        self.starts = np.cumsum(self.counts) - self.counts
+        self.total = int(self.counts.sum())
+
+    def place(self, v: int) -> tuple[slice, tuple[int, int, int]]:
+        number = self.home[v]
+        stride, size = self.strides[number][v], self.sizes[v]
+        start, count = int(self.starts[number]), int(self.counts[number])
+        return slice(start, start + count), (count // (size * stride), size, stride)
+
+    def indexed(
+        self, cliques: list[int], offsets: Sequence[int], weights: list[dict[int, int]]
+    ) -> tuple[Integers, Integers]:
+        """For each clique of a list its cells, and an index that is linear in their states.
+
+        Args:
+            cliques: some, repeatedly if need be.
+            offsets: the index at the first state of all variables.
+            weights: by variable what each further state adds; nothing for the others.
+        """
+        which = np.array(cliques, dtype=np.int64)
+        counts = self.counts[which]
+        ends = np.cumsum(counts)
+        local = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        index = np.repeat(np.array(offsets, dtype=np.int64), counts)
+        terms = max(map(len, weights), default=0)
+        sizes, none = self.sizes, [(1, 1, 0)] * terms
+        listed = [
+            ([(self.strides[clique][v], sizes[v], by) for v, by in own.items()] + none)[:terms]
+            for clique, own in zip(cliques, weights, strict=True)
+        ]
+        table = np.array(listed, dtype=np.int64).reshape(len(cliques), terms, 3)
+        for stride, size, weight in np.repeat(table, counts, axis=0).transpose(1, 2, 0):
+            index += local // stride % size * weight
+        return local + np.repeat(self.starts[which], counts), index
+
+
+def _entries(
+    blocks: Sequence[Scopes], sizes: list[int]
+) -> tuple[list[int], list[dict[int, int]], int]:
+    """Per factor its first entry and the strides of its variables, and how many entries."""
+    offsets: list[int] = []
+    strides: list[dict[int, int]] = []
+    total = 0
+    for block in blocks:
+        stride = 1
+        for scope, row in zip(block.scopes.tolist(), block.rows.tolist(), strict=True):
+            stride = 1
+            own: dict[int, int] = {}
+            for v in reversed(scope):
+                own[v] = stride
+                stride *= sizes[v]
+            strides.append(own)
+            offsets.append(total + row * stride)
+        total += block.tables * stride
+    return offsets, strides, total
+
+
+def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[int]:
+    """Per factor a clique that holds its scope: the lowest that owns one of its variables."""
+    owner = [0] * count
+    for number, clique in enumerate(cliques):
+        for v in clique.own:
+            owner[v] = number
+    # Cliques are listed level by level: of those that own a part of a scope the last is lowest.
+    return [max((owner[v] for v in scope), default=0) for scope in scopes]
+
+
+def _factor_runs(
+    grid: _Grid, homes: list[int], offsets: list[int], strides: list[dict[int, int]], entries: int
+) -> tuple[Runs, Integers]:
+    """Per cell the entries of the factors whose home its clique is, or the zero behind them."""
+    bare = sorted(set(range(len(grid.counts))).difference(homes))
+    none: list[dict[int, int]] = [{} for _ in bare]
+    cells, index = grid.indexed(homes + bare, offsets + [entries] * len(bare), strides + none)
+    order = np.argsort(cells, kind="stable")
+    return Runs(index[order], _run_starts(cells, grid.total)), cells[order]
+
+
+def _state_runs(grid: _Grid, cliques: list[Clique], begins: Integers) -> Runs:
+    """Per state of every variable the cells with it in the clique that owns the variable."""
+    pairs = [(number, v) for number, clique in enumerate(cliques) for v in clique.own]
+    first = [int(begins[v]) for _, v in pairs]
+    cells, index = grid.indexed([number for number, _ in pairs], first, [{v: 1} for _, v in pairs])
+    return Runs(cells[np.argsort(index, kind="stable")], _run_starts(index, sum(grid.sizes)))
+
+
+def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple[Level, ...], int]:
+    owned = np.array([int(np.prod([sizes[v] for v in c.own])) for c in cliques])
+    lengths = grid.counts // owned
+    begins = np.cumsum(lengths) - lengths
+    total = int(lengths.sum())
+    run = np.repeat(owned, lengths)
+    starts = np.cumsum(run) - run
+    spread = np.repeat(np.arange(total), run)
+    # Every cell of a parent, once for each child: which of the child's messages acts on it.
+    children = [number for number, clique in enumerate(cliques) if clique.parent >= 0]
+    parents = [cliques[number].parent for number in children]
+    weights = [_message_strides(cliques[number].shared, sizes) for number in children]
+    cells, index = grid.indexed(parents, begins[children].tolist(), weights)
+    order = np.argsort(index, kind="stable")
+    above, above_starts = cells[order], _run_starts(index, total)
+    pulled = np.cumsum(grid.counts[parents]) if parents else np.zeros(0, np.int64)
+    kids: list[list[int]] = [[] for _ in cliques]
+    for place, parent in enumerate(parents):
+        kids[parent].append(place)
+    found: list[Level] = []
+    bounds = [n for n, c in enumerate(cliques) if not n or c.depth != cliques[n - 1].depth]
+    for low, high in zip(bounds, [*bounds[1:], len(cliques)], strict=True):
+        last = high - 1
+        cell = slice(int(grid.starts[low]), int(grid.starts[last] + grid.counts[last]))
+        message = slice(int(begins[low]), int(begins[last] + lengths[last]))
+        pulls: list[Integers] = []
+        for turn in range(len(kids[low])):
+            places = [kids[n][turn] for n in range(low, high) if len(kids[n]) > turn]
+            pieces = [index[pulled[p] - grid.counts[parents[p]] : pulled[p]] for p in places]
+            pulls.append(np.concatenate(pieces))
+        if low:
+            ends = above_starts[message.stop] if message.stop < total else len(above)
+            begin = above_starts[message.start]
+            runs = Runs(above[begin:ends], above_starts[message] - begin)
+        else:
+            runs = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        own = starts[message] - cell.start
+        found.append(Level(cell, message, tuple(pulls), own, runs, spread[cell] - message.start))
+    return tuple(found), total
+
+
+def _message_strides(shared: tuple[int, ...], sizes: list[int]) -> dict[int, int]:
+    strides: dict[int, int] = {}
+    stride = 1
+    for v in reversed(shared):
+        strides[v] = stride
+        stride *= sizes[v]
+    return strides
+
+
+def _run_starts(keys: Integers, count: int) -> Integers:
+    """Where the runs of the keys 0, 1, ... begin once they are sorted."""
+    lengths = np.bincount(keys, minlength=count)
+    return np.cumsum(lengths) - lengths

@@ -1,0 +1,211 @@
+"""Small models from flat arrays: as contraction answers them, and as enumeration does."""
+
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines import circuit as engine
+from rdpgraph.engines.circuit import CircuitSolution, circuit_of
+from rdpgraph.testing import brute_force
+
+DOUBLE = torch.float64
+SEEN = {"c": 1, "e": 0}
+
+
+def leaves(seed=0, zeros=0.0, dtype=DOUBLE, scale=1.0):
+    """Log-tables of a model with a cycle, a variable that two trees share, and a constant."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for shape in ((2, 3), (3, 4), (4, 2), (3, 2), (3, 2, 2), (), (2,), (5,)):
+        values = scale * torch.randn(shape, generator=generator, dtype=dtype)
+        gone = torch.rand(shape, generator=generator) < zeros
+        values = values.masked_fill(gone & (len(shape) > 0), -math.inf)
+        found.append(values.requires_grad_())
+    return found
+
+
+def declared(tables):
+    a, b, c, d, e, f, g, h, i = (
+        rg.Variable(name, size)
+        for name, size in zip("abcdefghi", (2, 3, 4, 2, 2, 5, 1, 3, 3), strict=True)
+    )
+    scopes = ((a, b), (b, c), (c, a), (b, d), (b, d, e), (), (d,), (f,))
+    factors = [rg.Factor(s, rg.Table(t)) for s, t in zip(scopes, tables, strict=True)]
+    factors.append(rg.Factor((h, d), rg.Table(tables[3])))  # a table that two factors have
+    return rg.FactorGraph(factors, variables=(a, b, c, d, e, f, g, h, i))
+
+
+def refused(*args, **kwargs):
+    """In place of what must not be called."""
+    raise AssertionError("this was called")
+
+
+def in_small(graph):
+    """The answers of a circuit, which may ask no other engine."""
+    found = circuit_of(graph)
+    assert found is not None
+    return CircuitSolution(graph, found, refused)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("evidence", [{}, SEEN, dict.fromkeys("abcdefghi", 0)])
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_are_those_of_contraction(seed, zeros, evidence):
+    tables = leaves(seed, zeros)
+    graph = declared(tables)
+    graph = graph.condition(evidence) if evidence else graph
+    general, small = rg.Contraction().solve(graph), in_small(graph)
+    close(small.log_partition(), general.log_partition())
+    close(small.log_partition(), brute_force(graph).log_partition.reshape(1))
+    with torch.no_grad():
+        flat = in_small(graph).variable_marginals()
+        close(flat, general.variable_marginals())
+    if small.log_partition() == -math.inf:
+        assert not flat.any()
+        return
+    found, expected = (
+        torch.autograd.grad(
+            each.log_partition(), tables, create_graph=True, allow_unused=True,
+            materialize_grads=True,
+        )
+        for each in (small, general)
+    )  # fmt: skip
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours, theirs)
+    weight = [torch.full_like(part, 0.3 + place) for place, part in enumerate(tables)]
+    again = [
+        torch.autograd.grad(
+            sum((w * part).sum() for w, part in zip(weight, each, strict=True)), tables,
+            allow_unused=True, materialize_grads=True,
+        )
+        if any(part.requires_grad for part in each)
+        else [torch.zeros_like(part) for part in tables]
+        for each in (found, expected)
+    ]  # fmt: skip
+    for ours, theirs in zip(*again, strict=True):
+        close(ours, theirs)
+
+
+def test_gradients_of_gradients_are_those_of_differences():
+    tables = [part.detach() for part in leaves(7)]
+
+    def log_z(*given):
+        return in_small(declared(list(given)).condition(SEEN)).log_partition()
+
+    given = [part.requires_grad_() for part in tables]
+    assert torch.autograd.gradcheck(log_z, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(log_z, given, fast_mode=True)
+
+
+def test_an_observed_state_has_probability_one():
+    flat = rg.infer(declared(leaves(3)).condition(SEEN))
+    assert flat.marginal("c").tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert flat.marginal("e").tolist() == [1.0, 0.0]
+
+
+def test_single_precision_is_kept():
+    tables = leaves(1, dtype=torch.float32)
+    graph = declared(tables)
+    posterior = rg.infer(graph)
+    exact = rg.infer(declared([part.double() for part in tables]))
+    assert posterior.log_partition.dtype == posterior.marginal("a").dtype == torch.float32
+    torch.testing.assert_close(posterior.log_partition.double(), exact.log_partition)
+    with torch.no_grad():
+        torch.testing.assert_close(rg.infer(graph).marginal("c").double(), exact.marginal("c"))
+    found = torch.autograd.grad(posterior.log_partition, tables)
+    assert all(part.dtype == torch.float32 for part in found)
+
+
+def test_tables_of_a_wide_range_are_left_to_contraction():
+    for graph in (declared(leaves(2, scale=400.0)), declared(leaves(2, scale=1e5))):
+        found = circuit_of(graph)
+        general = rg.Contraction().solve(graph)
+        wide = CircuitSolution(graph, found, lambda general=general: general)
+        assert wide.log_partition() is general.log_partition()
+        close(rg.infer(graph).log_partition, general.log_partition()[0])
+
+
+def test_blocks_with_rows_and_shared_tables_are_read_alike():
+    x = rg.VariableArray("x", (3, 4), 2)
+    values = torch.randn(3, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    single = rg.Table(values[0, 0])
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x[:, :-1], x[:, 1:]), rg.Table(values)),
+            rg.FactorBlock((x[:-1], x[1:]), rg.Table(values[0, 0].reshape(1, 1, 2, 2))),
+            rg.Factor((x[0, 0], x[2, 3]), rg.Table(values[1, 1])),
+            rg.Factor((x[0, 3], x[2, 0]), single),
+            rg.Factor((x[0, 1], x[2, 1]), single),
+        ]
+    )
+    general, small = rg.Contraction().solve(graph), in_small(graph)
+    close(small.log_partition(), general.log_partition())
+    close(small.variable_marginals(), general.variable_marginals())
+
+
+def test_what_is_no_small_table_has_no_circuit():
+    x = rg.VariableArray("x", (3,), 2)
+    one = rg.Factor((x[0],), rg.Table(torch.zeros(2)))
+    for other in (
+        rg.Factor((x[0], x[1], x[2]), rg.Or(3)),
+        rg.Factor((x[0],), rg.Table(torch.zeros(4, 2))),
+        rg.Factor((x[0],), rg.Table(torch.zeros(2, dtype=torch.float16))),
+    ):
+        assert circuit_of(rg.FactorGraph([one, other])) is None
+    graph = rg.FactorGraph([one])
+    assert circuit_of(graph) is not None
+    assert circuit_of(graph.condition({"x[0]": [0, 1]})) is None
+    assert circuit_of(rg.FactorGraph([], variables=[x])) is None
+    large = rg.VariableArray("y", (30, 30), 2)
+    pairs = rg.FactorBlock((large[:-1], large[1:]), rg.Table(torch.zeros(2, 2)))
+    across = rg.FactorBlock((large[:, :-1], large[:, 1:]), rg.Table(torch.zeros(2, 2)))
+    assert circuit_of(rg.FactorGraph([pairs, across])) is None
+
+
+def test_other_evidence_takes_no_plan_and_no_new_circuit(monkeypatch):
+    graph = declared([part.detach() for part in leaves(4)])
+    engine.shaped.cache_clear()
+    for state in (0, 1, 2):
+        posterior = rg.infer(graph.condition({"c": state, "f": state}))
+        expected = rg.Contraction().solve(posterior.graph)
+        with monkeypatch.context() as patched:
+            patched.setattr("rdpgraph.schedulers.prepared.prepared", refused)
+            patched.setattr("rdpgraph.schedulers.deferred.prepared", refused)
+            close(posterior.log_partition, expected.log_partition()[0])
+            close(posterior.marginal("b").sum(), torch.ones((), dtype=DOUBLE))
+        assert str(posterior.plan) == str(rg.explain(posterior.graph))
+    counted = engine.shaped.cache_info()
+    assert (counted.misses, counted.hits) == (1, 2)
+
+
+def test_a_budget_that_is_no_more_than_a_circuit_may_take_is_kept():
+    graph = declared(leaves(5))
+    assert rg.Contraction().circuit(graph) is not None
+    assert rg.Contraction(memory=1e6).circuit(graph) is None
+    assert rg.Contraction(seconds=0.5).circuit(graph) is None
+    with pytest.raises(rg.BudgetError):
+        rg.infer(graph, scheduler=rg.Contraction(memory=8.0))
+
+
+def test_registered_structures_come_first():
+    chain = rg.Chain(torch.randn(3, 2), torch.randn(2, 2)).factor_graph()
+    assert rg.Auto().circuit(chain) is None
+    assert rg.Contraction().circuit(chain) is not None
+    assert rg.infer(chain).plan.route == "structure"
+
+
+def test_other_ways_to_differentiate_are_left_to_contraction():
+    tables = [part.detach() for part in leaves(6)]
+
+    def log_z(*given):
+        return rg.Contraction().circuit(declared(list(given)))
+
+    with torch.autograd.forward_ad.dual_level():
+        assert log_z(*tables) is None
+    assert log_z(*tables) is not None
