@@ -25,8 +25,8 @@ def ring(w):
     return rg.FactorGraph([rg.Factor(scope, rg.Table(t)) for scope, t in factors])
 
 
-def large_grid(w):
-    return grid(w, 8)
+def small_grid(w):
+    return grid(w, 3)
 
 
 def grid(w, size=4):
@@ -146,13 +146,14 @@ def by(scheduler):
 
 
 ROUTES = {
-    "contraction": (ring, dict),
+    "circuit": (ring, dict),
+    "contraction": (ring, by(rg.Contraction(memory=1e6))),
     "contraction with rows of evidence": (evidence, dict),
     "contraction of logical factors": (logical, dict),
     "forest": (tree, by(rg.Contraction())),
-    "slices": (grid, by(rg.Contraction(memory=2400))),
+    "slices": (small_grid, by(rg.Contraction(memory=1200))),
     "join graph": (grid, by(rg.JoinGraph(memory=800, seconds=5))),
-    "portfolio": (large_grid, by(rg.Auto(memory=600, seconds=30))),
+    "portfolio": (grid, by(rg.Auto(memory=600, seconds=30))),
     "loopy": (grid, by(rg.Loopy(damping=0.3, sweeps=50))),
     "loopy with rows of evidence": (evidence, by(rg.Loopy(sweeps=50))),
     "loopy, unrolled": (grid, by(rg.Loopy(sweeps=5, gradient=rg.Unrolled()))),

@@ -22,7 +22,14 @@ from tests.query.routes import (
 )
 
 PACKAGE = Path(rg.__file__).parent
-FEW = ("contraction", "loopy", "recognised chain", "randomized loopy", "randomized chain")
+FEW = (
+    "circuit",
+    "contraction",
+    "loopy",
+    "recognised chain",
+    "randomized loopy",
+    "randomized chain",
+)
 CASES = [
     *((route, torch.inference_mode) for route in ROUTES),
     *((route, torch.no_grad) for route in FEW),
