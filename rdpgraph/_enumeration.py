@@ -252,4 +252,7 @@ def truth_of(structure: Structure) -> OnGraph | Enumeration:
         graph = structure.factor_graph()
     except UnsupportedError:
         return Enumeration.of(structure)
+    sites = structure.unary.shape[len(graph.batch_shape) : -1]
+    if any(tuple(entry.shape) != tuple(sites) for entry in graph.variables):
+        return Enumeration.of(structure)  # a graph of other sites
     return OnGraph(structure, graph, brute_force(graph))

@@ -142,7 +142,8 @@ _ASKED: dict[str, Callable[[Any], object]] = {
 def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration) -> None:
     """Every answer, in the shape of the sites."""
     shape = posterior.structure.unary.shape
-    mode = posterior.mode()
+    structure = posterior.structure
+    mode = structure.site_states(posterior.mode())
     _agree(mode.shape == shape[:-1], "mode() has the shape of unary without states")
     _close(truth.score(mode), truth.maximum, "the score of mode()")
     # In a graph a site that an item lacks is held in a state.
@@ -157,6 +158,9 @@ def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration)
         _close(values, torch.where(present, expected, absent), what)
     _close(posterior.entropy(), truth.entropy, "entropy()")
     drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
+    drawn = structure.site_states(drawn)
+    again = structure.site_states(structure.configuration(drawn))
+    _agree(torch.equal(again, drawn), "site_states() gives what configuration() is made from")
     _agree(drawn.shape == (8, *mode.shape), "sample(8) has shape (8, *batch, *sites)")
     if fixed:
         _agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")

@@ -68,6 +68,17 @@ class Structure(ABC):
         """
         raise UnsupportedError(f"{type(self).__name__} scores no configurations.")
 
+    def configuration(self, states: Tensor) -> Any:
+        """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.
+
+        Default: the states themselves. What estimators find on a few states goes through it.
+        """
+        return states
+
+    def site_states(self, configuration: Any) -> Tensor:
+        """(*lead, *batch, *sites) the states that `configuration` was made from."""
+        return configuration
+
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":
         """The structure that a graph is, or None; the default recognises nothing.

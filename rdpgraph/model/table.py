@@ -77,16 +77,15 @@ class Table(Potential):
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, by indexing; cost and memory of the result."""
         arity = len(states)
-        leads = torch.broadcast_shapes(self.lead(arity), *(s.shape[:-1] for s in states))
-        values = self.log_values.expand([*leads, *self.slots(arity)])
-        index: list[Tensor] = []
-        for dim, size in enumerate(leads):
+        lead, index = self.lead(arity), list[Tensor]()
+        # The table as it is: the gradient of one expanded to the states' dims would be as large.
+        for dim, size in enumerate(lead):
             places = torch.arange(size, device=self.device)
-            index.append(places.reshape(-1, *(1,) * (len(leads) - dim - 1 + arity)))
+            index.append(places.reshape(-1, *(1,) * (len(lead) - dim - 1 + arity)))
         for slot, chosen in enumerate(states):
             dims = (*chosen.shape[:-1], *(1,) * slot, chosen.shape[-1], *(1,) * (arity - slot - 1))
             index.append(chosen.to(self.device).reshape(dims))
-        return values[tuple(index)] if index else values
+        return self.log_values[tuple(index)] if index else self.log_values
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
         """The tables of some factors of a block."""

@@ -169,6 +169,8 @@ class EstimatedStructuredPosterior(Portable):
     def mode(self) -> Tensor:
         """(*batch, *sites) the best configuration of states kept together in one replicate.
 
+        Of the type that the structure's own mode has.
+
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
@@ -176,10 +178,13 @@ class EstimatedStructuredPosterior(Portable):
         modes = other._unweighted.mode()
         best = other._unweighted.max_marginals().flatten(other.inner.log_partition.ndim)
         best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no sites, too
-        return other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
+        states = other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
+        return self.structure.configuration(states)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, *sites) draws: a replicate in proportion to its Z, then a draw of it.
+
+        Of the type that the structure's own draws have.
 
         Raises:
             ImpossibleEvidenceError: an item has none.
@@ -188,7 +193,8 @@ class EstimatedStructuredPosterior(Portable):
         other = self._possible
         chosen = self.replicates.choose(count, generator)
         most = int(turns(chosen).amax()) + 1 if chosen.numel() else 0
-        return other._original(other.inner.sample(most, generator=generator), chosen)
+        states = other._original(other.inner.sample(most, generator=generator), chosen)
+        return self.structure.configuration(states)
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
         """(*batch, *sites, states): one relaxed one-hot draw, zero where a state was not kept.

@@ -176,8 +176,9 @@ def test_every_question_is_answered(make, estimator):
         assert isinstance(posterior, EstimatedStructuredPosterior)
         assert posterior.marginals().shape == exact.marginals().shape
         if alive:
-            assert drawn.shape == (5, *model.unary.shape[:-1])
-            assert mode.shape == model.unary.shape[:-1]
+            assert type(mode) is type(drawn) is type(exact.mode())
+            assert model.site_states(drawn).shape == (5, *model.unary.shape[:-1])
+            assert model.site_states(mode).shape == model.unary.shape[:-1]
     assert posterior.status.exact or posterior.status.biased
 
 

@@ -31,6 +31,11 @@ STRUCTURES = {
     "preterminals": lambda: rg.Hypertree(
         draw(3, 3, 3), rg.DenseRules(draw(2, 3, 3, seed=1)), preterminals=1
     ),
+    "segments": lambda: rg.SemiMarkov(draw(2, 3, 2, 2), draw(2, 2, seed=1), lengths=SOME),
+    "segments, a transition each": lambda: rg.SemiMarkov(
+        draw(2, 3, 2, 2), draw(2, 2, 2, 2, seed=1)
+    ),
+    "segments of low rank": lambda: rg.SemiMarkov(draw(3, 2, 2), rg.LowRank(*factors(2, 2, 1))),
     "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
 }

@@ -589,3 +589,39 @@ def test_two_faint_paths_share_as_they_should(dtype):
 def test_what_does_not_fit_is_refused(segments, transition, lengths, match):
     with pytest.raises(rg.ModelError, match=match):
         SemiMarkov(segments, transition, lengths=lengths)
+
+
+def test_the_labels_of_segments_are_a_segmentation_or_nothing():
+    """Every choice of a label, or none, for each segment: few cover each position once."""
+    steps, durations, labels = 3, 2, 2
+    model = random_model(steps, durations, labels, batch=(4,), lengths=torch.tensor([3, 2, 1, 0]))
+    every = itertools.product(range(-1, labels), repeat=steps * durations)
+    states = torch.tensor(list(every)).reshape(-1, 1, steps, durations)
+    scores = model.score(states.expand(-1, 4, -1, -1))
+    for item in range(4):
+        pieces = list(all_segmentations(int(model.lengths[item]), durations, labels))
+        expected = [score_of(own, model.unary[item], model.transition) for own in pieces]
+        found = scores[:, item][scores[:, item] > -math.inf]
+        torch.testing.assert_close(found.sort().values, torch.stack(expected).sort().values)
+    torch.testing.assert_close(
+        model.log_prob(states.expand(-1, 4, -1, -1)).exp().sum(0), torch.ones(4, dtype=DOUBLE)
+    )
+
+
+def test_a_segmentation_is_made_of_its_segments():
+    model = random_model(6, 3, 4, batch=(4,), lengths=torch.tensor([6, 3, 1, 0]))
+    drawn = model.sample(20, seeded())
+    states = model.site_states(drawn)
+    assert states.shape == (20, 4, 6, 3)
+    again = model.configuration(states)
+    assert torch.equal(again.labels, drawn.labels)
+    assert torch.equal(again.starts, drawn.starts)
+    torch.testing.assert_close(model.score(states), model.score(drawn))
+
+
+def test_labels_of_segments_that_do_not_fit_are_refused():
+    model = random_model(3, 2, 4)
+    with pytest.raises(rg.EvidenceError, match=r"segments, \(\*lead, 3, 2\); got \(2, 3\)"):
+        model.score(torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(rg.EvidenceError, match="labels 0 to 3, and -1"):
+        model.score(torch.full((3, 2), 4))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
@@ -29,12 +29,13 @@ from rdpgraph.structures.semimarkov import (
     posterior,
     proposals,
     recursion,
+    scoring,
 )
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restricted
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
-from rdpgraph.structures.semimarkov.transitions import flattened, joints
+from rdpgraph.structures.semimarkov.transitions import flattened
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,39 +150,42 @@ class SemiMarkov(Structure):
         return found.reshape(self.batch_shape)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, segmentation: Segmentation
+        self, segmentation: Segmentation | Tensor
     ) -> Tensor:
         """(*lead, *batch) the score of segmentations (*lead, *batch, T), in nats; differentiable.
 
         -inf for what the model does not have: no start at the first position, a label that changes
         inside a segment, a segment of more than D steps.
 
+        Args:
+            segmentation: or the label of each segment, (*lead, *batch, T, D), -1 for what is none;
+                -inf where those do not cover every position once.
+
         Raises:
             EvidenceError: a shape that does not fit, or a label outside 0..N-1.
         """
         segments, lengths = self._positions()
-        steps, durations = segments.shape[1:3]
-        state, starts = self._flat(segmentation)
-        if not steps:
-            return segments.new_zeros(segmentation.labels.shape[:-1])
-        place = torch.arange(steps, device=segments.device)
-        inside = place < lengths.unsqueeze(1)
-        ages = Segmentation(state, starts).ages
-        follows = pad(starts[..., 1:], (0, 1), value=True)
-        ends = inside & (follows | (place == lengths.unsqueeze(1) - 1))
-        item = torch.arange(len(lengths), device=segments.device).unsqueeze(1)
-        spans = segments[item, place, ages.clamp(max=durations - 1), state]
-        total = torch.where(ends, spans, 0.0).sum(-1)
-        before = state[..., :-1]
-        each = len(self.transition.shape) > 2
-        between = joints(self._table if each else self.transition, before, state[..., 1:])
-        total = total + torch.where((starts & inside)[..., 1:], between, 0.0).sum(-1)
-        changes = pad(before != state[..., 1:], (1, 0))
-        wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
-        total = total.masked_fill((wrong & inside).any(-1), -math.inf)
+        if isinstance(segmentation, Tensor):
+            whole = scoring.filled(segmentation, self.unary)
+            same = (self.site_states(whole) == segmentation).flatten(-2).all(-1)
+            return self.score(whole).masked_fill(~same, -math.inf)
+        given = self.transition if len(self.transition.shape) == 2 else self._table
+        found = scoring.flat(segmentation, self.unary, lengths)
+        total = scoring.score(segments, given, lengths, found)
         return total.reshape(segmentation.labels.shape[:-1])
 
-    def log_prob(self, segmentation: Segmentation) -> Tensor:
+    def configuration(self, states: Tensor) -> Segmentation:
+        """The segmentation of the label of each segment, (*lead, *batch, T, D), -1 for none."""
+        return Segmentation.of(states)
+
+    def site_states(self, configuration: Segmentation) -> Tensor:
+        """(*lead, *batch, T, D) the label of each segment of a segmentation, -1 for none."""
+        _, lengths = self._positions()
+        found = scoring.flat(configuration, self.unary, lengths)
+        states = scoring.site_states(found, lengths, self.unary.shape[-2])
+        return states.reshape(*configuration.labels.shape, self.unary.shape[-2])
+
+    def log_prob(self, segmentation: Segmentation | Tensor) -> Tensor:
         """(*lead, *batch) log-probabilities of segmentations, in nats: the score less log Z.
 
         Raises:
@@ -259,8 +263,7 @@ class SemiMarkov(Structure):
         if k < 1:
             raise ModelError(f"SemiMarkov.k_best needs k >= 1; got {k}.")
         found = self._shaped(kbest.k_best(*self._parts(), k), (k,))
-        _, lengths = self._positions()
-        empty = lengths.reshape(self.batch_shape) == 0
+        empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
         there = torch.where(empty, first, found.starts.any(-1))
         labels = torch.where(there.unsqueeze(-1), found.labels, -1)
@@ -356,12 +359,12 @@ class SemiMarkov(Structure):
 
     def states(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""
-        labels, starts = self._flat(segmentation)
         _, lengths = self._positions()
-        place = torch.arange(labels.shape[-1], device=labels.device)
-        states = Segmentation(labels, starts).ages * self.unary.shape[-1] + labels
-        states = states.masked_fill(place >= lengths.unsqueeze(1), 0)
-        return states.reshape(segmentation.labels.shape)
+        found = scoring.flat(segmentation, self.unary, lengths)
+        place = torch.arange(found.labels.shape[-1], device=found.labels.device)
+        states = found.ages * self.unary.shape[-1] + found.labels
+        inside = place < lengths.unsqueeze(1)
+        return torch.where(inside, states, 0).reshape(segmentation.labels.shape)
 
     def work(self) -> float:
         """The multiply-adds of log Z."""
@@ -391,27 +394,6 @@ class SemiMarkov(Structure):
         if self.lengths is None:
             return segments, torch.full((count,), shape[-3], device=segments.device)
         return segments, self.lengths.reshape(count).to(segments.device, torch.long)
-
-    def _flat(self, segmentation: Segmentation) -> tuple[Tensor, Tensor]:
-        """Labels and starts as (*lead, B, T), what stands beyond the length replaced by 0."""
-        labels, starts = segmentation.labels, segmentation.starts
-        shape = (*self.batch_shape, self.unary.shape[-3])
-        lead = labels.ndim - len(shape)
-        if lead < 0 or tuple(labels.shape[lead:]) != shape:
-            raise EvidenceError(
-                f"SemiMarkov needs a segmentation of shape (*lead, {', '.join(map(str, shape))}); "
-                f"got {tuple(labels.shape)}."
-            )
-        _, lengths = self._positions()
-        inside = torch.arange(shape[-1], device=labels.device) < lengths.unsqueeze(1)
-        labels = labels.reshape(*labels.shape[:lead], len(lengths), shape[-1])
-        labels = labels.masked_fill(~inside, 0)
-        if not bool(((labels >= 0) & (labels < self.unary.shape[-1])).all()):
-            raise EvidenceError(
-                f"SemiMarkov has labels 0 to {self.unary.shape[-1] - 1}; a segmentation has "
-                f"{int(labels.min())} to {int(labels.max())}."
-            )
-        return labels, starts.reshape(labels.shape) & inside
 
     def _shaped(self, found: Segmentation, lead: tuple[int, ...]) -> Segmentation:
         shape = (*lead, *self.batch_shape, self.unary.shape[-3])

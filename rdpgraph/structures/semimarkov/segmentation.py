@@ -40,7 +40,7 @@ class Segmentation:
 
     @classmethod
     def of(cls, segments: Tensor) -> "Segmentation":
-        """From the label of each segment, as estimated posteriors give modes and samples.
+        """From the label of each segment; `SemiMarkov.site_states` is the way back.
 
         Args:
             segments: (*lead, T, D) the label of the segment that ends at a position and lasts

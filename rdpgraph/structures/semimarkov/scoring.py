@@ -1,0 +1,110 @@
+"""The scores of segmentations, and the segments that they are made of."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph.errors import EvidenceError
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.semimarkov.segmentation import Segmentation
+from rdpgraph.structures.semimarkov.transitions import joints
+
+
+def score(
+    segments: Tensor, transition: Tensor | Potential, lengths: Tensor, found: Segmentation
+) -> Tensor:
+    """(*lead, B) scores in nats; -inf for what the model does not have. Differentiable.
+
+    Args:
+        segments: (B, T, D, N).
+        transition: (N, N), or (1 or B, T - 1, N, N), or a potential.
+        lengths: (B,).
+        found: (*lead, B, T), as `flat` gives it.
+    """
+    state, starts = found.labels, found.starts
+    steps, durations = segments.shape[1:3]
+    if not steps:
+        return segments.new_zeros(state.shape[:-1])
+    place = torch.arange(steps, device=segments.device)
+    inside = place < lengths.unsqueeze(1)
+    ages, ends = found.ages, _ends(starts, lengths)
+    item = torch.arange(len(lengths), device=segments.device).unsqueeze(1)
+    spans = segments[item, place, ages.clamp(max=durations - 1), state]
+    total = torch.where(ends, spans, 0.0).sum(-1)
+    before = state[..., :-1]
+    between = joints(transition, before, state[..., 1:])
+    total = total + torch.where((starts & inside)[..., 1:], between, 0.0).sum(-1)
+    changes = pad(before != state[..., 1:], (1, 0))
+    wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
+    return total.masked_fill((wrong & inside).any(-1), -math.inf)
+
+
+def site_states(found: Segmentation, lengths: Tensor, durations: int) -> Tensor:
+    """(*lead, B, T, D) the label of each segment of (*lead, B, T), as `flat` gives it; -1: none."""
+    lasting = torch.arange(durations, device=lengths.device)
+    here = _ends(found.starts, lengths).unsqueeze(-1) & (found.ages.unsqueeze(-1) == lasting)
+    return torch.where(here, found.labels.unsqueeze(-1), -1)
+
+
+def flat(found: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
+    """(*lead, B, T), what stands beyond the length replaced by 0.
+
+    Args:
+        found: (*lead, *batch, T).
+        unary: (*batch, T, D, N).
+        lengths: (B,).
+
+    Raises:
+        EvidenceError: a shape that does not fit, or a label outside 0..N-1.
+    """
+    labels, shape = found.labels, tuple(unary.shape[:-2])
+    lead = labels.ndim - len(shape)
+    if lead < 0 or tuple(labels.shape[lead:]) != shape:
+        raise EvidenceError(
+            f"SemiMarkov needs a segmentation of shape (*lead, {', '.join(map(str, shape))}); "
+            f"got {tuple(labels.shape)}."
+        )
+    inside = torch.arange(shape[-1], device=labels.device) < lengths.unsqueeze(1)
+    labels = labels.reshape(*labels.shape[:lead], len(lengths), shape[-1])
+    labels = labels.masked_fill(~inside, 0)
+    if not bool(((labels >= 0) & (labels < unary.shape[-1])).all()):
+        raise EvidenceError(
+            f"SemiMarkov has labels 0 to {unary.shape[-1] - 1}; a segmentation has "
+            f"{int(labels.min())} to {int(labels.max())}."
+        )
+    return Segmentation(labels, found.starts.reshape(labels.shape) & inside)
+
+
+def filled(states: Tensor, unary: Tensor) -> Segmentation:
+    """(*lead, *batch, T) of the labels of segments; where those end early, the last goes on.
+
+    Args:
+        states: (*lead, *batch, T, D), -1 for no segment.
+        unary: (*batch, T, D, N).
+
+    Raises:
+        EvidenceError: a shape that does not fit, or a label outside -1..N-1.
+    """
+    shape, lead = tuple(unary.shape[:-1]), states.ndim - unary.ndim + 1
+    if lead < 0 or tuple(states.shape[lead:]) != shape:
+        raise EvidenceError(
+            "SemiMarkov needs the labels of segments, (*lead, "
+            f"{', '.join(map(str, shape))}); got {tuple(states.shape)}."
+        )
+    if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < unary.shape[-1]:
+        raise EvidenceError(
+            f"SemiMarkov has labels 0 to {unary.shape[-1] - 1}, and -1 for what is no segment; got "
+            f"{int(states.min())} to {int(states.max())}."
+        )
+    found = Segmentation.of(states)
+    return Segmentation(found.labels.clamp(min=0), found.starts)
+
+
+def _ends(starts: Tensor, lengths: Tensor) -> Tensor:
+    """(*lead, B, T) whether a segment ends at a position."""
+    place = torch.arange(starts.shape[-1], device=starts.device)
+    follows = pad(starts, (0, 1), value=True)[..., 1:]
+    last = place == lengths.unsqueeze(1) - 1
+    return (place < lengths.unsqueeze(1)) & (follows | last)
