@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.program import compiled
 from rdpgraph.plan import scheduler
-from rdpgraph.structures.hypertree.eisner_forest import _chart
+from rdpgraph.structures.hypertree.arcs import _rows
 from tests.query.routes import (
     ANSWERS,
     ROUTES,
@@ -38,7 +38,7 @@ CASES = [
 
 def forget():
     """As in a fresh process."""
-    for function in (compiled, _chart):
+    for function in (compiled, _rows):
         function.cache_clear()
     scheduler._known.clear()
     scheduler._easy.clear()

@@ -1,6 +1,5 @@
 """Dependency trees without crossing arcs."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -8,8 +7,10 @@ from torch import Tensor
 
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import eisner
+from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
 from rdpgraph.structures.hypertree.dependencies import Dependencies
-from rdpgraph.structures.hypertree.eisner_forest import forest
+from rdpgraph.structures.tape.best import best
+from rdpgraph.structures.tape.up import up
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -52,23 +53,16 @@ class ProjectiveDependencies(Dependencies):
 
         Not differentiable. O(n^3).
         """
-        unary, lengths = self._parts()
-        if not unary.numel():
-            return self.unary.detach()
-        filled, inside = _filled(unary.detach().double(), lengths)
-        found = forest(filled, multiroot=self.multiroot).max_marginals()
-        found = found[:, : unary[0].numel()].reshape(unary.shape)
-        found = torch.where(inside, found, -math.inf)
-        return found.to(self.unary).reshape(self.unary.shape)
+        return self._laid().max_marginals()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        if not unary.numel():
-            return torch.full((k, *unary.shape[:2]), -1, device=unary.device)
-        filled, _ = _filled(unary.double(), lengths)
-        best = forest(filled, multiroot=self.multiroot).k_best(k)
-        used = best.uses[..., : unary[0].numel()].reshape(k, *unary.shape)
-        heads = used.argmax(-1)
-        return torch.where((best.scores > -math.inf).unsqueeze(-1), heads, -1)
+        tape = self._laid().laid(double=True)
+        with torch.no_grad():
+            heads, _ = best(tape, up(tape, 0.0), k)
+        return heads.reshape(k, *unary.shape[:2])
+
+    def _laid(self) -> ProjectiveArcs:
+        return ProjectiveArcs(self.unary.detach(), self.multiroot, self.lengths)
 
     def _descended(
         self, count: int, temperature: float, generator: torch.Generator | None
@@ -94,13 +88,3 @@ class ProjectiveDependencies(Dependencies):
         both = inside.unsqueeze(2) & inside.unsqueeze(1)
         return super()._is_tree(heads, inside) & ~(crossing & both).flatten(2).any(2)
 
-
-def _filled(unary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The same trees over all n words: one beyond the length has the one before it as its head.
-
-    And (B, n, 1) where words are within the length.
-    """
-    word = torch.arange(unary.shape[1], device=unary.device).unsqueeze(1)
-    inside = word < lengths.reshape(-1, 1, 1)
-    before = torch.arange(unary.shape[2], device=unary.device) == word
-    return torch.where(inside, unary, torch.where(before, 0.0, -math.inf).to(unary)), inside

@@ -34,13 +34,13 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         )
     found = torch.full((count * batch, math.prod(tape.site_shape)), -1, device=device)
     trees = torch.arange(count * batch, device=device)
-    waiting: list[list[Tensor]] = [[] for _ in tape.steps]
-    waiting[-1] = [torch.stack([trees, trees * 0, trees * 0])]
+    waiting: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in tape.steps]
+    waiting[-1] = [(trees, trees * 0, trees * 0)]
     for number in range(len(tape.steps) - 1, -1, -1):
         if not waiting[number]:
             continue
         step = tape.steps[number]
-        tree, place, label = torch.cat(waiting[number], 1)
+        tree, place, label = (torch.cat(parts) for parts in zip(*waiting[number], strict=True))
         waiting[number] = []
         if isinstance(step, Leaf):
             if step.sites is not None:
@@ -51,5 +51,5 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         for value, rows, places, labels in step.children(chosen, item, place, label):
             below = tree if rows is None else tree[rows]
             if len(below):
-                waiting[value.number].append(torch.stack([below, places, labels]))
+                waiting[value.number].append((below, places, labels))
     return found.reshape(count, *tape.lead, *tape.site_shape)

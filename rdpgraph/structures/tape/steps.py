@@ -4,7 +4,6 @@ A step says what its alternatives are; every question is asked of those. The val
 their soft sum: (B, P, K) from terms in which one more dim lists the alternatives.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -325,55 +324,6 @@ class Linked(Step):
         return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
 
 
-@dataclass(frozen=True, eq=False)
-class Picked(Step):
-    """For each new label one of the labels of a value.
-
-    Attributes:
-        x: (B, P or 1, I).
-        which: (J,), or (B, P, J) where not all labels are kept: labels of x.
-        places: P.
-    """
-
-    x: Value
-    which: Tensor
-    places: int
-
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, 1, P, J)."""
-        return self.up(reader, 1.0).unsqueeze(1)
-
-    def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B or 1, P, J)."""
-        x = reader.values[self.x.number]
-        if self.which.ndim == 1:
-            return x.index_select(2, self.which).expand(-1, self.places, -1)
-        return x.expand(len(self.which), self.places, -1).gather(2, self.which)
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1)."""
-        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
-
-    def children(
-        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
-    ) -> Iterator[Child]:
-        """The label of x."""
-        own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
-        yield self.x, None, place if self.x.places > 1 else place * 0, own
-
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """To each label of x the terms of those that are made of it."""
-        which = self.which.expand(len(terms), self.places, -1)
-        columns = torch.arange(self.x.width, device=which.device)
-        own = (which.unsqueeze(-2) == columns.unsqueeze(-1)).unsqueeze(1)
-        yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
-
-    @property
-    def work(self) -> float:
-        """None."""
-        return 0.0
-
-
 def _ways(way: Sequence[View]) -> int:
     return max(view.ways for view in way)
 
@@ -387,10 +337,24 @@ def _children(
     if len(view.pool) == 1:
         yield view.pool[0], here, number, label
         return
-    start = 0
-    for value in view.pool:
-        inside = ((number >= start) & (number < start + value.places)).nonzero().squeeze(1)
-        if len(inside):
-            rows = inside if here is None else here[inside]
-            yield value, rows, number[inside] - start, label[inside]
-        start += value.places
+    if len(number) == 1:
+        only = int(number)
+        for value in view.pool:
+            if only < value.places:
+                yield value, here, number.new_tensor([only]), label
+                return
+            only -= value.places
+        return
+    number, order = number.sort()
+    ends = torch.tensor([value.places for value in view.pool], device=number.device).cumsum(0)
+    start = first = 0
+    for value, stop in zip(view.pool, torch.searchsorted(number, ends).tolist(), strict=True):
+        if stop > first:
+            rows = order[first:stop]
+            yield (
+                value,
+                rows if here is None else here[rows],
+                number[first:stop] - start,
+                label[rows],
+            )
+        start, first = start + value.places, stop

@@ -15,8 +15,9 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.tape.links import Link, Looked, Ruled
+from rdpgraph.structures.tape.picking import Apart, Picked
 from rdpgraph.structures.tape.sources import Sources, collected, widened
-from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Picked, Step, Together, Total
+from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Step, Together, Total
 from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
 
 Given = Value | View
@@ -250,6 +251,18 @@ class Tape:
         if states is not None:
             which, places = which[states], states.shape[1]
         return self._add(Picked(x, which, places), places, which.shape[-1], to.labels)
+
+    def apart(self, x: Value, states: int) -> Value:
+        """The states of sites as places of one label: place p * states + s is state s of place p.
+
+        Args:
+            x: whose labels are the states of its sites; a state that is not kept is -inf.
+            states: how many there are, kept or not.
+        """
+        if x.labels.states is not None:
+            same = torch.eye(states, dtype=torch.bool, device=self.device)
+            x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))
+        return self._add(Apart(x), x.places * x.width, 1, Labels())
 
     def pairs(self, left: Given, right: Given) -> Value:
         """The pairs of labels of two parts, C * E side by side, summed over their alternatives."""

@@ -119,27 +119,33 @@ class Reader:
 
     Attributes:
         values: (B or 1, P, K) of each step.
+        pools: how many pools are kept, the latest ones.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
+    pools: float = 3
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
     )
 
     def pooled(self, view: View) -> Tensor:
         """(B or 1, places of the pool and one more of -inf, K)."""
-        # Two views of one pool are often read together.
+        # Views of one pool are often read together, or in turn with those of another.
         key = tuple(value.number for value in view.pool)
         if key not in self._latest:
-            self._latest.clear()
+            if len(self._latest) >= self.pools:
+                del self._latest[next(iter(self._latest))]
             self._latest[key] = self._pooled(view)
         return self._latest[key]
 
     def _pooled(self, view: View) -> Tensor:
         parts = [self.values[value.number] for value in view.pool]
-        batch = joint([len(part) for part in parts])
-        parts = [part.expand(batch, *part.shape[1:]) for part in parts]
-        return torch.cat([*parts, parts[0].new_full((batch, 1, view.width), -math.inf)], 1)
+        sizes = [part.shape[0] for part in parts]
+        batch = joint(sizes)
+        if len(set(sizes)) > 1:
+            parts = [part.expand(batch, -1, -1) for part in parts]
+        none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
+        return torch.cat([*parts, none.expand(batch, 1, view.width)], 1)
 
     def read(self, view: View) -> Tensor:
         """(B or 1, M, P or 1, K)."""

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
+from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.up import goal, up
 from rdpgraph.testing import check_structure
@@ -22,6 +23,8 @@ SMALL = {
     "spans": Spans(draw(3, 3, 2), RULES["dense"]),
     "ranked spans": Spans(draw(3, 3, 2), RULES["low rank"]),
     "factorised spans": Spans(draw(3, 3, 2), RULES["factorised"]),
+    "arcs": ProjectiveArcs(draw(2, 2, 3), lengths=torch.tensor([2, 1])),
+    "arcs from the root": ProjectiveArcs(draw(2, 2, 3), multiroot=True),
     "plain spans": Spans(draw(2, 3, 3, 2), RULES["none"], lengths=torch.tensor([3, 2])),
 }
 small = pytest.mark.parametrize("name", SMALL)

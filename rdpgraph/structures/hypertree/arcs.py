@@ -1,0 +1,107 @@
+"""Projective dependency trees as a recursion over spans (Eisner 1996), laid out on a tape."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import remembered
+from rdpgraph.structures.tape.recursion import Recursion
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value, View
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectiveArcs(Recursion):
+    """Trees over words, without crossing arcs; a word's state is its head, 0 the root.
+
+    Positions are the root, 0, and the words, 1..n. A complete span has its head at one end and all
+    that is below it; an open one has an arc between its ends. Each row of spans has those headed
+    by their first position, and then those headed by their last.
+
+    Args:
+        unary: (*batch, n, n + 1) log-potentials, [word, head].
+        multiroot: whether more than one word may have the root as its head.
+        lengths: (*batch,), or None.
+    """
+
+    multiroot: bool = False
+    lengths: Tensor | None = field(default=None, metadata={"dims": 0})
+
+    def recursion(self, tape: Tape) -> Value:
+        """By width, from all splits."""
+        words, device = tape.site_shape[0], tape.device
+        if not words:
+            return tape.one
+        count = words + 1
+        arcs = tape.apart(tape.sites[:], count)
+        complete, opened = [tape.leaf(tape.unary.new_zeros(1, 2 * count, 1))], list[Value]()
+        for row in _rows(words, device):
+            inner = (View(tuple(complete), row.before), View(tuple(complete), row.after))
+            inner = tape.total(inner)
+            arc = View((arcs,), row.arcs)
+            opened.append(tape.total((View((inner,), row.inner), arc)))
+            whole = (View(tuple(opened), row.opened), View(tuple(complete), row.rest))
+            complete.append(tape.total(whole))
+        lengths = tape.lengths(self.lengths, words).reshape(-1, 1, 1)
+        first, top = lengths * 0, torch.arange(1, count, device=device).unsqueeze(1)
+        if self.multiroot:
+            return tape.total(tape.view(complete, _headed_first(first, lengths, count)))
+        above = tape.view(arcs, (top - 1) * count)
+        before = tape.view(complete, _headed_last(torch.ones_like(top), top, count))
+        after = _headed_first(top, lengths.clamp(min=top), count)
+        after = tape.view(complete, torch.where(top <= lengths, after, -1))
+        return tape.total(tape.allowed(lengths.reshape(-1, 1) == 0), (above, before, after))
+
+
+def _start(width: Tensor, count: int) -> Tensor:
+    """Where the complete spans of a width start, among those of all widths."""
+    return width * (2 * count + 1 - width)
+
+
+def _headed_first(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """The places of complete spans."""
+    return _start(last - first, count) + first
+
+
+def _headed_last(first: Tensor, last: Tensor, count: int) -> Tensor:
+    """The places of complete spans."""
+    return _start(last - first, count) + count - (last - first) + first
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """The spans of a width, (splits, spans) each; and the places that they are made of."""
+
+    before: Tensor
+    after: Tensor
+    inner: Tensor
+    arcs: Tensor
+    opened: Tensor
+    rest: Tensor
+
+
+@remembered(16)
+def _rows(words: int, device: torch.device) -> list[_Row]:
+    """Of all widths from 1; open spans have no row of width 0."""
+    count, found = words + 1, list[_Row]()
+    for width in range(1, count):
+        first = torch.arange(count - width, device=device)
+        last, split = first + width, first + torch.arange(width, device=device).unsqueeze(1)
+        first, last = first.expand_as(split), last.expand_as(split)
+        to_last = (last[:1] - 1) * count + first[:1]
+        # No arc leads to the root.
+        to_first = torch.where(first[:1] > 0, (first[:1] - 1) * count + last[:1], words * count)
+        opened = _headed_first(first, split + 1, count), _headed_last(split, last, count)
+        rest = _headed_first(split + 1, last, count), _headed_last(first, split, count)
+        found.append(
+            _Row(
+                _headed_first(first, split, count),
+                _headed_last(split + 1, last, count),
+                (first[:1] - first[0, 0]).repeat(1, 2),
+                torch.cat([to_last, to_first], 1),
+                torch.cat(opened, 1) - 2 * count,
+                torch.cat(rest, 1),
+            )
+        )
+    return found

@@ -1,0 +1,98 @@
+"""Steps that add nothing: labels picked for others, and labels as places."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.tape.steps import Child, Step
+from rdpgraph.structures.tape.values import Reader, Value, View
+
+
+@dataclass(frozen=True, eq=False)
+class Picked(Step):
+    """For each new label one of the labels of a value.
+
+    Attributes:
+        x: (B, P or 1, I).
+        which: (J,), or (B, P, J) where not all labels are kept: labels of x.
+        places: P.
+    """
+
+    x: Value
+    which: Tensor
+    places: int
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, 1, P, J)."""
+        return self.up(reader, 1.0).unsqueeze(1)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, J)."""
+        x = reader.values[self.x.number]
+        if self.which.ndim == 1:
+            return x.index_select(2, self.which).expand(-1, self.places, -1)
+        return x.expand(len(self.which), self.places, -1).gather(2, self.which)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, 1)."""
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The label of x."""
+        own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
+        yield self.x, None, place if self.x.places > 1 else place * 0, own
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """To each label of x the terms of those that are made of it."""
+        which = self.which.expand(len(terms), self.places, -1)
+        columns = torch.arange(self.x.width, device=which.device)
+        own = (which.unsqueeze(-2) == columns.unsqueeze(-1)).unsqueeze(1)
+        yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
+
+    @property
+    def work(self) -> float:
+        """None."""
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Apart(Step):
+    """The labels of a value as places of one label, those of each place side by side: (B, P K, 1).
+
+    Attributes:
+        x: (B, P, K).
+    """
+
+    x: Value
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """(B, 1, P K, 1)."""
+        return self.up(reader, 1.0).unsqueeze(1)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B, P K, 1)."""
+        return reader.values[self.x.number].flatten(1).unsqueeze(-1)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, 1)."""
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """The place and label that became a place."""
+        yield self.x, None, place // self.x.width, place % self.x.width
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+        """To each label its place."""
+        yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width)), None
+
+    @property
+    def work(self) -> float:
+        """None."""
+        return 0.0
