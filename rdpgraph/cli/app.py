@@ -4,6 +4,7 @@ What answers is imported by the command that needs it, so that help waits for no
 """
 
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -42,7 +43,10 @@ Memory = Annotated[
     typer.Option("--memory", parser=memory, metavar="4GB", help="Budget for the tables."),
 ]
 Time = Annotated[
-    float, typer.Option("--time", parser=seconds, metavar="60s", help="Budget for the run.")
+    float,
+    typer.Option(
+        "--time", parser=seconds, metavar="60s", help="Budget for the run, reading included."
+    ),
 ]
 Limit = Annotated[
     float | None,
@@ -108,13 +112,17 @@ def infer_command(
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
+    from rdpgraph.plan.clock import Allowance
 
     checked_target(output, model, evidence)
     with progress("solving") as shown:
         scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
         rewrite = estimator_of(estimator, keep, proposal, replicates)
         generator = seeded(seed)
-        graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+        allowance = Allowance(time_seconds)
+        with allowance.spending():
+            graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+        scheduler = replace(scheduler, seconds=allowance.left())
         for name in names:
             graph.domain.place(name)  # refused before anything is planned
         posterior = posterior_of(graph, scheduler, rewrite, generator)
@@ -147,11 +155,14 @@ def explain_command(
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.solving import progress
     from rdpgraph.infer import explain
+    from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers import Auto
 
     with progress("planning"):
-        graph = Files(limit, time_seconds).load(model, evidence, settings or ())
-        plan = explain(graph, scheduler=Auto(memory_bytes, time_seconds))
+        allowance = Allowance(time_seconds)
+        with allowance.spending():
+            graph = Files(limit, time_seconds).load(model, evidence, settings or ())
+        plan = explain(graph, scheduler=Auto(memory_bytes, allowance.left()))
     typer.echo(str(plan))
 
 

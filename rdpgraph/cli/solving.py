@@ -25,7 +25,7 @@ def scheduler_of(
     damping: float | None,
     sweeps: int | None,
     shown: RichStatus | None,
-) -> Scheduler:
+) -> Auto | Contraction | JoinGraph | Loopy:
     """The scheduler that the options ask for; one that sweeps reports to the spinner."""
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.cli import main
+from rdpgraph.cli import main, solving
+from rdpgraph.errors import ModelError
+from rdpgraph.plan import clock
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
@@ -410,3 +412,18 @@ def test_version(run):
     code, out, _ = run("--version")
     assert code == 0
     assert out.startswith("rdpgraph ")
+
+
+def test_reading_counts_as_time(run, monkeypatch):
+    given, ticks = [], iter(range(0, 10_000, 7))
+    monkeypatch.setattr(clock, "now", lambda: float(next(ticks)))
+
+    def noted(graph, *, scheduler, **options):
+        del graph, options
+        given.append(scheduler.seconds)
+        raise ModelError("noted")
+
+    monkeypatch.setattr(solving, "infer", noted)
+    for method in ("auto", "exact", "loopy", "join"):
+        assert run("infer", ASIA, "--time", "20s", "--method", method)[0] == 1
+    assert given == [20.0 - 7.0] * 4

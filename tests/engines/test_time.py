@@ -75,6 +75,20 @@ def test_a_sweep_in_many_parts_ends_among_them(watch):
     assert rg.infer(frustrated(side=6), scheduler=loopy).status.converged
 
 
+@pytest.mark.parametrize("vanishing", [False, True])
+def test_a_sweep_by_residuals_ends_among_its_parts(vanishing, watch):
+    graph = frustrated(side=6)
+    if vanishing:  # hard zeros take another way
+        corners = graph["x[0, 0]"], graph["x[5, 5]"]
+        table = rg.Table(torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=DOUBLE))
+        graph = graph.with_factors(rg.Factor(corners, table))
+    loopy = rg.Loopy(schedule=rg.Residual(share=0.01), tolerance=1e-9, seconds=6.0)
+    posterior = rg.infer(graph, scheduler=loopy)
+    watch.tick = 1.0
+    assert not posterior.status.converged
+    assert watch.time <= 12.0
+
+
 def test_all_answers_of_messages_share_the_seconds(watch):
     def seen(sweep):
         watch.time += 0.05

@@ -151,6 +151,9 @@ class _Masked(Sweeper):
                 for mask, new, old in zip(masks, mixed, current, strict=True)
             )
             self.updates += len(chosen)
+            if clock.now() > self.deadline:
+                self.cut = not self._looks
+                break
         if self._looks:
             return self._current, self.residuals().amax().reshape(1)
         return self._current, torch.stack(changes).amax(0)
@@ -232,6 +235,8 @@ class _ByResidual(Sweeper):
             ready = written(field, ready, behind, candidates(field, messages, sums, behind))
             again[everything] = True
             self._residual = _renewed(field, self._residual, again, ready, messages)
+            if clock.now() > self.deadline:
+                break  # the residuals are those of all messages, also of those not updated
         self._state = sums, ready
         return messages, self._residual.amax().reshape(1)
 
