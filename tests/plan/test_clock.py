@@ -180,7 +180,6 @@ def test_a_graph_that_was_explained_is_not_reduced_again(kind, reductions):
     first = tables.grad.clone()
     rg.infer(graph, scheduler=given).log_partition.backward()  # reads the tables anew
     torch.testing.assert_close(tables.grad, 2 * first)
-    assert len(reductions) > done
 
 
 def test_what_was_explained_is_left_where_something_has_changed(reductions):
@@ -193,7 +192,7 @@ def test_what_was_explained_is_left_where_something_has_changed(reductions):
     torch.testing.assert_close(rg.infer(graph).log_partition, expected)
     rg.explain(graph)
     done = len(reductions)
-    rg.infer(graph, scheduler=rg.Contraction())
+    rg.infer(graph, scheduler=rg.JoinGraph())  # not the scheduler that was asked
     assert len(reductions) > done
     rg.explain(graph)
     for copy in (pickle.loads(pickle.dumps(graph)), deepcopy(graph)):
