@@ -1,6 +1,7 @@
 """A hypertree with one batch dim, as the kernels take it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.descent import descend
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.hypertree.score import score
 
 if TYPE_CHECKING:
     from rdpgraph.structures.hypertree.model import Hypertree
@@ -115,6 +117,22 @@ class Form:
                 "A hypertree has no samples and no mode: at least one item has no possible tree."
             )
         return found.reshape([count, *self.tree.unary.shape[:-1]])
+
+    def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
+        """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
+        flat = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
+        found = score(flat, self.unruled, self.root, self.rules)
+        return found.reshape([*lead, *self.tree.batch_shape])
+
+    def work(self) -> float:
+        """The multiply-adds of log Z."""
+        total, rules = self.tree.unary.shape[-2], self.parts.rules
+        spans, splits, states = total**2 / 2, total**3 / 6, self.states
+        if isinstance(rules, Ranks):
+            rank = rules.left.shape[2]
+            run = 1 if rules.parent is None else states
+            return self.batch * (splits * rank + spans * rank * (2 * states + run))
+        return self.batch * (spans * states**3 + splits * states**2)
 
     def flat(self, rules: Rules) -> "Hypertree":
         """The hypertree with one batch dim, and with other rules, of that for each item."""

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import (
-    ImpossibleEvidenceError,
-    ModelError,
-)
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.gradients import by_autograd
@@ -32,10 +29,8 @@ from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.laid import LaidHypertree
-from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.relaxed import relaxed
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
-from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.tape.recursion import KeptStates
 
@@ -193,11 +188,7 @@ class Hypertree(Structure):
             EvidenceError: another shape, or a state out of range.
         """
         states = trees.states if isinstance(trees, Trees) else as_states("Trees", trees)
-        lead = checked_trees(states, self.unary.shape)
-        form = self.form
-        flat = states.reshape(math.prod(lead), form.batch, *states.shape[-2:])
-        found = score(flat, form.unruled, form.root, form.rules)
-        return found.reshape([*lead, *self.batch_shape])
+        return self.form.scored(states, checked_trees(states, self.unary.shape))
 
     def log_prob(self, trees: Trees | Tensor) -> Tensor:
         """(*lead, *batch) the log-probabilities (nats) of trees: the score less log Z.
@@ -404,11 +395,4 @@ class Hypertree(Structure):
 
     def work(self) -> float:
         """The multiply-adds of log Z."""
-        total, form = self.unary.shape[-2], self.form
-        spans, splits, states = total**2 / 2, total**3 / 6, form.states
-        rules = form.parts.rules
-        if isinstance(rules, Ranks):
-            rank = rules.left.shape[2]
-            run = 1 if rules.parent is None else states
-            return form.batch * (splits * rank + spans * rank * (2 * states + run))
-        return form.batch * (spans * states**3 + splits * states**2)
+        return self.form.work()

@@ -126,14 +126,14 @@ class DenseRules(Rules):
         return self.log_rule
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """By indexing."""
-        item = _items(self.log_rule, parents)
-        return self.log_rule[
-            item[..., None, None],
-            parents[..., :, None, None],
-            left[..., None, :, None],
-            right[..., None, None, :],
-        ]
+        """By their numbers in the flat table, which is faster than by four indices."""
+        rules, labels = self.log_rule.shape[1], self.log_rule.shape[-1]
+        rows = _items(self.log_rule, parents) * rules + parents
+        pairs = (rows.unsqueeze(-1) * labels + left.unsqueeze(-2)) * labels
+        # The gradient holds the numbers, which are as many as the log-weights.
+        kind = torch.int32 if self.log_rule.numel() < 2**31 else torch.int64
+        number = pairs.to(kind).unsqueeze(-1) + right.to(kind)[..., None, None, :]
+        return self.log_rule.flatten().index_select(0, number.flatten()).reshape(number.shape)
 
     def scaled(self, factor: float) -> "DenseRules":
         """The log-weights times the factor."""

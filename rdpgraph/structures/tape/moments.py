@@ -58,8 +58,9 @@ def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = F
 
 
 def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-    """As they are now: later values would be kept alive."""
-    return tuple(Reader(list(reader.values)) for reader in readers)
+    """As they are now, for later values would be kept alive; what is one reader stays one."""
+    copies = {id(reader): Reader(list(reader.values)) for reader in readers}
+    return tuple(copies[id(reader)] for reader in readers)
 
 
 def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:

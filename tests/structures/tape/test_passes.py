@@ -255,3 +255,36 @@ def test_replicates_share_the_tables_of_their_items():
     assert_close(few.k_best(2).scores, torch.stack([one.k_best(2).scores for one in ones], 2))
     assert few.sample(2).shape == (2, 5, 2, 3)
     assert Tags(unary, table).rsample(3, temperature=0.5).shape == (3, 2, 3, 3)
+
+
+def test_the_entropy_evaluates_rules_as_often_with_a_gradient_as_without(monkeypatch):
+    calls: list[bool] = []
+    evaluate = rg.DenseRules.evaluate
+
+    def counted(self: rg.DenseRules, *states: torch.Tensor) -> torch.Tensor:
+        calls.append(torch.is_grad_enabled())
+        return evaluate(self, *states)
+
+    monkeypatch.setattr(rg.DenseRules, "evaluate", counted)
+    kept = Spans(draw(3, 3, 2), RULES["dense"]).restrict(
+        torch.zeros(3, 3, 2).long(), torch.zeros(3, 3, 2)
+    )
+    with torch.no_grad():
+        kept.entropy()
+    without = len(calls)
+    with torch.enable_grad():
+        kept.entropy()
+    assert len(calls) == 2 * without > 0
+
+
+def test_dense_rules_are_evaluated_as_by_four_indices():
+    table = draw(2, 3, 5, 5)
+    generator = torch.Generator().manual_seed(1)
+    whole, left, right = (
+        torch.randint(size, (2, 4, kept), generator=generator)
+        for size, kept in ((3, 2), (5, 3), (5, 4))
+    )
+    found = rg.DenseRules(table).evaluate(whole, left, right)
+    item = torch.arange(2).reshape(2, 1, 1, 1, 1)
+    pairs = left[..., None, :, None], right[..., None, None, :]
+    assert torch.equal(found, table[item, whole[..., None, None], *pairs])
