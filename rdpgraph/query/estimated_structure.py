@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -166,7 +166,7 @@ class EstimatedStructuredPosterior(Portable):
         empty = values.new_full(whole, -math.inf)
         return empty.scatter_reduce(-1, states.expand(values.shape), values, "amax").amax(0)
 
-    def mode(self) -> Tensor:
+    def mode(self) -> Any:
         """(*batch, *sites) the best configuration of states kept together in one replicate.
 
         Of the type that the structure's own mode has.
@@ -181,7 +181,7 @@ class EstimatedStructuredPosterior(Portable):
         states = other._original(modes.unsqueeze(0), best.amax(-1).argmax(0).unsqueeze(0))[0]
         return self.structure.configuration(states)
 
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
         """(count, *batch, *sites) draws: a replicate in proportion to its Z, then a draw of it.
 
         Of the type that the structure's own draws have.

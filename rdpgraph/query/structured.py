@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,12 +59,15 @@ class StructuredPosterior(Portable):
 
     @differentiable_property
     def _marginals(self) -> Tensor:
-        assert self._has_numbers
+        self._require_numbers()
         return self.structure.marginals()
 
+    def _require_numbers(self) -> None:
+        """Refuse fields that hold none, read once: recursions for maxima would pass over a NaN."""
+        _ = self._numbers
+
     @cached_property
-    def _has_numbers(self) -> bool:
-        """Whether the fields hold numbers: recursions for maxima would pass over a NaN."""
+    def _numbers(self) -> bool:
         if not torch.compiler.is_compiling():
             given = [getattr(self.structure, part.name) for part in fields(self.structure)]
             if any(p.numel() and not bool(p.amax() < math.inf) for p in tensors_of(given)):
@@ -100,34 +104,36 @@ class StructuredPosterior(Portable):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
-        assert self._has_numbers
+        self._require_numbers()
         own = self.structure.entropy()
         return self.general().entropy() if own is None else own
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
-        assert self._has_numbers
+        self._require_numbers()
         own = self.structure.max_marginals()
         return _only(self.general().max_marginals()) if own is None else own
 
-    def mode(self) -> Tensor:
-        """(*batch, *sites) one most probable configuration.
+    def mode(self) -> Any:
+        """One most probable configuration: states (*batch, *sites), or what the structure has.
+
+        A `SemiMarkov` has a `Segmentation`.
 
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        assert self._has_numbers
+        self._require_numbers()
         own = self.structure.mode()
         return _only(self.general().mode()) if own is None else own
 
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, *sites) independent draws.
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
+        """Independent draws: states (count, *batch, *sites), or what the structure's mode has.
 
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
         """
         checked_draws(count, generator)
-        assert self._has_numbers
+        self._require_numbers()
         own = self.structure.sample(count, generator)
         if own is None:
             return _only(self.general().sample(count, generator=generator))
