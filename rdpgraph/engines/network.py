@@ -233,9 +233,11 @@ def _possible_states(
     """The states left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for part in tables:
+        if not part.scopes.shape[1] or not may_have_zeros(part.tables):
+            continue
         # NaN is no hard zero: it is left for log Z to show.
         allowed = (part.tables.detach() != -math.inf).any(0).cpu()
-        if part.scopes.shape[1] and not bool(allowed.all()):
+        if not bool(allowed.all()):
             factors.append((part.scopes, allowed, part.rows))
     if not factors and not wholes:
         return None
@@ -248,6 +250,11 @@ def _possible_states(
     while any(_strike_by_messages(possible, whole) for whole in wholes):
         strike_impossible(possible, factors)
     return possible
+
+
+def may_have_zeros(tables: Tensor) -> bool:
+    """Whether some log-value is -inf or NaN, or there is none at all; one pass over the tables."""
+    return not tables.numel() or not bool(tables.detach().amin() > -math.inf)
 
 
 def _strike_by_messages(possible: Possible, whole: Whole) -> bool:

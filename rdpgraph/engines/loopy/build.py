@@ -10,7 +10,7 @@ from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.field import Field
 from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
 from rdpgraph.engines.loopy.whole import WholeKernel
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.network import Network, may_have_zeros
 
 
 def edges_in(network: Network) -> Edges:
@@ -38,9 +38,7 @@ def field_of(network: Network, edges: Edges, counting: Counting, temperature: fl
         weights = tuple(w.to(network.constant) for w in weights)
         kernels = [k.weighted(w) for k, w in zip(kernels, weights, strict=True)]
     tables = [group.log_tables for group in network.groups]
-    vanishing = any(
-        len(table) > 1 and bool((table.detach() == -math.inf).any()) for table in tables
-    )
+    vanishing = any(len(table) > 1 and may_have_zeros(table) for table in tables)
     return Field(
         edges=edges,
         kernels=tuple(kernels),
