@@ -24,6 +24,11 @@ from rdpgraph.schedulers import Contraction
 
 __all__ = ["BruteForce", "brute_force", "check_potential", "check_structure"]
 
+_ROUNDING = 1e-6
+"""How far above one the weights of a relaxed sample may come to, in float32 too."""
+_CERTAIN = 1e-9
+"""How near to 0 or 1 the probability that a site is used counts as that."""
+
 def check_potential(potential: Potential, arity: int | None = None) -> None:
     """Hold a potential against its own table, and against a dense one in an exact answer.
 
@@ -178,10 +183,10 @@ def _check_relaxed(posterior: StructuredPosterior) -> None:
     _agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
     _agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
     total = drawn.sum(-1)
-    _agree(bool((total < 1.0 + 1e-6).all()), "the weights of rsample() sum to one at most")
+    _agree(bool((total < 1.0 + _ROUNDING).all()), "the weights of rsample() sum to one at most")
     used = posterior.marginals().detach().sum(-1)
     # A site that is used sometimes has a weight of its own.
-    sure = (used - used.round()).abs() < 1e-9
+    sure = (used - used.round()).abs() < _CERTAIN
     _close(total, torch.where(sure, used.round(), total), "the sum of the weights of rsample()")
 
 

@@ -39,6 +39,9 @@ same on every machine and run."""
 LEAST_SECONDS = 0.01
 """A plan that runs in less than this is not improved: it is the same on every machine and run."""
 
+CLOCK_STEP = 1e-9
+"""Seconds that a run is taken to last at least, where the clock has not moved."""
+
 FIRST_SWEEPS = 50
 """Length of the first annealing run of a component."""
 
@@ -251,7 +254,7 @@ class _Part:
             write_weight=MEMORY_WRITE_WEIGHT if self.excess() > 0 else 1.0,
             deadline=end,
         )
-        taken = max(clock.now() - began, 1e-9)
+        taken = max(clock.now() - began, CLOCK_STEP)
         self.visit_seconds = taken / (len(start.steps) * sweeps)
         self.sweeps = min(self.sweeps * SWEEP_GROWTH, MOST_SWEEPS)
         if tree is not self.best:

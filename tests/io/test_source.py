@@ -70,7 +70,7 @@ def test_standard_input_is_read(pack):
 
 def test_an_endless_device_is_refused_where_it_begins():
     if not os.path.exists("/dev/zero"):
-        pytest.skip("no such device here")
+        pytest.skip("this system has no /dev/zero")
     refused(lambda: read("/dev/zero"), "/dev/zero: line 1", "control character")
 
 

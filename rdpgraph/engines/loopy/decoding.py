@@ -13,7 +13,7 @@ from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import orders
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.engines.loopy.schedules import Flooding, Sequential
-from rdpgraph.engines.loopy.traceback import ascended, costs, scores, traced
+from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
 from rdpgraph.plan import clock
 
 _ASCENT, _PASSES = 0.3, 10
@@ -131,9 +131,9 @@ class _Search:
         field = _some(self.field, self.messages, rows)[0]
         rows = rows.to(states.device)
         found = scores(field, states)
-        better = found > self.scores[rows]
-        self.scores[rows] = torch.where(better, found, self.scores[rows])
-        self.states[rows] = torch.where(better.unsqueeze(1), states, self.states[rows])
+        taken = better(found, self.scores[rows]).unsqueeze(1)
+        self.scores[rows] = torch.where(taken, found, self.scores[rows])
+        self.states[rows] = torch.where(taken, states, self.states[rows])
 
 
 def _rounds(

@@ -10,6 +10,7 @@ much as one sweep. With all variables decided it is coordinate ascent.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ _BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
 of a layer; of potentials that answer messages themselves."""
 _LITTLE = 8e6
 """What is little beside everything else that an answer takes."""
+_LEVEL = 1e-6
+"""Relative: states no further from the best are as good, when level ground is crossed."""
 
 
 def traced(
@@ -83,14 +86,13 @@ def _decide(
     end: float, luck: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Go through the layers; what decided variables say, and their states, are written."""
-    worst = _worst(field)
     weights = [None] * len(logs) if field.weights is None else field.weights
     for number in order.numbers[free.any(0).cpu()].unique().tolist():
         if clock.now() > end:
             return
         layer = order.layers[number]
         totals = [
-            unary.index_select(2, own).double().clamp(min=worst).expand(field.batch, -1, -1).clone()
+            _Total.of(unary.index_select(2, own).expand(field.batch, -1, -1))
             for unary, own in zip(field.unary, layer.variables, strict=True)
         ]
         for part in layer.arrivals:
@@ -106,9 +108,8 @@ def _decide(
                 assert answer is not None
                 answer = answer if which is None else answer.index_select(2, which)
                 weight = weights[c]
-                answer = answer if weight is None else answer * weight[places]
-                answer = answer.double().clamp(min=worst).expand(field.batch, -1, -1)
-                totals[c].index_add_(2, target, answer)
+                weight = None if weight is None else weight[places]
+                totals[c].add(answer.expand(field.batch, -1, -1), target, weight)
         said = _chosen(field, layer, totals, states, free, luck)
         for part in layer.arrivals:
             for _, c, _, places, target in part.ports:
@@ -116,21 +117,51 @@ def _decide(
 
 
 def _chosen(
-    field: Field, layer: Layer, totals: Sequence[Tensor], states: Tensor, free: Tensor,
+    field: Field, layer: Layer, totals: Sequence["_Total"], states: Tensor, free: Tensor,
     luck: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Write the best states of the layer's free variables; per class what they say now."""
     said: list[Tensor] = []
-    for c, own, total in zip(field.edges.classes, layer.variables, totals, strict=True):
-        variables = c.variables[own]
+    for c, own, summed in zip(field.edges.classes, layer.variables, totals, strict=True):
+        variables, total = c.variables[own], summed.of_fewest()
         if luck is not None and len(own):
             peak = total.amax(1, keepdim=True)
-            near = total >= peak - 1e-6 * peak.abs().clamp(min=1.0)
+            near = total >= peak - _LEVEL * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
         states[:, variables] = best
         said.append(_only(best, c.size, field.unary[0]))
     return said
+
+
+@dataclass(frozen=True, eq=False)
+class _Total:
+    """What is said of the states of variables, hard zeros counted instead of added.
+
+    Attributes:
+        finite: (B, K, n) float64 the sum of what is not -inf.
+        zeros: (B, K, n) how often it is -inf.
+    """
+
+    finite: Tensor
+    zeros: Tensor
+
+    @classmethod
+    def of(cls, logs: Tensor) -> Self:
+        """Of log-values (B, K, n)."""
+        zeros = logs == -math.inf
+        return cls(logs.double().masked_fill(zeros, 0.0), zeros.long())
+
+    def add(self, logs: Tensor, places: Tensor, weight: Tensor | None) -> None:
+        """Add (B, K, m) log-values, times their weights, at places (m,)."""
+        zeros = logs == -math.inf
+        finite = logs.masked_fill(zeros, 0.0).double()
+        self.finite.index_add_(2, places, finite if weight is None else finite * weight)
+        self.zeros.index_add_(2, places, zeros.long())
+
+    def of_fewest(self) -> Tensor:
+        """(B, K, n) the sums of the states with the fewest hard zeros, -inf for the others."""
+        return self.finite.masked_fill(self.zeros > self.zeros.amin(1, keepdim=True), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -168,25 +199,30 @@ def costs(field: Field, orders: Sequence[Order]) -> Costs:
     return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * tables / sweep, _LITTLE / sweep)
 
 
-def _worst(field: Field) -> float:
-    """Stands for a hard zero, so that they can be counted."""
-    return -1e6 * max(1.0, -field.lowest)
-
-
 def scores(field: Field, states: Tensor) -> Tensor:
-    """(B,) float64 the score of configurations (B, V), up to the model's constant.
+    """(B, 2) float64 of configurations (B, V): minus the number of hard zeros, and their score.
 
-    Every hard zero counts as a very low number: the fewer, the better.
+    The score leaves out hard zeros and the model's constant. The larger, in that order, the better.
     """
-    worst = _worst(field)
-    total = torch.zeros(field.batch, dtype=torch.float64, device=states.device)
+    result = torch.zeros(field.batch, 2, dtype=torch.float64, device=states.device)
     for c, unary in zip(field.edges.classes, field.unary, strict=True):
         own = states[:, c.variables].unsqueeze(1)
-        logs = unary.expand(field.batch, -1, -1).gather(1, own).double().clamp(min=worst)
-        total = total + logs.sum((1, 2))
+        _count(result, unary.expand(field.batch, -1, -1).gather(1, own).flatten(1), None)
     for number, kernel in enumerate(field.kernels):
-        logs = kernel.log_values_at(states).double().clamp(min=worst)
-        if field.factor_weights is not None:
-            logs = logs * field.factor_weights[number]
-        total = total + logs.sum(1)
-    return total
+        weight = None if field.factor_weights is None else field.factor_weights[number]
+        _count(result, kernel.log_values_at(states), weight)
+    return result
+
+
+def _count(result: Tensor, logs: Tensor, weight: Tensor | None) -> None:
+    """Add log-values (B, n), times their weights, to scores (B, 2)."""
+    zeros = logs == -math.inf
+    finite = logs.double().masked_fill(zeros, 0.0)
+    result[:, 0] -= zeros.sum(1)
+    result[:, 1] += (finite if weight is None else finite * weight).sum(1)
+
+
+def better(found: Tensor, known: Tensor) -> Tensor:
+    """(B,) whether scores (B, 2) are better than others."""
+    (zeros, score), (least, most) = found.unbind(1), known.unbind(1)
+    return (zeros > least) | ((zeros == least) & (score > most))

@@ -130,8 +130,27 @@ def test_scores_are_those_of_the_model_up_to_a_constant(seed):
     drawn = random_tree(seed, batch=(3,))
     posterior = loopy(drawn.graph)
     solution = posterior.solution.maximal
-    found = traceback.scores(solution.field, solution.decoded.states)
+    zeros, found = traceback.scores(solution.field, solution.decoded.states).unbind(1)
+    assert not zeros.any()
     same(found + solution.network.constant, drawn.graph.score({**posterior.mode()}))
+
+
+def test_fewer_hard_zeros_come_before_a_higher_score():
+    x = rg.VariableArray("x", (3,), 2)
+    apart = torch.tensor([[-torch.inf, 1e9], [0.0, -torch.inf]], dtype=torch.float64)
+    graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(apart))])
+    field = loopy(graph).solution.maximal.field
+    few, many = (
+        traceback.scores(field, torch.tensor([states])) for states in ([0, 1, 1], [0, 0, 0])
+    )
+    assert few.tolist() == [[-1.0, 1e9]]
+    assert many.tolist() == [[-2.0, 0.0]]
+    none = traceback.scores(field, torch.tensor([[0, 1, 0]]))
+    ranked = [none - torch.tensor([[0.0, 2e9]]), few, many]
+    for place, one in enumerate(ranked):
+        for other in ranked[place + 1 :]:
+            assert bool(traceback.better(one, other))
+            assert not bool(traceback.better(other, one))
 
 
 def test_colourings_are_found():
