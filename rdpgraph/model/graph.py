@@ -1,7 +1,7 @@
 """The factor graph: what a user declares, and every engine reads."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,10 +12,12 @@ from rdpgraph._cache import cached_property, ordinarily
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.conditional import Conditional, network_factors
+from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.restriction import restricted
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -254,9 +256,9 @@ class FactorGraph:
 
         Potentials are evaluated on the chosen states only. See `rdpgraph.model.restriction`.
         """
-        from rdpgraph.model.restriction import restricted
-
-        return restricted(self, supports)
+        like = torch.zeros((), dtype=self.dtype, device=self.device)
+        domain, blocks = restricted(self.domain, self.blocks, self.observed, supports, like=like)
+        return FactorGraph.from_blocks(domain, blocks)
 
     def score(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
         """The summed log-values of complete assignments (nats), unnormalised; differentiable.
@@ -343,21 +345,7 @@ class FactorGraph:
         return FactorGraph.from_blocks(self.domain, items, self.observed)
 
     def __repr__(self) -> str:
-        lines = [
-            f"FactorGraph of {self.num_variables:,} variables and {self.num_factors:,} factors"
-        ]
-        if self.batch_shape:
-            lines[0] += f", batch {self.batch_shape}"
-        lines.append(f"  variables: {_some([_described(entry) for entry in self.variables])}")
-        kinds = [
-            f"{b.count:,} of shape {b.sizes}{' (one table)' if b.shared and b.count > 1 else ''}"
-            for b in self.blocks
-        ]
-        lines.append(f"  factors: {_some(kinds)}")
-        if self.observed is not None:
-            seen = (self.observed != MISSING).reshape(-1, self.num_variables).any(0)
-            lines.append(f"  observed: {int(seen.sum()):,} variables")
-        return "\n".join(lines)
+        return described(self.domain, self.blocks, self.observed, self.batch_shape)
 
 
 def _outliving(
@@ -374,19 +362,6 @@ def _outliving(
         for block in blocks
     )
     return found, None if observed is None else observed.clone()
-
-
-def _described(entry: Entry) -> str:
-    if isinstance(entry, VariableArray):
-        return f"{entry.name} {entry.shape} of {entry.size} states"
-    if isinstance(entry.states, tuple) and len(entry.states) <= 4:
-        return f"{entry.name} ({', '.join(entry.states)})"
-    return f"{entry.name} ({entry.size} states)"
-
-
-def _some(parts: Sequence[str], most: int = 6) -> str:
-    shown = "; ".join(parts[:most]) or "none"
-    return shown if len(parts) <= most else f"{shown}; and {len(parts) - most:,} more"
 
 
 _MOST_TABULATED = 2**28

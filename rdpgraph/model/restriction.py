@@ -1,6 +1,6 @@
 """Restriction of a graph to supports: the rewrite that randomized estimators make."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING
-from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.rows import distinct_rows
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
@@ -28,31 +27,46 @@ class _Kept:
     log_weights: Tensor
 
 
-def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorGraph:
-    """The graph on the kept states of each variable.
+def restricted(
+    domain: Domain,
+    blocks: Sequence[Block],
+    observed: Tensor | None,
+    supports: Mapping[Named, Support],
+    *,
+    like: Tensor,
+) -> tuple[Domain, list[Block]]:
+    """The variables and factors of a graph on the kept states of each variable.
 
     A variable without a support keeps all its states; a variable observed in every row keeps that
     one. Weights become unary factors. Factors are evaluated on the chosen states only, so cost and
     memory are those of the smaller tables; gradients flow through the potentials and not through
     the choice.
 
+    Args:
+        domain: the variables.
+        blocks: the factors.
+        observed: the evidence, (*batch, V), if there is any.
+        supports: the states that variables keep.
+        like: of the graph's floating type, on its device.
+
     Raises:
         ModelError: a support names a state out of range, or is of the wrong shape.
         EvidenceError: a variable is observed in some rows only; restrict first, then condition.
     """
-    given = _by_entry(graph, supports)
+    device = like.device
+    given = _by_entry(domain, observed, supports, like)
     entries: list[Entry] = []
-    rows = torch.zeros(graph.num_variables, dtype=torch.long)
-    sizes = torch.zeros(graph.num_variables, dtype=torch.long)
+    rows = torch.zeros(domain.count, dtype=torch.long)
+    sizes = torch.zeros(domain.count, dtype=torch.long)
     groups: dict[int, list[Support]] = {}
     counts: dict[int, int] = {}
     weighted: list[tuple[Tensor, Support]] = []
-    for place, entry in enumerate(graph.variables):
-        numbers = graph.domain.numbers(entry).reshape(-1)
+    for place, entry in enumerate(domain.entries):
+        numbers = domain.numbers(entry).reshape(-1)
         support = given.get(place)
         if support is None:
-            everything = torch.arange(entry.size, device=graph.device).expand(len(numbers), -1)
-            flat = Support(everything, torch.zeros(1, device=graph.device).expand_as(everything))
+            everything = torch.arange(entry.size, device=device).expand(len(numbers), -1)
+            flat = Support(everything, torch.zeros(1, device=device).expand_as(everything))
             entries.append(entry)
         else:
             batch = support.states.ndim - len(entry.shape) - 1
@@ -70,12 +84,12 @@ def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorG
         counts[kept] = counts.get(kept, 0) + len(numbers)
         groups.setdefault(kept, []).append(flat)
     kept_states = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
-    whole = sizes == graph.domain.sizes
+    whole = sizes == domain.sizes
     for numbers, _ in weighted:
         whole[numbers] = False
-    blocks = [
+    parts = [
         part
-        for block in graph.blocks
+        for block in blocks
         for part in (
             # Where nothing is left out the potential stays, which may have no small table.
             [block]
@@ -83,21 +97,23 @@ def restricted(graph: FactorGraph, supports: Mapping[Named, Support]) -> FactorG
             else _restricted(block, sizes, rows, kept_states)
         )
     ]
-    declared = graph.num_factors
+    declared = sum(block.count for block in blocks)
     for numbers, flat in weighted:
-        weights = flat.log_weights.to(dtype=graph.dtype, device=graph.device)
+        weights = flat.log_weights.to(like)
         places = torch.arange(declared, declared + len(numbers))
         declared += len(numbers)
-        blocks.append(Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places))
-    return FactorGraph.from_blocks(Domain(tuple(entries)), blocks)
+        parts.append(Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places))
+    return Domain(tuple(entries)), parts
 
 
-def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int, Support]:
+def _by_entry(
+    domain: Domain, observed: Tensor | None, supports: Mapping[Named, Support], like: Tensor
+) -> dict[int, Support]:
     given: dict[int, Support] = {}
     for item, support in supports.items():
-        place = graph.domain.place(item)
-        entry = graph.variables[place]
-        if tuple(graph.domain.numbers(item).shape) != entry.shape:
+        place = domain.place(item)
+        entry = domain.entries[place]
+        if tuple(domain.numbers(item).shape) != entry.shape:
             raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
         own = support.states.shape[:-1]
         if len(own) < len(entry.shape) or tuple(own[len(own) - len(entry.shape) :]) != entry.shape:
@@ -113,15 +129,15 @@ def _by_entry(graph: FactorGraph, supports: Mapping[Named, Support]) -> dict[int
                 f"it has states 0 to {entry.size - 1}."
             )
         given[place] = support
-    if graph.observed is None:
+    if observed is None:
         return given
-    seen = graph.observed != MISSING
-    for place, entry in enumerate(graph.variables):
-        numbers = graph.domain.numbers(entry)
+    seen = observed != MISSING
+    for place, entry in enumerate(domain.entries):
+        numbers = domain.numbers(entry)
         here = seen[..., numbers]
         if bool(here.all()) and here.numel():
-            states = graph.observed[..., numbers].unsqueeze(-1)
-            given[place] = Support(states, torch.zeros_like(states, dtype=graph.dtype))
+            states = observed[..., numbers].unsqueeze(-1)
+            given[place] = Support(states, torch.zeros_like(states, dtype=like.dtype))
         elif bool(here.any()):
             raise EvidenceError(
                 f"Variable {entry.name!r} is observed in part; restrict the graph, then condition."
