@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -366,10 +366,6 @@ class Chain(Structure):
         if found is None:
             return None
         return Match(cls(found.unary, found.transition), found.numbers)
-
-    def with_unary(self, unary: Tensor) -> Self:
-        """The same chain with other unary potentials."""
-        return replace(self, unary=unary)
 
     def work(self) -> float:
         """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""

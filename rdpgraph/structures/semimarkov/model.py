@@ -141,9 +141,8 @@ class SemiMarkov(Structure):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
 
-        Twice differentiable in segments and transition; O(T (D N + N^2)) time, O(T N) kept
-        (O(T D N) where positions have their own transitions). With a `LowRank` transition
-        O(T (D N + N r)) time, O(T D N) kept.
+        Twice differentiable; O(T (D N + N^2)) time, with a `LowRank` transition O(T (D N + N r)).
+        O(T N) is kept; O(T D N) with one, or where positions have their own transitions.
         """
         segments, lengths = self._positions()
         found = posterior.log_partition(segments, self._compact, lengths)
@@ -323,11 +322,11 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: shapes that do not fit, or a label out of range.
         """
-        return restricted(self, states, log_weights)
+        return restricted(self.unary, self.transition, self.lengths, states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of the segments within the sequence; else -inf."""
-        return proposals.unary(self)
+        return proposals.unary(self.unary, self.lengths)
 
     def proposal_graph(self) -> None:
         """None: the sites of `factor_graph` are positions, and those of `unary` segments."""
@@ -339,11 +338,13 @@ class SemiMarkov(Structure):
         The mean transition to it, but for the first segment, and from it, but for the last; over
         random labels, or over all of them by a `LowRank` transition.
         """
-        return proposals.mean_values(self, landmarks, generator)
+        own = self.unary, self.lengths, self.potential
+        return proposals.mean_values(*own, landmarks, generator)
 
     def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""
-        return proposals.log_masses(self, states, log_weights)
+        few = self.restrict(states, log_weights)
+        return proposals.log_masses(self.unary, self.lengths, few.kept, few.batch_shape)
 
     def factor_graph(self) -> FactorGraph:
         """A chain of T sites in state ``age * N + label`` each; see `states`.
@@ -353,9 +354,8 @@ class SemiMarkov(Structure):
         probability of a segment (t, d, n) is that of site t in state (d, n) and a start at t + 1.
         Tables of O(T (D N)^2): for small models.
         """
-        _, lengths = self._positions()
         transition = table_of(self.transition, of="SemiMarkov")
-        return graph_of(self.unary, transition, lengths.reshape(self.batch_shape))
+        return graph_of(self.unary, transition, self._positions()[1].reshape(self.batch_shape))
 
     def states(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""

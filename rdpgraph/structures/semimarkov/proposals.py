@@ -1,7 +1,6 @@
 """What proposals ask of a semi-Markov chain: which labels of which segments look likely."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,27 +8,31 @@ from torch.nn.functional import pad
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.semimarkov.kept import KeptSegments
 from rdpgraph.structures.semimarkov.lowrank import coupling_of
 
-if TYPE_CHECKING:
-    from rdpgraph.structures.semimarkov.model import SemiMarkov
-
 
 @torch.no_grad()
-def unary(model: "SemiMarkov") -> Tensor:
+def unary(segments: Tensor, lengths: Tensor | None) -> Tensor:
     """(*batch, T, D, N) potentials; -inf for what starts before the sequence or ends beyond it."""
-    place, reach, length = _places(model)
-    return torch.where((place >= reach) & (place < length), model.unary, -math.inf)
+    place, reach, length = _places(segments, lengths)
+    return torch.where((place >= reach) & (place < length), segments, -math.inf)
 
 
 @torch.no_grad()
-def mean_values(model: "SemiMarkov", landmarks: int, generator: torch.Generator | None) -> Tensor:
+def mean_values(
+    segments: Tensor,
+    lengths: Tensor | None,
+    potential: Potential,
+    landmarks: int,
+    generator: torch.Generator | None,
+) -> Tensor:
     """(*batch, T, D, N) the log of a label's mean transition from others, and to others."""
-    place, reach, length = _places(model)
-    before, after = _means(model.potential, landmarks, generator)
+    place, reach, length = _places(segments, lengths)
+    before, after = _means(potential, landmarks, generator)
     if before.ndim > 1:
         # Number t is of the step from t to t + 1: it meets segments that start, or end, there.
-        steps = torch.arange(model.unary.shape[-3], device=before.device)
+        steps = torch.arange(segments.shape[-3], device=before.device)
         start = (steps.unsqueeze(1) - reach.T - 1).clamp(0, max(before.shape[-2] - 1, 0))
         before = before[..., start, :] if before.shape[-2] else before.new_zeros(1)
         after = pad(after, (0, 0, 0, 1)).unsqueeze(-2)
@@ -37,19 +40,19 @@ def mean_values(model: "SemiMarkov", landmarks: int, generator: torch.Generator 
 
 
 @torch.no_grad()
-def log_masses(model: "SemiMarkov", states: Tensor, log_weights: Tensor) -> Tensor:
-    """As `Structure.log_masses`."""
-    few = model.restrict(states, log_weights)
-    every = unary(model).expand(*few.batch_shape, *model.unary.shape[-3:])
-    kept = few.kept
-    found = kept.masses(every.reshape(kept.batch, *model.unary.shape[-3:]))
-    return found.reshape(every.shape)
+def log_masses(
+    segments: Tensor, lengths: Tensor | None, kept: KeptSegments, batch: tuple[int, ...]
+) -> Tensor:
+    """As `Structure.log_masses`, from the segments kept, of replicates and batch dims."""
+    ends = segments.shape[-3:]
+    every = unary(segments, lengths).expand(*batch, *ends)
+    return kept.masses(every.reshape(kept.batch, *ends)).reshape(every.shape)
 
 
-def _places(model: "SemiMarkov") -> tuple[Tensor, Tensor, Tensor]:
+def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Where segments end, how long before they start, and the lengths, against (T, D, N)."""
-    device, (steps, durations) = model.unary.device, model.unary.shape[-3:-1]
-    lengths = torch.tensor(steps, device=device) if model.lengths is None else model.lengths
+    device, (steps, durations) = segments.device, segments.shape[-3:-1]
+    lengths = torch.tensor(steps, device=device) if lengths is None else lengths
     place = torch.arange(steps, device=device).reshape(-1, 1, 1)
     reach = torch.arange(durations, device=device).reshape(-1, 1)
     return place, reach, lengths.to(device).reshape(*lengths.shape, 1, 1, 1)

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import Table
@@ -16,9 +16,6 @@ from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov.kept import KeptSegments
 from rdpgraph.structures.semimarkov.transitions import flattened
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.semimarkov.model import SemiMarkov
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +29,12 @@ class RestrictedSemiMarkov(Structure):
     Args:
         unary: (*lead, T, D, K) log-potentials (nats) of the kept labels, weights included.
         states: (*lead, T, D, K) which labels of the original they are; repeats are separate.
-        original: the semi-Markov chain; its batch dims are the last ones of lead.
+        transition: of the original; its batch dims, if it has any, are the last ones of lead.
         lengths: (*lead,); default: all T.
     """
 
     states: Tensor
-    original: "SemiMarkov"
+    transition: Tensor | Potential
     lengths: Tensor | None = field(default=None, kw_only=True)
 
     @property
@@ -136,9 +133,9 @@ class RestrictedSemiMarkov(Structure):
         if lengths is None:
             lengths = torch.full((batch,), shape[1], device=self.unary.device)
         unary, states = self.unary.double().reshape(shape), self.states.reshape(shape)
-        potential = self.original.potential
-        if len(potential.shape) > 2:
-            table = table_of(self.original.transition, of="SemiMarkov")
+        potential = self.transition
+        if isinstance(potential, Tensor) or len(potential.shape) > 2:
+            table = table_of(potential, of="SemiMarkov")
             potential = Table(flattened(table, self.batch_shape))
         return KeptSegments(unary, states, lengths.reshape(-1), potential)
 
@@ -146,12 +143,18 @@ class RestrictedSemiMarkov(Structure):
         return values.reshape(self.batch_shape).to(self.unary)
 
 
-def restricted(model: "SemiMarkov", states: Tensor, log_weights: Tensor) -> RestrictedSemiMarkov:
+def restricted(
+    unary: Tensor,
+    transition: Tensor | Potential,
+    lengths: Tensor | None,
+    states: Tensor,
+    log_weights: Tensor,
+) -> RestrictedSemiMarkov:
     """What `SemiMarkov.restrict` gives.
 
     Raises:
         ModelError: shapes that do not fit, or a label out of range.
     """
-    kept = gathered("SemiMarkov", model.unary, states, log_weights, sites=2)
-    lengths = None if model.lengths is None else model.lengths.expand(states.shape[:-3])
-    return RestrictedSemiMarkov(kept, states, model, lengths=lengths)
+    kept = gathered("SemiMarkov", unary, states, log_weights, sites=2)
+    lengths = None if lengths is None else lengths.expand(states.shape[:-3])
+    return RestrictedSemiMarkov(kept, states, transition, lengths=lengths)
