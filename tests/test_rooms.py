@@ -40,8 +40,8 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and room of every import of our own in one file, those inside functions included."""
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and module of every import of our own in one file, those inside functions included."""
     package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -49,15 +49,28 @@ def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             anchor = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*anchor, *filter(None, [node.module])))
-            # `from rdpgraph import plan` names a room; `from rdpgraph.plan import Plan` does not.
-            bare = base == PACKAGE.name
-            modules = [f"{base}.{alias.name}" for alias in node.names] if bare else [base]
+            # `from rdpgraph.plan import clock` names a module; `import Plan` from there does not.
+            modules = [
+                named if _is_module(named := f"{base}.{alias.name}") else base
+                for alias in node.names
+            ]
         else:
             continue
         for module in modules:
             if module.split(".")[0] == PACKAGE.name:
-                room = room_of(module)
-                yield node.lineno, room if room in COLUMN else "__init__"
+                yield node.lineno, module
+
+
+def _is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and room of every import of our own in one file."""
+    for line, module in imported(path):
+        room = room_of(module)
+        yield line, room if room in COLUMN else "__init__"
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -72,6 +85,25 @@ def test_imports_point_left(path: Path) -> None:
             f"{path.relative_to(PACKAGE.parent)}:{line} is in the room '{room}' and imports "
             f"'{other}', which is not to its left"
         )
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Those imported for types alone included: one of the two would know too much."""
+
+    def name_of(path: Path) -> str:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    known = {name_of(path): {module for _, module in imported(path)} for path in FILES}
+    public = known.pop(PACKAGE.name)  # the package has its names from `_public`, whoever imports it
+    assert f"{PACKAGE.name}._public" in public
+    mutual = {
+        tuple(sorted((one, other)))
+        for one, others in known.items()
+        for other in others
+        if other != one and one in known.get(other, ())
+    }
+    assert not mutual
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

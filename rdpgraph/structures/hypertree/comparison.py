@@ -2,20 +2,18 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.hypertree import moments
+from rdpgraph.structures.hypertree.fields import HypertreeFields
+from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import DenseRules
 
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.model import Hypertree
 
-
-def cross_entropy(own: "Hypertree", other: "Hypertree") -> Tensor:
+def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
     """(*batch,) the mean under one hypertree of minus the log-probability in another, nats.
 
     log Z of the other less the mean of its score. Rules are written out.
@@ -25,11 +23,11 @@ def cross_entropy(own: "Hypertree", other: "Hypertree") -> Tensor:
         BudgetError: written out, the rules are too large.
     """
     alike = own.unary.shape == other.unary.shape and own.preterminals == other.preterminals
-    if not alike or not torch.equal(own.form.lengths, other.form.lengths):
+    if not alike or not torch.equal(Form(own).lengths, Form(other).lengths):
         raise ModelError(
             "Hypertrees are compared if their shapes, preterminals and lengths agree; got "
             f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
-            f"{own.form.lengths.tolist()} and {other.form.lengths.tolist()}."
+            f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
         )
     one, two = _written_out(own), _written_out(other)
     log_p, found = moments.of(one)
@@ -43,22 +41,22 @@ def cross_entropy(own: "Hypertree", other: "Hypertree") -> Tensor:
     return torch.where(possible, total, 0.0).reshape(own.batch_shape)
 
 
-def _written_out(tree: "Hypertree") -> "Hypertree":
+def _written_out(tree: HypertreeFields) -> HypertreeFields:
     """One batch dim, `DenseRules` for each item, and a root for each."""
-    form, unary = tree.form, tree.unary
+    form, unary = Form(tree), tree.unary
     table = tree.rules.table(form.states, unary.shape[-1]).to(unary)
     root = unary.new_zeros(form.states) if tree.root is None else tree.root
-    return replace(tree, root=root).form.flat(DenseRules(table))
+    return Form(replace(tree, root=root)).flat(DenseRules(table))
 
 
-def _barred(one: "Hypertree", two: "Hypertree") -> list[Tensor]:
+def _barred(one: HypertreeFields, two: HypertreeFields) -> list[Tensor]:
     """Of each part, where the first allows what the second forbids."""
     pairs = zip(moments.parts(one), moments.parts(two), strict=True)
     return [(own > -math.inf) & (other == -math.inf) for own, other in pairs]
 
 
 @torch.no_grad()
-def _meets(tree: "Hypertree", barred: list[Tensor], possible: Tensor) -> Tensor:
+def _meets(tree: HypertreeFields, barred: list[Tensor], possible: Tensor) -> Tensor:
     """(B,) whether a possible tree has anything barred: how much of it the best one has."""
     if not tree.unary.shape[-2] or not any(bool(part.any()) for part in barred):
         return torch.zeros_like(possible)
@@ -66,9 +64,10 @@ def _meets(tree: "Hypertree", barred: list[Tensor], possible: Tensor) -> Tensor:
         torch.where(values > -math.inf, part.to(values), -math.inf)
         for values, part in zip(moments.parts(tree), barred, strict=True)
     )
-    most = replace(tree, unary=unary, rules=DenseRules(table), root=root)
-    _, rows = most.form.best()
+    lengths = Form(tree).lengths
+    most = Form(replace(tree, unary=unary, rules=DenseRules(table), root=root))
+    _, rows = most.best()
     whole = torch.stack([row[:, 0] for row in rows], 1)
-    last = (tree.form.lengths - 1).clamp(min=0).reshape(-1, 1, 1).expand(-1, 1, whole.shape[2])
-    scores = (whole.gather(1, last).squeeze(1) + most.form.root).amax(1)
-    return possible & (tree.form.lengths > 0) & (scores > 0)
+    last = (lengths - 1).clamp(min=0).reshape(-1, 1, 1).expand(-1, 1, whole.shape[2])
+    scores = (whole.gather(1, last).squeeze(1) + most.root).amax(1)
+    return possible & (lengths > 0) & (scores > 0)

@@ -306,7 +306,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit, or a head out of range.
         """
-        return restricted(self, states, log_weights)
+        return restricted(self, self.lengths, states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of arcs that trees can have, else -inf."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree import plain
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.descent import descend
+from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.model import Hypertree
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +28,7 @@ class Form:
         tree: the hypertree.
     """
 
-    tree: "Hypertree"
+    tree: HypertreeFields
 
     @cached_property
     def batch(self) -> int:
@@ -134,7 +131,7 @@ class Form:
             return self.batch * (splits * rank + spans * rank * (2 * states + run))
         return self.batch * (spans * states**3 + splits * states**2)
 
-    def flat(self, rules: Rules) -> "Hypertree":
+    def flat(self, rules: Rules) -> HypertreeFields:
         """The hypertree with one batch dim, and with other rules, of that for each item."""
         tree, batch = self.tree, (self.batch,)
         flat = rules.flat(tree.batch_shape)

@@ -1,19 +1,16 @@
 """Binary trees as a recursion over spans: what estimators restrict."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.model import Hypertree
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +34,7 @@ class LaidHypertree(Recursion):
     site_dims = 2
 
     @classmethod
-    def of(cls, tree: "Hypertree") -> "LaidHypertree":
+    def of(cls, tree: HypertreeFields) -> "LaidHypertree":
         """The trees of a hypertree."""
         unary, words = tree.unary, tree.preterminals
         if words:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -11,32 +11,28 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.grammar import Grammar
-from rdpgraph.model.arrays import as_states, settle, taken
+from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
-from rdpgraph.model.structure import Structure
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import Parts
 from rdpgraph.structures.hypertree.checks import (
-    checked_lengths,
     checked_mask,
-    checked_root,
-    checked_rules,
     checked_trees,
-    checked_unary,
 )
 from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
+from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.laid import LaidHypertree
-from rdpgraph.structures.hypertree.relaxed import relaxed
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
+from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.tape.recursion import KeptStates
 
 
 @dataclass(frozen=True, eq=False)
-class Hypertree(Structure):
+class Hypertree(HypertreeFields):
     """Binary trees over the words of a sequence: spans with states, and rules that join two.
 
     The score of a tree is the sum of `unary` over its constituents, single words included, of the
@@ -66,11 +62,6 @@ class Hypertree(Structure):
         tensor(5.)
     """
 
-    rules: Rules = field(default_factory=NoRules)
-    root: Tensor | None = field(default=None, kw_only=True)
-    preterminals: int = field(default=0, kw_only=True)
-    lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
-
     if TYPE_CHECKING:  # what the fields are made of
 
         def __init__(
@@ -82,16 +73,6 @@ class Hypertree(Structure):
             preterminals: int = 0,
             lengths: ArrayLike | None = None,
         ) -> None: ...
-
-    def __post_init__(self) -> None:
-        settle(self, "unary", "root", whole=("lengths",))
-        checked_unary(self.unary)
-        checked_rules(self.rules, self.unary, self.preterminals)
-        checked_root(self.root, self.unary, self.preterminals)
-        if self.lengths is not None:
-            total = self.unary.shape[-2]
-            lengths = checked_lengths("Hypertree", self.lengths, self.batch_shape, total)
-            object.__setattr__(self, "lengths", lengths.to(self.unary.device))
 
     @classmethod
     def pcfg(
@@ -154,11 +135,6 @@ class Hypertree(Structure):
         """
         checked_mask(allowed, self.unary.shape)
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
-        return tuple(self.unary.shape[:-3])
 
     @property
     def form(self) -> Form:
@@ -352,7 +328,12 @@ class Hypertree(Structure):
             ModelError: another temperature.
             BudgetError: rules of low rank that are too large when written out.
         """
-        return relaxed(self, count, temperature, generator)
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
+        root = None if self.root is None else self.root / temperature
+        rules = self.rules.scaled(1.0 / temperature)
+        return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> KeptStates:
         """The hypertree on some states of each span, with weights; what estimators solve.
@@ -391,7 +372,7 @@ class Hypertree(Structure):
 
         O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
         """
-        return proposals.log_masses(self, states, log_weights)
+        return proposals.log_masses(self, states, self.restrict(states, log_weights).unary)
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

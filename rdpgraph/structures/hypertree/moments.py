@@ -2,23 +2,20 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.structure import Structure
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.model import Hypertree
+from rdpgraph.structures.hypertree.fields import HypertreeFields
 
 
-def parts(tree: "Hypertree") -> list[Tensor]:
+def parts(tree: HypertreeFields) -> list[Tensor]:
     """What scores are sums of: the unary potentials, the rules' tensors, the root's potentials."""
     return [tree.unary, *tree.rules.parts, *([] if tree.root is None else [tree.root])]
 
 
-def of(tree: "Hypertree") -> tuple[Tensor, list[Tensor]]:
+def of(tree: HypertreeFields) -> tuple[Tensor, list[Tensor]]:
     """Log Z, (B,), and its gradients in all `parts`, zero for impossible items.
 
     With a graph of their own if anything in the hypertree has one.
@@ -44,7 +41,7 @@ def of(tree: "Hypertree") -> tuple[Tensor, list[Tensor]]:
     return log_z, list(found)
 
 
-def entropy(tree: "Hypertree") -> Tensor:
+def entropy(tree: HypertreeFields) -> Tensor:
     """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
     log_z, found = of(tree)
     expected = log_z.new_zeros(())

@@ -1,7 +1,6 @@
 """What proposals ask of a hypertree: which states of which spans look likely."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,19 +8,18 @@ from torch.nn.functional import pad
 
 from rdpgraph.structures.hypertree import masses
 from rdpgraph.structures.hypertree.cells import Cells
+from rdpgraph.structures.hypertree.fields import HypertreeFields
+from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules, Rules
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.model import Hypertree
 
 
 @torch.no_grad()
-def unary(tree: "Hypertree") -> Tensor:
+def unary(tree: HypertreeFields) -> Tensor:
     """(*batch, T, T, C) potentials of spans within the length, the root's added to the whole.
 
     -inf where no tree has the state: below the diagonal and beyond the length too.
     """
-    form, total = tree.form, tree.unary.shape[-2]
+    form, total = Form(tree), tree.unary.shape[-2]
     values = tree.unary.reshape(form.batch, *tree.unary.shape[-3:])
     place = torch.arange(total, device=values.device)
     allowed = (place.unsqueeze(1) <= place) & (place < form.lengths.reshape(-1, 1, 1))
@@ -38,9 +36,9 @@ def unary(tree: "Hypertree") -> Tensor:
 
 
 @torch.no_grad()
-def mean_values(tree: "Hypertree", landmarks: int, generator: torch.Generator | None) -> Tensor:
+def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generator | None) -> Tensor:
     """(*batch, T, T, C) log mean rules of a state as a parent and as a part."""
-    form, total = tree.form, tree.unary.shape[-2]
+    form, total = Form(tree), tree.unary.shape[-2]
     children = tree.unary.shape[-1]
     if isinstance(tree.rules, NoRules):
         return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
@@ -59,9 +57,9 @@ def mean_values(tree: "Hypertree", landmarks: int, generator: torch.Generator | 
     return found.reshape(*(tree.batch_shape if len(found) == form.batch else ()), *found.shape[1:])
 
 
-def log_masses(tree: "Hypertree", states: Tensor, log_weights: Tensor) -> Tensor | None:
-    """As `Structure.log_masses`; None but for rules of low rank."""
-    cells = Cells.of(tree.form, tree.restrict(states, log_weights).unary, states)
+def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | None:
+    """As `Structure.log_masses`, from the potentials of the states kept; None but for low rank."""
+    cells = Cells.of(Form(tree), kept, states)
     if cells is None:
         return None
     every = unary(tree).expand(*states.shape[:-1], tree.unary.shape[-1])

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from rdpgraph.model.support import gathered
 from rdpgraph.structures.draws import Pick, drawn, largest
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
-
-if TYPE_CHECKING:
-    from rdpgraph.structures.hypertree.dependencies import Dependencies
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +25,12 @@ class RestrictedDependencies(Structure):
     Args:
         unary: (*lead, n, K) log-potentials (nats) of the kept heads, weights included.
         states: (*lead, n, K) which heads of the original they are; repeats are separate.
-        original: the trees; its batch dims are the last ones of lead.
+        original: the trees, by their heads; its batch dims are the last ones of lead.
         lengths: (*lead,); default: all n.
     """
 
     states: Tensor
-    original: "Dependencies"
+    original: Structure
     lengths: Tensor | None = field(default=None, kw_only=True)
 
     @property
@@ -56,7 +52,7 @@ class RestrictedDependencies(Structure):
         Not differentiable.
         """
         wide = self._wide(0.0)
-        found = wide.max_marginals().gather(-1, self.states)
+        found = _answered(wide.max_marginals()).gather(-1, self.states)
         behind = self.unary.detach() - wide.unary.detach().gather(-1, self.states)
         return torch.where(found > -math.inf, found + behind, -math.inf)
 
@@ -66,7 +62,7 @@ class RestrictedDependencies(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._numbers(self._wide(0.0).mode().unsqueeze(0), largest)[0]
+        return self._numbers(_answered(self._wide(0.0).mode()).unsqueeze(0), largest)[0]
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *lead, n) exact draws, as `mode` gives its tree.
@@ -74,7 +70,8 @@ class RestrictedDependencies(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._numbers(self._wide(1.0).sample(count, generator), drawn(generator))
+        heads = _answered(self._wide(1.0).sample(count, generator))
+        return self._numbers(heads, drawn(generator))
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -94,7 +91,7 @@ class RestrictedDependencies(Structure):
         """The terms of log Z."""
         return math.prod(self.batch_shape) * float(self.unary.shape[-2] + 1) ** 3
 
-    def _wide(self, temperature: float) -> "Dependencies":
+    def _wide(self, temperature: float) -> Structure:
         """The trees over all heads; those that are not kept are forbidden."""
         heads = torch.arange(self.unary.shape[-2] + 1, device=self.unary.device)
         same = self.states.unsqueeze(-1) == heads
@@ -110,8 +107,14 @@ class RestrictedDependencies(Structure):
         return torch.where(inside, chosen, -1)
 
 
+def _answered(found: Tensor | None) -> Tensor:
+    """What these trees answer themselves."""
+    assert found is not None
+    return found
+
+
 def restricted(
-    trees: "Dependencies", states: Tensor, log_weights: Tensor
+    trees: Structure, lengths: Tensor | None, states: Tensor, log_weights: Tensor
 ) -> RestrictedDependencies:
     """What `Dependencies.restrict` gives.
 
@@ -119,5 +122,5 @@ def restricted(
         ModelError: shapes that do not fit, or a head out of range.
     """
     kept = gathered(type(trees).__name__, trees.unary, states, log_weights, sites=1)
-    lengths = None if trees.lengths is None else trees.lengths.expand(states.shape[:-2])
+    lengths = None if lengths is None else lengths.expand(states.shape[:-2])
     return RestrictedDependencies(kept, states, trees, lengths=lengths)
