@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -71,6 +72,20 @@ void pack(const Real* __restrict matrix, Real* __restrict packed, int64_t states
   }
 }
 
+// A step for one to eight rows, of which it is told at compile time.
+template <typename Step> void by_rows(int64_t rows, Step step) {
+  switch (rows) {
+    case 1: return step(std::integral_constant<int, 1>());
+    case 2: return step(std::integral_constant<int, 2>());
+    case 3: return step(std::integral_constant<int, 3>());
+    case 4: return step(std::integral_constant<int, 4>());
+    case 5: return step(std::integral_constant<int, 5>());
+    case 6: return step(std::integral_constant<int, 6>());
+    case 7: return step(std::integral_constant<int, 7>());
+    default: return step(std::integral_constant<int, 8>());
+  }
+}
+
 // Rows (`stride` apart, their entries `hop` apart) times one panel of some depth; (rows, width)
 // into `result`.
 template <typename Real, int rows, int64_t hop = 1>
@@ -96,16 +111,9 @@ __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
 template <typename Real>
 void multiply(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
               Real* result) {
-  switch (rows) {
-    case 1: return multiply<Real, 1>(left, stride, panel, states, result);
-    case 2: return multiply<Real, 2>(left, stride, panel, states, result);
-    case 3: return multiply<Real, 3>(left, stride, panel, states, result);
-    case 4: return multiply<Real, 4>(left, stride, panel, states, result);
-    case 5: return multiply<Real, 5>(left, stride, panel, states, result);
-    case 6: return multiply<Real, 6>(left, stride, panel, states, result);
-    case 7: return multiply<Real, 7>(left, stride, panel, states, result);
-    default: return multiply<Real, 8>(left, stride, panel, states, result);
-  }
+  by_rows(rows, [&](auto count) {
+    multiply<Real, decltype(count)::value>(left, stride, panel, states, result);
+  });
 }
 
 struct Share {

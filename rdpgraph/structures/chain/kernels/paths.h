@@ -34,16 +34,9 @@ __attribute__((noinline)) void reach(const Real* left, int64_t stride,
 template <typename Real>
 void reach(int64_t rows, const Real* left, int64_t stride, const Real* panel, int64_t states,
            Real* result) {
-  switch (rows) {
-    case 1: return reach<Real, 1>(left, stride, panel, states, result);
-    case 2: return reach<Real, 2>(left, stride, panel, states, result);
-    case 3: return reach<Real, 3>(left, stride, panel, states, result);
-    case 4: return reach<Real, 4>(left, stride, panel, states, result);
-    case 5: return reach<Real, 5>(left, stride, panel, states, result);
-    case 6: return reach<Real, 6>(left, stride, panel, states, result);
-    case 7: return reach<Real, 7>(left, stride, panel, states, result);
-    default: return reach<Real, 8>(left, stride, panel, states, result);
-  }
+  by_rows(rows, [&](auto count) {
+    reach<Real, decltype(count)::value>(left, stride, panel, states, result);
+  });
 }
 
 // p_t(j) = u_t(j) + max_i(p_{t-1}(i) + A_ij), either term less its peak over j; 0 beyond a length.
