@@ -1,8 +1,8 @@
 """Evidence and assignments as states of numbered variables."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from rdpgraph.model.arrays import array_of, is_array
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 
-Observation: TypeAlias = int | str | Sequence[int | str | None] | Tensor | None
 MISSING = -1
 
 

@@ -1,5 +1,6 @@
 """Structures: model types with a recursion of their own, and the registry that recognises them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -67,6 +68,22 @@ class Structure(ABC):
             UnsupportedError: this structure has none.
         """
         raise UnsupportedError(f"{type(self).__name__} scores no configurations.")
+
+    def log_prob(self, configuration: Any) -> Tensor:
+        """(*lead, *batch) the log-probabilities (nats) of configurations, differentiable.
+
+        The score less log Z; -inf where nothing is possible.
+
+        Args:
+            configuration: as for `score`.
+
+        Raises:
+            EvidenceError: as for `score`.
+            UnsupportedError: this structure scores no configurations.
+        """
+        log_z, score = self.log_partition(), self.score(configuration)
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
 
     def configuration(self, states: Tensor) -> Any:
         """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.

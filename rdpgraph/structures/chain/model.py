@@ -196,14 +196,6 @@ class Chain(Structure):
         pairs_too = paths.between(self.transition, flat.reshape(states.shape), steps)
         return total.reshape(states.shape[:-1]) + pairs_too
 
-    def log_prob(self, states: Tensor) -> Tensor:
-        """The log-probabilities of sequences, (*lead, *batch, T) as (*lead, *batch)."""
-        log_z, score = self.log_partition(), self.score(states)
-        alive = log_z.detach() > -math.inf
-        if bool(alive.all()):
-            return score - log_z
-        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
-
     @by_autograd
     def edge_marginals(self) -> Tensor:
         """(*batch, T - 1, N, N) joint probabilities of neighbours; as large as that."""

@@ -249,12 +249,6 @@ class Dependencies(Structure):
         most = replace(self, unary=torch.where(alive, unary, 0.0))
         return most.score(most.mode().clamp(min=0)) > 0
 
-    def log_prob(self, heads: Tensor) -> Tensor:
-        """The log-probabilities of trees, (*lead, *batch, n) as (*lead, *batch); see `score`."""
-        log_z = self.log_partition()
-        alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(heads) - torch.where(alive, log_z, 0.0), -math.inf)
-
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
 

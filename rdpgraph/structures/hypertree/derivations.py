@@ -146,12 +146,6 @@ class Derivations(Structure):
         same = (derived == needed)[..., : self.nodes].all(-1)
         return same & (uses >= 0).all(-1)
 
-    def log_prob(self, uses: Tensor) -> Tensor:
-        """(*lead, *batch) the log-probabilities of derivations, given their numbers of uses."""
-        log_z = self.log_partition()
-        alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(uses) - torch.where(alive, log_z, 0.0), -math.inf)
-
     def mode(self) -> Tensor:
         """(*batch, E) how often one best derivation uses each hyperedge.
 

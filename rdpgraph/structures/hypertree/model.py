@@ -166,19 +166,6 @@ class Hypertree(HypertreeFields):
         states = trees.states if isinstance(trees, Trees) else as_states("Trees", trees)
         return self.form.scored(states, checked_trees(states, self.unary.shape))
 
-    def log_prob(self, trees: Trees | Tensor) -> Tensor:
-        """(*lead, *batch) the log-probabilities (nats) of trees: the score less log Z.
-
-        Args:
-            trees: as for `score`.
-
-        Raises:
-            EvidenceError: as for `score`.
-        """
-        log_z = self.log_partition()
-        alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(trees) - torch.where(alive, log_z, 0.0), -math.inf)
-
     def span_marginals(self) -> Tensor:
         """(*batch, T, T) the probability that a span is a constituent, in whatever state."""
         return self.marginals().sum(-1)

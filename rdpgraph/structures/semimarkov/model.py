@@ -184,17 +184,6 @@ class SemiMarkov(Structure):
         states = scoring.site_states(found, lengths, self.unary.shape[-2])
         return states.reshape(*configuration.labels.shape, self.unary.shape[-2])
 
-    def log_prob(self, segmentation: Segmentation | Tensor) -> Tensor:
-        """(*lead, *batch) log-probabilities of segmentations, in nats: the score less log Z.
-
-        Raises:
-            EvidenceError: as for `score`.
-        """
-        log_z = self.log_partition()
-        alive = log_z.detach() > -math.inf
-        score = self.score(segmentation)
-        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
-
     def position_marginals(self) -> Tensor:
         """(*batch, T, N) the probability that a position lies in a segment of a label.
 

@@ -132,16 +132,6 @@ class Recursion(Structure):
         wanted = used.flatten(states.ndim - self._dims).sum(-1)
         return exhausting(only.laid(double=True), wanted).to(self.unary)
 
-    def log_prob(self, states: Tensor) -> Tensor:
-        """(*lead, *batch) the log-probabilities of configurations: the score less log Z.
-
-        Raises:
-            EvidenceError: as for `score`.
-        """
-        log_z = self.log_partition()
-        alive = log_z.detach() > -math.inf
-        return torch.where(alive, self.score(states) - torch.where(alive, log_z, 0.0), -math.inf)
-
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where nothing is possible. Of derivations; differentiable.
 
