@@ -27,8 +27,9 @@ demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a
 test: $(VENV)/test.stamp  ## the tests, and the examples in docstrings, README and docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 $(TESTS)
 
-check: $(VENV)/test.stamp $(VENV)/check.stamp  ## what CI runs: linter, types, tests
+check: $(VENV)/test.stamp $(VENV)/check.stamp  ## what CI runs: linter, formatter, types, tests
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(MAKE) test
 

@@ -29,6 +29,7 @@ _ROUNDING = 1e-6
 _CERTAIN = 1e-9
 """How near to 0 or 1 the probability that a site is used counts as that."""
 
+
 def check_potential(potential: Potential, arity: int | None = None) -> None:
     """Hold a potential against its own table, and against a dense one in an exact answer.
 

@@ -87,4 +87,3 @@ class ProjectiveDependencies(Dependencies):
         crossing = (first[0] < second[0]) & (second[0] < first[1]) & (first[1] < second[1])
         both = inside.unsqueeze(2) & inside.unsqueeze(1)
         return super()._is_tree(heads, inside) & ~(crossing & both).flatten(2).any(2)
-
