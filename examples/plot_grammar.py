@@ -17,7 +17,7 @@ import rdpgraph as rg
 # %%
 # The grammar: one weighted rule a line, words in quotes.
 
-truth = rg.parse_grammar("""
+truth = rg.trees.parse_grammar("""
     1.0  S   -> NP VP
     0.75 NP  -> Det N
     0.25 NP  -> NP PP

@@ -60,7 +60,7 @@ def fit(scheduler, steps=40):
     return history, posterior
 
 
-by_bethe, posterior = fit(rg.Loopy(gradient=rg.FromBeliefs()))
+by_bethe, posterior = fit(rg.Loopy(gradient=rg.loopy.FromBeliefs()))
 by_exact, _ = fit(rg.Contraction())
 print("                    coupling  leaning")
 print(f"true                {true_coupling:8.4f} {true_leaning:8.4f}")
@@ -98,7 +98,9 @@ coupling = torch.zeros((), requires_grad=True)
 optimizer = torch.optim.SGD([coupling], lr=2.0)
 by_marginals, errors = [], []
 for _ in range(25):
-    posterior = rg.infer(model(coupling, leanings), scheduler=rg.Loopy(gradient=rg.Implicit()))
+    posterior = rg.infer(
+        model(coupling, leanings), scheduler=rg.Loopy(gradient=rg.loopy.Implicit())
+    )
     error = (posterior.marginal(pixels)[..., 1] - given).square().mean()
     by_marginals.append(coupling.item())
     errors.append(error.item())

@@ -1,7 +1,22 @@
-"""Exceptions. Every message names the thing, what was expected, what came, and the way out."""
+"""Exceptions that the library raises on purpose.
+
+Here belong their types, all under `RdpgraphError`. Every message names the thing, what was
+expected, what came, and the way out.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
+
+__all__ = [
+    "BudgetError",
+    "EvidenceError",
+    "FileFormatError",
+    "ImpossibleEvidenceError",
+    "ModelError",
+    "RdpgraphError",
+    "UnknownVariableError",
+    "UnsupportedError",
+]
 
 
 class RdpgraphError(Exception):

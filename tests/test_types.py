@@ -49,10 +49,10 @@ posterior = rg.infer(graph.condition({"rain": "yes", lamps[0]: 1, lamps[1]: None
 posterior.marginals()["rain"].sum(), posterior.mode()[lamps[0]], posterior.sample(3)["rain"]
 posterior.marginal(graph["rain"]), posterior.joint([rain, "lamp[1]"])
 rg.ProjectiveDependencies([[0.0, 1.0]], multiroot=True, lengths=torch.tensor(1))
-rg.Hypertree(torch.zeros(1, 2, 2, 1), rg.DenseRules(torch.zeros(1, 1, 1)), lengths=[2])
+rg.Hypertree(torch.zeros(1, 2, 2, 1), rg.trees.DenseRules(torch.zeros(1, 1, 1)), lengths=[2])
 
 
-def own(model: rg.FactorGraph | rg.Chain, estimator: rg.Estimator) -> torch.Tensor:
+def own(model: rg.FactorGraph | rg.Chain, estimator: rg.extend.Estimator) -> torch.Tensor:
     return rg.infer(model, estimator=estimator).log_partition.exp()
 
 

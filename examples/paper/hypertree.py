@@ -72,7 +72,7 @@ def ruled(kind: str, *, states: int, words: int, seed: int) -> rg.Hypertree:
     ends = torch.randn(2, words, 50, generator=generator)
     scores = (ends[0].unsqueeze(1) + ends[1]) @ embeddings.mT
     factors = (RULES[kind] * torch.randn(states, RANK, generator=generator) for _ in range(3))
-    return rg.Hypertree(spread(scores), rg.LowRankRules(*factors))
+    return rg.Hypertree(spread(scores), rg.trees.LowRankRules(*factors))
 
 
 def tree(kind: str, *, states: int, seed: int) -> rg.Hypertree:
@@ -91,11 +91,13 @@ class Row:
 
 def paper(keep: int) -> rg.Randomized:
     half = keep // 2
-    return rg.Randomized(rg.Uniform(), rg.TopTail(half, keep - half), defensive=0.0)
+    return rg.Randomized(
+        rg.randomized.Uniform(), rg.randomized.TopTail(half, keep - half), defensive=0.0
+    )
 
 
 def top(keep: int) -> rg.Randomized:
-    return rg.Randomized(rg.Local(), rg.Top(keep), defensive=0.0)
+    return rg.Randomized(rg.randomized.Local(), rg.randomized.Top(keep), defensive=0.0)
 
 
 def default(keep: int) -> rg.Randomized:
@@ -121,7 +123,7 @@ def rows_of(states: int) -> list[Row]:
 def repeated(model: rg.Hypertree, truth: float, estimator: rg.Randomized, repeats: int) -> Found:
     """What an estimator answers over and over again; one without chance, once."""
     generator = torch.Generator().manual_seed(1)
-    repeats = 1 if isinstance(estimator.selection, rg.Top) else repeats
+    repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
     start = time.perf_counter()
     answers = [
         rg.infer(model, estimator=estimator, generator=generator).log_partition.double()

@@ -14,12 +14,12 @@ import rdpgraph as rg
 
 
 @dataclass(frozen=True)
-class Embedded(rg.Proposal):
+class Embedded(rg.randomized.Proposal):
     """Softmax of the norms of the state embeddings as they were trained, before any scaling."""
 
     norms: Tensor
 
-    def log_scores(self, sites: rg.Sites) -> Tensor:
+    def log_scores(self, sites: rg.extend.Sites) -> Tensor:
         return self.norms
 
 
@@ -29,13 +29,15 @@ def kept(share: float, states: int) -> int:
 
 def paper(one: Case, keep: int) -> rg.Randomized:
     """The paper's setting: the K - 1 likeliest states and one draw, by eq. 34 as released."""
-    proposal = rg.LocalGlobal(Embedded(one.norms))
-    return rg.Randomized(proposal, rg.TopTail(keep - 1, 1), defensive=0.0)
+    proposal = rg.randomized.LocalGlobal(Embedded(one.norms))
+    return rg.Randomized(proposal, rg.randomized.TopTail(keep - 1, 1), defensive=0.0)
 
 
 def top(one: Case, keep: int) -> rg.Randomized:
     """The K likeliest by the same scores, and no correction."""
-    return rg.Randomized(rg.LocalGlobal(Embedded(one.norms)), rg.Top(keep), defensive=0.0)
+    return rg.Randomized(
+        rg.randomized.LocalGlobal(Embedded(one.norms)), rg.randomized.Top(keep), defensive=0.0
+    )
 
 
 def default(_: Case, keep: int) -> rg.Randomized:
@@ -89,7 +91,7 @@ def repeated(
 ) -> Found:
     """What an estimator answers over and over again; one without chance, once."""
     generator = torch.Generator().manual_seed(1)
-    repeats = 1 if isinstance(estimator.selection, rg.Top) else repeats
+    repeats = 1 if isinstance(estimator.selection, rg.randomized.Top) else repeats
     answers: list[Tensor] = []
     start = time.perf_counter()
     for _ in range(repeats):

@@ -60,5 +60,5 @@ def case(kind: str, *, states: int, seed: int, steps: int = STEPS) -> Case:
 
 def tabulated(chain: rg.Chain) -> rg.Chain:
     """The same with its transition written out, for exact answers."""
-    assert isinstance(chain.transition, rg.Potential)
+    assert isinstance(chain.transition, rg.extend.Potential)
     return rg.Chain(chain.unary, chain.transition.table(2))

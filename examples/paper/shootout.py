@@ -54,7 +54,9 @@ def randomized(estimator: Callable[[Case, int], rg.Randomized]) -> Run:
 
 
 def top(one: Case, keep: int) -> rg.Randomized:
-    return rg.Randomized(rg.LocalGlobal(Embedded(one.norms)), rg.Top(keep), defensive=0.0)
+    return rg.Randomized(
+        rg.randomized.LocalGlobal(Embedded(one.norms)), rg.randomized.Top(keep), defensive=0.0
+    )
 
 
 def features(one: Case, size: int, generator: torch.Generator) -> float:
@@ -63,7 +65,7 @@ def features(one: Case, size: int, generator: torch.Generator) -> float:
 
 
 def looking_ahead(_: Case, keep: int) -> rg.Randomized:
-    return rg.Randomized(rg.LowRankPilot(features=64), rg.Threshold(keep))
+    return rg.Randomized(rg.randomized.LowRankPilot(features=64), rg.randomized.Threshold(keep))
 
 
 def with_surrogate(one: Case, keep: int, generator: torch.Generator) -> float:

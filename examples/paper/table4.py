@@ -21,24 +21,24 @@ PRINTED = {
 KIND = {"dense": 0, "intermediate": 1, "long-tail": 2}
 
 
-def proposals(one: Case) -> dict[str, rg.Proposal]:
+def proposals(one: Case) -> dict[str, rg.randomized.Proposal]:
     released = Embedded(one.norms)
     return {
-        "uniform": rg.Uniform(),
-        "local": rg.Local(),
+        "uniform": rg.randomized.Uniform(),
+        "local": rg.randomized.Local(),
         "global": released,
-        "local + global": rg.LocalGlobal(released),
-        "local + global (as printed)": rg.LocalGlobal(rg.Global()),
-        "landmark": rg.Landmark(),
+        "local + global": rg.randomized.LocalGlobal(released),
+        "local + global (as printed)": rg.randomized.LocalGlobal(rg.randomized.Global()),
+        "landmark": rg.randomized.Landmark(),
         "the default's": rg.Randomized.default(keep=2).proposal,
-        "pilot": rg.Pilot(),
+        "pilot": rg.randomized.Pilot(),
     }
 
 
-def selections(keep: int) -> dict[str, rg.Selection]:
+def selections(keep: int) -> dict[str, rg.randomized.Selection]:
     return {
-        "the paper's selection": rg.TopTail(keep - 1, 1),
-        "half and half": rg.TopSystematic(keep // 2, keep - keep // 2),
+        "the paper's selection": rg.randomized.TopTail(keep - 1, 1),
+        "half and half": rg.randomized.TopSystematic(keep // 2, keep - keep // 2),
     }
 
 

@@ -1,4 +1,8 @@
-"""Modules of `torch.nn` that stand on the structures."""
+"""Modules of `torch.nn` whose answers are those of structures.
+
+Here belong layers that hold parameters and take padded batches: `CRF` in the place of
+pytorch-crf's, with constraints on its tags, `HMM` as a language model, and `FeatureMap`.
+"""
 
 from rdpgraph.nn.constraints import Constraints, bio_constraints, bioes_constraints
 from rdpgraph.nn.crf import CRF

@@ -157,9 +157,9 @@ def updates(libdai: str | None, folder: pathlib.Path) -> None:
     import rdpgraph as rg
 
     schedules = {
-        "flooding": rg.Flooding(),
-        "sequential": rg.Sequential(),
-        "residual": rg.Residual(),
+        "flooding": rg.loopy.Flooding(),
+        "sequential": rg.loopy.Sequential(),
+        "residual": rg.loopy.Residual(),
     }
     print("\nMessage updates until convergence (tolerance 1e-6), in sweeps of all messages")
     names = " ".join(f"{name:>11s}" for name in schedules)

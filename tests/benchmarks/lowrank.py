@@ -76,9 +76,9 @@ def problem(case: Case) -> tuple[Callable, list]:
         leaves = [leaf(BATCH, STEPS, count), leaf(count, RANK), leaf(count, RANK)]
         return lambda unary, *sides: rg.Chain(unary, rg.LowRank(*sides)).log_partition(), leaves
     forms = {
-        "table": (rg.DenseRules, [(count, 2 * count, 2 * count)]),
-        "factorised": (rg.FactorisedRules, [(count, 2 * count, PARENT_RANK)] * 2),
-        "low rank": (rg.LowRankRules, [(count, RANK), *[(2 * count, RANK)] * 2]),
+        "table": (rg.trees.DenseRules, [(count, 2 * count, 2 * count)]),
+        "factorised": (rg.trees.FactorisedRules, [(count, 2 * count, PARENT_RANK)] * 2),
+        "low rank": (rg.trees.LowRankRules, [(count, RANK), *[(2 * count, RANK)] * 2]),
     }
     make, shapes = forms[case.form]
     root, terms = leaf(SENTENCES, count), leaf(SENTENCES, WORDS, count)

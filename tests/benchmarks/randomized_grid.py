@@ -37,7 +37,7 @@ def model(kind: str, size: int, states: int) -> tuple[rg.VariableArray, rg.Facto
         height = 1 + 2 * torch.rand(*shape, 3, 1, generator=generator)
         return (height * (-(((place - centre) / 0.1) ** 2)).exp()).sum(-2)
 
-    def pairs(*shape: int) -> rg.Potential:
+    def pairs(*shape: int) -> rg.extend.Potential:
         if kind == "embeddings":
             centres = torch.linspace(0, 1, 16)
             near = 1.0 * (-(((place.unsqueeze(1) - centres) / 0.12) ** 2)).exp()
@@ -92,7 +92,7 @@ def main() -> None:
                 for seed in range(chosen.runs):
                     estimator = replace(
                         rg.Randomized.default(keep=share, replicates=replicates),
-                        selection=rg.Threshold(share),
+                        selection=rg.randomized.Threshold(share),
                     )
                     generator = torch.Generator().manual_seed(seed)
                     redrawn = rg.Redrawn(estimator, at=at, generator=generator)

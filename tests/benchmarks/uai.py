@@ -42,14 +42,14 @@ def answer(
             graph = graph.condition(row)
     reading = time.perf_counter() - start
     left = seconds - reading - 5.0
-    schedulers: dict[str, list[rg.Scheduler]] = {
+    schedulers: dict[str, list[rg.extend.Scheduler]] = {
         "exact": [rg.Contraction(memory=memory, seconds=seconds)],
         "auto": [rg.Auto(memory=memory, seconds=left)],
         "join": [rg.JoinGraph(memory=memory, seconds=left)],
         "loopy": [
-            rg.Loopy(schedule=rg.Residual(), seconds=left / 3),
-            rg.Loopy(schedule=rg.Sequential(), seconds=left / 3),
-            rg.Loopy(schedule=rg.Sequential(), damping=0.5, sweeps=100_000, seconds=left / 3),
+            rg.Loopy(schedule=rg.loopy.Residual(), seconds=left / 3),
+            rg.Loopy(schedule=rg.loopy.Sequential(), seconds=left / 3),
+            rg.Loopy(schedule=rg.loopy.Sequential(), damping=0.5, sweeps=100_000, seconds=left / 3),
         ],
     }
     first, *others = schedulers[method]

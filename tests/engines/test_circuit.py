@@ -189,7 +189,7 @@ def test_a_budget_that_is_no_more_than_a_circuit_may_take_is_kept():
     assert rg.Contraction().circuit(graph) is not None
     assert rg.Contraction(memory=1e6).circuit(graph) is None
     assert rg.Contraction(seconds=0.5).circuit(graph) is None
-    with pytest.raises(rg.BudgetError):
+    with pytest.raises(rg.errors.BudgetError):
         rg.infer(graph, scheduler=rg.Contraction(memory=8.0))
 
 

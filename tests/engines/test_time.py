@@ -65,7 +65,7 @@ def test_a_sweep_that_would_end_too_late_is_not_begun(watch):
 
 
 def test_a_sweep_in_many_parts_ends_among_them(watch):
-    loopy = rg.Loopy(schedule=rg.Sequential(), tolerance=1e9, seconds=6.0)
+    loopy = rg.Loopy(schedule=rg.loopy.Sequential(), tolerance=1e9, seconds=6.0)
     posterior = rg.infer(frustrated(side=6), scheduler=loopy)
     watch.tick = 1.0
     assert not posterior.status.converged
@@ -82,7 +82,7 @@ def test_a_sweep_by_residuals_ends_among_its_parts(vanishing, watch):
         corners = graph["x[0, 0]"], graph["x[5, 5]"]
         table = rg.Table(torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=DOUBLE))
         graph = graph.with_factors(rg.Factor(corners, table))
-    loopy = rg.Loopy(schedule=rg.Residual(share=0.01), tolerance=1e-9, seconds=6.0)
+    loopy = rg.Loopy(schedule=rg.loopy.Residual(share=0.01), tolerance=1e-9, seconds=6.0)
     posterior = rg.infer(graph, scheduler=loopy)
     watch.tick = 1.0
     assert not posterior.status.converged

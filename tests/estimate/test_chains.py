@@ -220,7 +220,7 @@ def test_replicates_of_no_mass_are_passed_over():
     assert bool((alone.marginals() == 0).all())
     assert float(alone.entropy()) == 0.0
     for question in (alone.mode, lambda: alone.sample(1)):
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             question()
 
 

@@ -145,9 +145,9 @@ ESTIMATORS = [
     rg.Randomized.default(keep=4, replicates=3),
     rg.Randomized.default(keep=0.5),
     rg.Randomized.piloted(keep=3, replicates=2),
-    rg.Randomized(rg.Global(), rg.Threshold(4), replicates=2),
-    rg.Randomized(rg.Uniform(), rg.TopTail(2, 2), replicates=2),
-    rg.Randomized(rg.Oracle(), rg.Top(4)),
+    rg.Randomized(rg.randomized.Global(), rg.randomized.Threshold(4), replicates=2),
+    rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(2, 2), replicates=2),
+    rg.Randomized(rg.randomized.Oracle(), rg.randomized.Top(4)),
 ]
 
 
@@ -196,13 +196,15 @@ def test_all_states_kept_is_exact(make):
 def test_z_is_right_on_average(make):
     model = make()
     truth = rg.infer(model).log_partition
-    estimator = rg.Randomized(rg.Local(), rg.TopSystematic(1, 4), replicates=1000)
+    estimator = rg.Randomized(
+        rg.randomized.Local(), rg.randomized.TopSystematic(1, 4), replicates=1000
+    )
     found = rg.infer(model, estimator=estimator, generator=seeded(3))
     assert bool(((found.log_partition - truth).abs() <= 5 * found.standard_error + 1e-9).all())
 
 
 def test_a_structure_without_restrictions_says_what_to_do():
-    with pytest.raises(rg.ModelError, match=r"factor_graph\(\)"):
+    with pytest.raises(rg.errors.ModelError, match=r"factor_graph\(\)"):
         rg.infer(Independent(draw(3, 4)), estimator=rg.Randomized.default(keep=3))
 
 
@@ -211,8 +213,8 @@ def test_gradients_are_expectations_on_the_states_kept(make):
     """The gradient of log Z in a factor added to the model is that factor's marginal."""
     model = make()
     scale = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    estimator = rg.Randomized(rg.Uniform(), rg.TopTail(1, 2), replicates=2)
-    if isinstance(model, rg.Structure):
+    estimator = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(1, 2), replicates=2)
+    if isinstance(model, rg.extend.Structure):
         added = draw(*model.unary.shape, seed=9)
         tilted = model.with_unary(model.unary + scale * added)
         found = rg.infer(tilted, estimator=estimator, generator=seeded())
@@ -232,7 +234,7 @@ def test_gradients_are_expectations_on_the_states_kept(make):
 def test_no_more_is_drawn_than_is_wanted(make):
     """Of each replicate what is chosen of it; draws stay exact."""
     model = make()
-    estimator = rg.Randomized(rg.Uniform(), rg.TopTail(2, 2), replicates=50)
+    estimator = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(2, 2), replicates=50)
     posterior = rg.infer(model, estimator=estimator, generator=seeded())
     inner = posterior.solution.inner if isinstance(posterior, rg.Posterior) else posterior.inner
     asked = []

@@ -24,12 +24,12 @@ def test_exact_is_the_identity():
 
 
 @dataclass(frozen=True)
-class FirstStates(rg.Estimator):
+class FirstStates(rg.extend.Estimator):
     """Keeps two states of variable a."""
 
     def prepare(self, model, *, solve, generator):
-        support = rg.Support(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.float64))
-        return rg.Problem(model.restrict({"a": support}), exact=False)
+        support = rg.extend.Support(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.float64))
+        return rg.extend.Problem(model.restrict({"a": support}), exact=False)
 
 
 def test_an_approximation_is_never_passed_off_as_exact():

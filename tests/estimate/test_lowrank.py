@@ -127,7 +127,7 @@ def test_the_estimator_rewrites_bilinear_potentials(shared):
     assert isinstance(low.structure.transition, rg.LowRank)
     assert low.structure.transition.lead(2) == (() if shared else (4,))
     assert torch.allclose(low.log_partition, chain.log_partition(), atol=0.1)
-    with pytest.raises(rg.ModelError, match="number of features"):
+    with pytest.raises(rg.errors.ModelError, match="number of features"):
         rg.infer(chain, estimator=rg.LowRankFactors())
 
 
@@ -138,14 +138,16 @@ def hard_chain(states=60):
 
 
 def replicates(chain, proposal, seed=0):
-    estimator = rg.Randomized(proposal, rg.TopSystematic(4, 4), replicates=400)
+    estimator = rg.Randomized(proposal, rg.randomized.TopSystematic(4, 4), replicates=400)
     return rg.infer(chain, estimator=estimator, generator=torch.Generator().manual_seed(seed))
 
 
 def test_looking_ahead_lowers_the_variance_and_keeps_z_unbiased():
     chain = hard_chain()
     exact = chain.log_partition()
-    ahead, local = (replicates(chain, p) for p in (rg.LowRankPilot(4096), rg.Local()))
+    ahead, local = (
+        replicates(chain, p) for p in (rg.randomized.LowRankPilot(4096), rg.randomized.Local())
+    )
     for found in (ahead, local):
         off = (found.log_partition - exact).abs()
         assert off < 5 * found.standard_error
@@ -154,7 +156,9 @@ def test_looking_ahead_lowers_the_variance_and_keeps_z_unbiased():
 
 def test_the_low_rank_marginals_are_the_proposal_on_graphs_too():
     graph = graphs(SHARED)["cycle"].condition({"x": [-1, 2, -1]})
-    estimator = rg.Randomized(rg.LowRankPilot(), rg.TopTail(1, 1), replicates=2000)
+    estimator = rg.Randomized(
+        rg.randomized.LowRankPilot(), rg.randomized.TopTail(1, 1), replicates=2000
+    )
     found = rg.infer(graph, estimator=estimator, generator=torch.Generator().manual_seed(0))
     off = (found.log_partition - rg.infer(graph).log_partition).abs()
     assert off < 5 * found.standard_error
@@ -165,7 +169,9 @@ def test_a_surrogate_takes_its_error_off():
     generator = torch.Generator().manual_seed(0)
     low = rg.LowRankFactors(4096, shared=True)
     surrogate = low.prepare(chain, solve=rg.infer, generator=generator).model
-    estimator = rg.Randomized(rg.Local(), rg.TopSystematic(4, 4), replicates=400)
+    estimator = rg.Randomized(
+        rg.randomized.Local(), rg.randomized.TopSystematic(4, 4), replicates=400
+    )
     found = rg.controlled(
         chain, surrogate, estimator=estimator, solve=rg.infer, generator=generator
     )
@@ -178,7 +184,7 @@ def test_a_surrogate_takes_its_error_off():
 
 
 def test_an_estimate_below_zero_says_so():
-    found = rg.ControlledEstimate(
+    found = rg.answers.ControlledEstimate(
         torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([0.0, 1.0]), 1.0
     )
     assert found.sign.tolist() == [-1, 1]
@@ -193,7 +199,7 @@ def test_a_surrogate_of_other_states_is_refused():
         rg.Chain(torch.zeros(4, states), torch.zeros(states, states)) for states in (4, 5)
     )
     estimator = rg.Randomized.default(keep=2)
-    with pytest.raises(rg.ModelError, match="same variables, states and batch"):
+    with pytest.raises(rg.errors.ModelError, match="same variables, states and batch"):
         rg.controlled(model, other, estimator=estimator, solve=rg.infer, generator=generator)
 
 
@@ -201,5 +207,5 @@ def test_a_surrogate_of_other_states_is_refused():
     "wrong", [torch.zeros(3, 5), torch.zeros(0, 2), torch.full((3, 2), float("nan"))]
 )
 def test_features_have_no_error_on_what_are_no_embeddings(wrong):
-    with pytest.raises(rg.ModelError, match="embeddings"):
+    with pytest.raises(rg.errors.ModelError, match="embeddings"):
         rg.RandomFeatures(2, 3).predicted_error(wrong, torch.zeros(3, 2))

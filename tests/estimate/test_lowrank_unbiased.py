@@ -49,7 +49,7 @@ def exact(made):
 
 @pytest.mark.parametrize("kind", [*EDGES, "structure"])
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
-@pytest.mark.parametrize("proposal", [Local(), Landmark(2), rg.LowRankPilot()], ids=repr)
+@pytest.mark.parametrize("proposal", [Local(), Landmark(2), rg.randomized.LowRankPilot()], ids=repr)
 def test_few_states_with_low_rank_potentials(kind, selection, proposal):
     made = model(kind, low_rank())
     estimate, number = expectation(made, proposal, selection)
@@ -62,7 +62,7 @@ def test_few_states_with_low_rank_potentials(kind, selection, proposal):
 def test_a_poor_look_ahead_is_no_bias(kind, selection):
     """Two random features: far from the model, and still every state is weighed as it should."""
     made = model(kind, bilinear())
-    estimate, _ = expectation(made, rg.LowRankPilot(2), selection)
+    estimate, _ = expectation(made, rg.randomized.LowRankPilot(2), selection)
     assert abs(math.expm1(float(estimate - exact(made)))) < 1e-12
 
 
@@ -93,7 +93,7 @@ def test_a_surrogate_is_no_bias(selection, coefficient):
         chain, surrogate, estimator=estimator, solve=rg.infer, coefficient=coefficient
     )
     singles = [
-        rg.ControlledEstimate(
+        rg.answers.ControlledEstimate(
             found.log_plain[n : n + 1], found.log_control[n : n + 1], found.log_surrogate,
             found.coefficient,
         )
@@ -116,7 +116,7 @@ def test_a_surrogate_is_no_bias(selection, coefficient):
 
 
 def test_some_controlled_estimates_are_below_zero_and_are_told():
-    found = rg.ControlledEstimate(
+    found = rg.answers.ControlledEstimate(
         torch.tensor([[0.0], [1.0]]).log(), torch.tensor([[3.0], [1.0]]).log(),
         torch.tensor([1.0]).log(), 1.0,
     )  # fmt: skip

@@ -101,7 +101,7 @@ def test_the_default_keeps_what_it_is_told(keep):
     count = {0.5: 2}.get(keep, 5 if keep == 1.0 and isinstance(keep, float) else keep)
     assert posterior.solution.kept.supports[0].kept == count
     assert posterior.status.exact == (count == 5)
-    with pytest.raises(rg.ModelError, match="keep"):
+    with pytest.raises(rg.errors.ModelError, match="keep"):
         Randomized.default(keep=0)
 
 
@@ -119,5 +119,5 @@ def test_the_default_keeps_what_it_is_told(keep):
     ],
 )
 def test_arguments_are_checked(make, message):
-    with pytest.raises(rg.ModelError, match=message):
+    with pytest.raises(rg.errors.ModelError, match=message):
         make()

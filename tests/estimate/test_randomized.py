@@ -92,7 +92,7 @@ def restricted_truth(graph, posterior):
     return [
         kept.restrict(
             [
-                s and rg.Support(s.states[number], s.log_weights[number].to(graph.dtype))
+                s and rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
                 for s in kept.supports
             ]
         )
@@ -253,7 +253,7 @@ def test_replicates_of_no_mass_are_passed_over():
     if bool(alone.log_partition == -math.inf):
         assert bool((alone.marginal(sites) == 0).all())
         assert float(alone.entropy()) == 0.0
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             alone.sample(1)
 
 
@@ -333,5 +333,5 @@ def test_weights_of_replicates_do_not_round_as_a_large_log_z_does():
 
 
 def test_questions_without_an_answer():
-    with pytest.raises(rg.UnsupportedError, match="Exact"):
+    with pytest.raises(rg.errors.UnsupportedError, match="Exact"):
         estimate(mixed()).marginal_mode(["a"])

@@ -47,11 +47,13 @@ class Twice(Selection):
     def select(self, log_q, generator):
         order = torch.rand(log_q.shape, generator=generator).argsort(-1)
         weights = torch.where(log_q > -math.inf, math.log(0.5), -math.inf).gather(-1, order)
-        return rg.Support(torch.cat([order, order.flip(-1)], -1), torch.cat([weights] * 2, -1))
+        return rg.extend.Support(
+            torch.cat([order, order.flip(-1)], -1), torch.cat([weights] * 2, -1)
+        )
 
 
 def loopy(selection, *, at=(2, 4), replicates=1, seed=0, proposal=None, **options):
-    estimator = rg.Randomized(proposal or rg.Local(), selection, replicates=replicates)
+    estimator = rg.Randomized(proposal or rg.randomized.Local(), selection, replicates=replicates)
     redrawn = rg.Redrawn(estimator, at=at, generator=seeded(seed))
     return rg.Loopy(tolerance=1e-12, supports=redrawn, **options)
 
@@ -93,7 +95,7 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
             rg.Factor((xs[1], xs[3]), potential),
         ]
     )
-    posterior = rg.infer(graph, scheduler=loopy(rg.TopTail(1, 2), at=(), replicates=1))
+    posterior = rg.infer(graph, scheduler=loopy(rg.randomized.TopTail(1, 2), at=(), replicates=1))
     (support,) = posterior.solution.estimate.kept.supports
     kept, log_weights = support.states[0], support.log_weights[0].double()
     assert kept.shape == (4, 3)
@@ -115,7 +117,13 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
 
 @pytest.mark.parametrize(
     "selection",
-    [rg.Top(1), rg.Top(3), rg.TopTail(1, 2), rg.TopSystematic(1, 1), rg.Threshold(2)],
+    [
+        rg.randomized.Top(1),
+        rg.randomized.Top(3),
+        rg.randomized.TopTail(1, 2),
+        rg.randomized.TopSystematic(1, 1),
+        rg.randomized.Threshold(2),
+    ],
     ids=repr,
 )
 def test_any_selection_answers_about_all_states(selection):
@@ -139,7 +147,9 @@ def test_nothing_in_common():
     edges = rg.FactorBlock((xs, xs[[1, 2, 0]]), rg.Table(same))
     graph = rg.FactorGraph([edges, rg.FactorBlock((xs,), rg.Table(draw(3, 6)))])
     for seed in range(4):
-        scheduler = loopy(rg.TopTail(0, 2), seed=seed, sweeps=20, proposal=rg.Uniform())
+        scheduler = loopy(
+            rg.randomized.TopTail(0, 2), seed=seed, sweeps=20, proposal=rg.randomized.Uniform()
+        )
         found = rg.infer(graph, scheduler=scheduler)
         assert not bool(found.marginal(xs).isnan().any())
         assert not bool(found.log_partition.isnan())
@@ -167,7 +177,9 @@ def test_beliefs_choose_better_states_and_more_states_are_better():
     def error(keep, at):
         total = 0.0
         for seed in range(4):
-            estimator = rg.Randomized(rg.Local(), rg.TopSystematic(keep // 2, keep // 2))
+            estimator = rg.Randomized(
+                rg.randomized.Local(), rg.randomized.TopSystematic(keep // 2, keep // 2)
+            )
             redrawn = rg.Redrawn(estimator, at=at, generator=seeded(seed))
             scheduler = rg.Loopy(sweeps=60, supports=redrawn, tolerance=1e-4)
             found = rg.infer(graph, scheduler=scheduler).marginal(xs)
@@ -191,7 +203,9 @@ def test_gradients_pass_the_beliefs():
             ]
         )
         redrawn = rg.Redrawn(
-            rg.Randomized(rg.Uniform(), rg.TopTail(0, 3)), at=(), generator=seeded()
+            rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(0, 3)),
+            at=(),
+            generator=seeded(),
         )
         scheduler = rg.Loopy(tolerance=1e-13, supports=redrawn)
         posterior = rg.infer(graph, scheduler=scheduler)
@@ -205,11 +219,16 @@ def test_gradients_pass_the_beliefs():
     [
         (lambda: rg.Redrawn(rg.Randomized.default(keep=2), at=(5, 3)), "increasing"),
         (lambda: rg.Redrawn(rg.Randomized.default(keep=2), share=0.0), "share"),
-        (lambda: loopy(rg.Top(2), counting=rg.TreeReweighted()), "counting"),
-        (lambda: loopy(rg.Top(2), temperature=0.5), "temperature"),
-        (lambda: rg.infer(mixed(), scheduler=loopy(rg.Top(2), proposal=rg.Oracle())), "pilot"),
+        (lambda: loopy(rg.randomized.Top(2), counting=rg.loopy.TreeReweighted()), "counting"),
+        (lambda: loopy(rg.randomized.Top(2), temperature=0.5), "temperature"),
+        (
+            lambda: rg.infer(
+                mixed(), scheduler=loopy(rg.randomized.Top(2), proposal=rg.randomized.Oracle())
+            ),
+            "pilot",
+        ),
     ],
 )
 def test_arguments_are_checked(make, message):
-    with pytest.raises(rg.ModelError, match=message):
+    with pytest.raises(rg.errors.ModelError, match=message):
         make().marginals()

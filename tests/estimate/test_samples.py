@@ -21,7 +21,12 @@ def chain(*batch):
     return rg.Chain(unary, rg.Bilinear(draw(4, 2, seed=1), draw(4, 2, seed=2)))
 
 
-SELECTIONS = [rg.TopTail(1, 2), rg.TopTail(0, 2), rg.TopSystematic(1, 1), rg.Threshold(2)]
+SELECTIONS = [
+    rg.randomized.TopTail(1, 2),
+    rg.randomized.TopTail(0, 2),
+    rg.randomized.TopSystematic(1, 1),
+    rg.randomized.Threshold(2),
+]
 
 
 def joint_outcomes(selection):
@@ -30,7 +35,7 @@ def joint_outcomes(selection):
     return [
         (
             math.prod(chance for chance, _ in row),
-            rg.Support(
+            rg.extend.Support(
                 torch.stack([support.states for _, support in row]),
                 torch.stack([support.log_weights for _, support in row]),
             ),
@@ -58,7 +63,7 @@ def test_over_all_draws_every_configuration_has_its_own_mass(selection):
     """E[Z^ p^(x)] = exp(score(x)), Z^ as the library has it, for each of the configurations."""
     scores, choices = all_scores(), joint_outcomes(selection)
     supports = [support for _, support in choices]
-    estimator = Randomized(rg.Local(), Script(supports.copy()), replicates=len(supports))
+    estimator = Randomized(rg.randomized.Local(), Script(supports.copy()), replicates=len(supports))
     posterior = rg.infer(chain(), estimator=estimator)
     mass = torch.zeros(4, 4, 4, dtype=torch.float64)
     for (chance, support), log_z in zip(choices, posterior.log_partitions, strict=True):
@@ -79,8 +84,10 @@ def test_hard_and_relaxed_samples_follow_the_weighted_distribution(selection, wh
     expected = law(support, all_scores()).flatten()
     expected = expected / expected.sum()
     count = 20_000
-    wide = rg.Support(support.states.expand(count, 3, -1), support.log_weights.expand(count, 3, -1))
-    estimator = Randomized(rg.Local(), Script([wide]))
+    wide = rg.extend.Support(
+        support.states.expand(count, 3, -1), support.log_weights.expand(count, 3, -1)
+    )
+    estimator = Randomized(rg.randomized.Local(), Script([wide]))
     posterior = rg.infer(chain(count), estimator=estimator)
     generator = torch.Generator().manual_seed(1)
     hard = posterior.sample(1, generator=generator)[0]

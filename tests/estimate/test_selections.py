@@ -147,7 +147,7 @@ def test_sizes_are_numbers_or_shares(make):
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, True, "10"])
 def test_what_is_no_size_is_refused(wrong):
     for make in (Top, Threshold, lambda size: TopTail(1, size), lambda s: TopSystematic(1, s)):
-        with pytest.raises(rg.ModelError, match="number of states"):
+        with pytest.raises(rg.errors.ModelError, match="number of states"):
             make(wrong)
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_size_is_refused(wrong):
 def test_what_is_no_score_is_refused(selection, wrong):
     log_q = scores(3, 6)
     log_q[1, 2] = wrong
-    with pytest.raises(rg.ModelError, match="NaN"):
+    with pytest.raises(rg.errors.ModelError, match="NaN"):
         selection.select(log_q, seeded())
 
 

@@ -25,10 +25,14 @@ def case(rng: np.random.Generator) -> int:
     return len(asked.items)
 
 
-def kept_whole(rng: np.random.Generator) -> rg.Estimator:
+def kept_whole(rng: np.random.Generator) -> rg.extend.Estimator:
     """An estimator that keeps every state: what it says is exact."""
-    proposal = [rg.Uniform(), rg.Local()][int(rng.integers(2))]
-    selection = [rg.Top(1.0), rg.TopTail(1.0, 1), rg.TopSystematic(1.0, 1)][int(rng.integers(3))]
+    proposal = [rg.randomized.Uniform(), rg.randomized.Local()][int(rng.integers(2))]
+    selection = [
+        rg.randomized.Top(1.0),
+        rg.randomized.TopTail(1.0, 1),
+        rg.randomized.TopSystematic(1.0, 1),
+    ][int(rng.integers(3))]
     return rg.Randomized(proposal, selection, replicates=int(rng.integers(1, 3)))
 
 

@@ -56,7 +56,7 @@ class Asked:
     """
 
     name: str
-    structure: rg.Structure
+    structure: rg.extend.Structure
     items: list[Item]
     tolerance: float
     keys: Callable[[Any], torch.Tensor]
@@ -80,7 +80,7 @@ class Asked:
         flat = stacked if self.batched else stacked[0]
         close(f"{what} of {self.name}", got, flat, self.tolerance, size)
 
-    def check(self, rng: np.random.Generator, estimator: rg.Estimator | None = None) -> None:
+    def check(self, rng: np.random.Generator, estimator: rg.extend.Estimator | None = None) -> None:
         """log Z and marginals, and the other questions now and then."""
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         log_z = [compare.log_sum(item.scores) for item in self.items]
@@ -165,7 +165,7 @@ def _largest(item: Item) -> Array:
 def _refused(what: str, ask: Callable[[], Any]) -> None:
     try:
         ask()
-    except rg.ImpossibleEvidenceError:
+    except rg.errors.ImpossibleEvidenceError:
         return
     raise compare.Mismatch(f"{what}() of what is impossible")
 

@@ -41,7 +41,7 @@ def _accepted(
     """Whether the library takes a text; then the minimal reader must, as the same."""
     try:
         found = parse(text)
-    except rg.RdpgraphError as error:
+    except rg.errors.RdpgraphError as error:
         message = str(error)
         one_line = len(message.splitlines()) == 1 and len(message) < MOST_MESSAGE
         holds(f"{kind} {text!r} is refused in a line: {message!r}", one_line)
@@ -195,7 +195,7 @@ def _same_model(graph: rg.FactorGraph, model: readers.Model) -> bool:
     return constant == model.constant or abs(constant - model.constant) < 1e-9
 
 
-def _same_grammar(found: rg.Grammar, rules: dict[tuple[str, ...], float]) -> bool:
+def _same_grammar(found: rg.trees.Grammar, rules: dict[tuple[str, ...], float]) -> bool:
     if set(found.symbols) != {key[0] for key in rules}:
         return False
     number = {name: place for place, name in enumerate(found.symbols)}
@@ -217,5 +217,5 @@ KINDS: dict[str, Any] = {
     "UAI": (_uai, parse_uai, readers.uai, _same_model),
     "BIF": (_bif, parse_bif, readers.bif, _same_model),
     "evidence": (_evidence, parse_evidence, readers.evidence, lambda a, b: a == b),
-    "grammar": (_grammar, rg.parse_grammar, readers.grammar, _same_grammar),
+    "grammar": (_grammar, rg.trees.parse_grammar, readers.grammar, _same_grammar),
 }

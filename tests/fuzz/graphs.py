@@ -27,7 +27,7 @@ def case(rng: np.random.Generator) -> int:
     truth = Truth(drawn, scores, name, graph.dtype)
     try:
         truth.check(rng, graph, posterior)
-    except rg.BudgetError:  # of a question that a budget of some bytes has no room for
+    except rg.errors.BudgetError:  # of a question that a budget of some bytes has no room for
         if name != "tight":
             raise
         raise compare.Skipped("tight: refused") from None
@@ -42,8 +42,8 @@ def _route(rng: np.random.Generator, graph: rg.FactorGraph) -> tuple[str, rg.Pos
         ["auto", "contraction", "tight", "join", "loopy", "kept", "low rank"],
         p=[0.3, 0.25, 0.1, 0.1, 0.1, 0.1, 0.05],
     ))  # fmt: skip
-    scheduler: rg.Scheduler | None = None
-    estimator: rg.Estimator | None = None
+    scheduler: rg.extend.Scheduler | None = None
+    estimator: rg.extend.Estimator | None = None
     if kind == "contraction":
         scheduler = rg.Contraction()
     elif kind == "tight":
@@ -53,7 +53,9 @@ def _route(rng: np.random.Generator, graph: rg.FactorGraph) -> tuple[str, rg.Pos
     elif kind == "loopy":
         scheduler = rg.Loopy(tolerance=1e-10)
     elif kind == "kept":
-        estimator = rg.Randomized(rg.Uniform(), rg.Top(1.0), replicates=int(rng.integers(1, 3)))
+        estimator = rg.Randomized(
+            rg.randomized.Uniform(), rg.randomized.Top(1.0), replicates=int(rng.integers(1, 3))
+        )
     elif kind == "low rank":
         estimator = rg.LowRankFactors(features=None) if not _bilinear(graph) else None
     found = rg.infer(graph, estimator=estimator, scheduler=scheduler, generator=generator)
@@ -178,7 +180,7 @@ class Truth:
         if not self.possible:
             try:
                 posterior.mode()
-            except rg.ImpossibleEvidenceError:
+            except rg.errors.ImpossibleEvidenceError:
                 return
             raise compare.Mismatch("mode() of what is impossible")
         states = self.flat(posterior.mode(), states=False)

@@ -30,7 +30,7 @@ class Piece:
     kind: str
     lead: tuple[int, ...]
     parameters: dict[str, Array]
-    build: Callable[[dict[str, torch.Tensor]], rg.Potential]
+    build: Callable[[dict[str, torch.Tensor]], rg.extend.Potential]
     table: Callable[[dict[str, Array]], Array]
     dtype: torch.dtype
 
@@ -179,7 +179,7 @@ def _logical(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead:
         if meets[name](sum(configuration)):
             dense[configuration] = 0.0
 
-    def build(_: dict[str, torch.Tensor]) -> rg.Potential:
+    def build(_: dict[str, torch.Tensor]) -> rg.extend.Potential:
         if name == "Even":
             return rg.Xor(arity, 0, dtype=how.dtype)
         if name == "Cardinality":

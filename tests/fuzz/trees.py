@@ -89,7 +89,7 @@ def _hypertree(rng: np.random.Generator) -> Asked:
 
 def _rules(
     rng: np.random.Generator, how: Style, parents: int, states: int, batch: tuple[int, ...]
-) -> tuple[rg.Rules, Array]:
+) -> tuple[rg.trees.Rules, Array]:
     """Rules, and their table (1 or batch, N, C, C)."""
     rank = int(rng.integers(1, 4))
 
@@ -99,7 +99,7 @@ def _rules(
     kind = int(rng.integers(4))
     if kind == 0:
         table = how.draw(rng, (*batch, parents, states, states))
-        return rg.DenseRules(tensor(table)), table.reshape(-1, parents, states, states)
+        return rg.trees.DenseRules(tensor(table)), table.reshape(-1, parents, states, states)
     if kind == 1:
         parent = how.draw(rng, (*batch, parents, rank))
         left, right = (how.draw(rng, (*batch, states, rank)) for _ in range(2))
@@ -107,16 +107,16 @@ def _rules(
             parent[..., :, None, None, :] + left[..., None, :, None, :]
             + right[..., None, None, :, :]
         )  # fmt: skip
-        made = rg.LowRankRules(tensor(parent), tensor(left), tensor(right))
+        made = rg.trees.LowRankRules(tensor(parent), tensor(left), tensor(right))
         return made, table.reshape(-1, parents, states, states)
     if kind == 2:
         shape = (*batch, parents, states, rank)
         left, right = (how.draw(rng, shape, hard=False) for _ in range(2))
         table = log_sum(left[..., :, None, :] + right[..., None, :, :])
         table = table - log_sum(table.reshape(*batch, parents, -1))[..., None, None]
-        made = rg.FactorisedRules(tensor(left), tensor(right))
+        made = rg.trees.FactorisedRules(tensor(left), tensor(right))
         return made, table.reshape(-1, parents, states, states)
-    return rg.NoRules(), np.zeros((1, parents, states, states))
+    return rg.trees.NoRules(), np.zeros((1, parents, states, states))
 
 
 @cache

@@ -33,7 +33,7 @@ def test_rules_become_tables(tmp_path):
     assert grammar.start.tolist() == [0.0, -math.inf, -math.inf, -math.inf]
     lexical = grammar.lexical(["cats", "dogs"])
     torch.testing.assert_close(lexical.exp(), words[:, [1, 0]].T)
-    with pytest.raises(rg.EvidenceError, match="'bark'"):
+    with pytest.raises(rg.errors.EvidenceError, match="'bark'"):
         grammar.lexical(["bark"])
     path = tmp_path / "grammar.txt.gz"
     path.write_bytes(gzip.compress(TEXT.encode()))
@@ -64,17 +64,17 @@ def test_rules_become_tables(tmp_path):
     ],
 )
 def test_errors_name_the_line(text, line, words):
-    with pytest.raises(rg.FileFormatError, match=f"here: line {line}:.*{words}"):
+    with pytest.raises(rg.errors.FileFormatError, match=f"here: line {line}:.*{words}"):
         parse_grammar(text, source="here")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n\n"])
 def test_a_grammar_without_rules_is_refused(text):
-    with pytest.raises(rg.FileFormatError, match="has none"):
+    with pytest.raises(rg.errors.FileFormatError, match="has none"):
         parse_grammar(text)
 
 
 def test_too_many_symbols_are_refused_before_a_table_is_made():
     text = "\n".join(f"1 S{number} -> 'a'" for number in range(1000))
-    with pytest.raises(rg.BudgetError, match="1,000 symbols"):
+    with pytest.raises(rg.errors.BudgetError, match="1,000 symbols"):
         parse_grammar(text)

@@ -61,7 +61,7 @@ def test_messages_are_those_of_the_table(arity, lead, leads, temperature):
     automaton = random_automaton(generator, states=4, size=3, arity=arity, lead=lead)
     incoming = random_messages(generator, arity=arity, size=3, leads=leads)
     got = automaton.messages(incoming, temperature=temperature)
-    expected = rg.Potential.messages(automaton, incoming, temperature=temperature)
+    expected = rg.extend.Potential.messages(automaton, incoming, temperature=temperature)
     assert len(got) == arity
     for message, wanted in zip(got, expected, strict=True):
         assert message.shape == wanted.shape
@@ -69,7 +69,7 @@ def test_messages_are_those_of_the_table(arity, lead, leads, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, torch.tensor([0.7, 1.3])])
-@pytest.mark.parametrize("how", [Automaton.messages, rg.Potential.messages])
+@pytest.mark.parametrize("how", [Automaton.messages, rg.extend.Potential.messages])
 def test_the_default_messages_are_the_definition(how, temperature):
     generator = torch.Generator().manual_seed(1)
     automaton = random_automaton(generator, states=3, size=2, arity=3, lead=(2,))
@@ -81,7 +81,7 @@ def test_the_default_messages_are_the_definition(how, temperature):
         assert close(sent[item], heat[item] * (logs / heat[item]).logsumexp((0, 2)))
 
 
-@pytest.mark.parametrize("how", [Automaton.messages, rg.Potential.messages])
+@pytest.mark.parametrize("how", [Automaton.messages, rg.extend.Potential.messages])
 def test_a_cold_limit_is_the_maximum(how):
     generator = torch.Generator().manual_seed(2)
     automaton = random_automaton(generator, states=3, size=2, arity=4)
@@ -95,7 +95,7 @@ def test_a_cold_limit_is_the_maximum(how):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
-@pytest.mark.parametrize("how", [Automaton.messages, rg.Potential.messages])
+@pytest.mark.parametrize("how", [Automaton.messages, rg.extend.Potential.messages])
 def test_gradients_of_messages(how, temperature):
     generator = torch.Generator().manual_seed(3)
     automaton = random_automaton(generator, states=3, size=2, arity=4, lead=(2,))
@@ -111,7 +111,7 @@ def test_gradients_of_messages(how, temperature):
     assert torch.autograd.gradcheck(sent, inputs)
 
 
-@pytest.mark.parametrize("how", [Automaton.messages, rg.Potential.messages])
+@pytest.mark.parametrize("how", [Automaton.messages, rg.extend.Potential.messages])
 def test_gradients_have_no_nan_where_nothing_is_possible(how):
     heat = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     for temperature in (1.0, 0.0, heat):
@@ -290,6 +290,6 @@ def test_hundreds_of_slots_in_the_exact_engine():
     ],
 )
 def test_what_does_not_fit_says_why(make, message):
-    with pytest.raises(rg.ModelError, match=message) as caught:
+    with pytest.raises(rg.errors.ModelError, match=message) as caught:
         make(torch.tensor([[0, 1], [1, 0]]), torch.zeros(2))
     assert "\n" not in str(caught.value)

@@ -39,7 +39,7 @@ def test_a_block_of_factors_with_embeddings_of_their_own():
         assert given.batch_shape == dense.batch_shape
         posteriors = [rg.infer(graph) for graph in (given, dense)]
         assert torch.allclose(*(p.log_partition for p in posteriors))
-        support = rg.Support(
+        support = rg.extend.Support(
             torch.randint(5, (*given.batch_shape, 4, 3)), draw(*given.batch_shape, 4, 3)
         )
         few = [rg.infer(graph.restrict({"x": support})) for graph in (given, dense)]
@@ -70,5 +70,5 @@ def test_a_million_states_form_no_table():
     ],
 )
 def test_what_is_no_embedding_is_refused(left, right, message):
-    with pytest.raises(rg.ModelError, match=message):
+    with pytest.raises(rg.errors.ModelError, match=message):
         Bilinear(left, right)

@@ -56,7 +56,7 @@ def test_gradients_and_batches():
     ],
 )
 def test_tables_that_are_no_network(tables, said):
-    with pytest.raises(rg.ModelError, match=said) as error:
+    with pytest.raises(rg.errors.ModelError, match=said) as error:
         rg.FactorGraph.bayesian_network(tables)
     assert "\n" not in str(error.value)
     loose = [(A, (), [0.5, 0.4])]

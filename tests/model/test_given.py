@@ -23,7 +23,7 @@ def graph():
 @pytest.mark.parametrize("rows", [[0, 1], [1, 0], [[0, 0], [1, 0]]])
 def test_a_view_that_holds_a_variable_twice_and_contradicts_itself(read, rows):
     whole = {RAIN: 0, WET: 0, LAMPS: torch.full((2, 3), -1), LAMPS[0, [1, 1]]: torch.tensor(rows)}
-    with pytest.raises(rg.EvidenceError, match=r"'lamp\[0, 1\]' two different states"):
+    with pytest.raises(rg.errors.EvidenceError, match=r"'lamp\[0, 1\]' two different states"):
         read(graph(), whole)
 
 
@@ -94,7 +94,7 @@ def test_evidence_in_arrays_and_frames_is_that_in_tensors_and_lists(given, same)
     ],
 )
 def test_evidence_that_cannot_be_meant(given):
-    with pytest.raises(rg.RdpgraphError) as error:
+    with pytest.raises(rg.errors.RdpgraphError) as error:
         graph().condition(given)
     assert "\n" not in str(error.value)
 
@@ -119,7 +119,7 @@ def test_evidence_is_taken_back():
     for none in (full.retract(), full.retract(RAIN, LAMPS), graph().retract("wet")):
         assert none.observed is None
         assert none.batch_shape == ()
-    with pytest.raises(rg.ModelError, match="not in this graph"):
+    with pytest.raises(rg.errors.ModelError, match="not in this graph"):
         full.retract("snow")
 
 
@@ -133,7 +133,7 @@ def test_names_are_looked_up():
         assert known in model
     for unknown in ("snow", "lamp[2, 0]", "rain[0]", 0, None, rg.VariableArray("lamp", (2,), 2)):
         assert unknown not in model
-    with pytest.raises(rg.UnknownVariableError, match="did you mean 'rain'"):
+    with pytest.raises(rg.errors.UnknownVariableError, match="did you mean 'rain'"):
         model["rian"]
     with pytest.raises(TypeError):
         iter(model)
@@ -168,7 +168,9 @@ LISTED = (
     ("Hypertree", lambda v, w: rg.Hypertree.span_scores(v(TABLES)).log_partition()),
     (
         "rules",
-        lambda v, w: rg.Hypertree(v([[[1.0, 2]]]), rg.DenseRules(v([TABLES] * 2))).log_partition(),
+        lambda v, w: rg.Hypertree(
+            v([[[1.0, 2]]]), rg.trees.DenseRules(v([TABLES] * 2))
+        ).log_partition(),
     ),
     ("heads", lambda v, w: rg.ProjectiveDependencies.from_arcs(v(TABLES)).log_partition()),
     ("arcs", lambda v, w: rg.NonProjectiveDependencies(v([[0.5, 1.0]])).log_partition()),
@@ -192,7 +194,7 @@ def test_scores_take_lists_and_arrays():
         assert torch.equal(model.score(states), expected)
         assert torch.equal(model.score(np.array(states)), expected)
         for wrong in ("ab", [0.5, 1], None, [[0], [0, 1]]):
-            with pytest.raises(rg.EvidenceError) as error:
+            with pytest.raises(rg.errors.EvidenceError) as error:
                 model.score(wrong)
             assert "\n" not in str(error.value)
 
@@ -217,12 +219,12 @@ def test_gradients_reach_tensors_inside_lists():
     [
         rg.Table, rg.Table.from_probabilities, lambda v: rg.Chain(v, torch.zeros(2, 2)),
         lambda v: rg.Sparse([[0]], v, (1,)), lambda v: rg.Bilinear(v, torch.zeros(2, 1)),
-        lambda v: rg.LowRank(v, torch.zeros(2, 1)), rg.Hypertree.span_scores, rg.DenseRules,
+        lambda v: rg.LowRank(v, torch.zeros(2, 1)), rg.Hypertree.span_scores, rg.trees.DenseRules,
         lambda v: rg.SemiMarkov(v, torch.zeros(2, 2)), lambda v: rg.Automaton([[0]], v, 1),
         rg.ProjectiveDependencies,
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused_in_a_line(make, values):
-    with pytest.raises(rg.ModelError) as error:
+    with pytest.raises(rg.errors.ModelError) as error:
         make(values)
     assert "\n" not in str(error.value)

@@ -69,6 +69,6 @@ def test_the_type_of_the_log_values():
     ],
 )
 def test_what_cannot_hold_says_why(make, message):
-    with pytest.raises(rg.ModelError, match=message) as caught:
+    with pytest.raises(rg.errors.ModelError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)

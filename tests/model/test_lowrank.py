@@ -78,7 +78,7 @@ def test_normalised_rows_sum_to_one_exactly():
         assert torch.allclose(table.logsumexp(1), torch.zeros(5, dtype=WIDE), atol=1e-12 * scale)
         assert torch.allclose(table.exp(), plain.table(2).softmax(1), atol=1e-10 * scale)
         assert torch.allclose(normal.log_left.logsumexp(1).exp(), torch.ones(5, dtype=WIDE))
-    with pytest.raises(rg.ModelError, match="possible second state"):
+    with pytest.raises(rg.errors.ModelError, match="possible second state"):
         rg.LowRank.normalised(torch.full((5, 3), -math.inf, dtype=WIDE), right)
 
 
@@ -101,7 +101,7 @@ def test_embeddings_of_a_million_states_are_evaluated_without_a_table():
     ],
 )
 def test_what_is_no_factor_is_refused(left, right, message):
-    with pytest.raises(rg.ModelError, match=message):
+    with pytest.raises(rg.errors.ModelError, match=message):
         rg.LowRank(left, right)
 
 
@@ -184,5 +184,5 @@ def test_features_that_are_learned():
     assert torch.allclose(values, expected)
     values.sum().backward()
     assert bool((weight.grad != 0).all())
-    with pytest.raises(rg.ModelError, match="dimension 4"):
+    with pytest.raises(rg.errors.ModelError, match="dimension 4"):
         feature_map(left[:, :2])

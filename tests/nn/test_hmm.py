@@ -125,7 +125,7 @@ def test_emissions_begin_at_the_frequencies():
     expected = torch.tensor([4.0, 0.5, 16.0, 1.0])
     assert torch.allclose(made.bias.softmax(0), expected / expected.sum())
     for wrong in (counts[:2], -counts):
-        with pytest.raises(rg.ModelError, match="counts"):
+        with pytest.raises(rg.errors.ModelError, match="counts"):
             HMM(states=3, vocabulary=4, counts=wrong)
 
 
@@ -184,11 +184,11 @@ def test_training_learns_what_follows_what(rank):
 
 def test_what_is_no_text_is_refused():
     made = model(4)
-    with pytest.raises(rg.EvidenceError, match="token 9"):
+    with pytest.raises(rg.errors.EvidenceError, match="token 9"):
         made(torch.tensor([[9]]))
-    with pytest.raises(rg.EvidenceError, match="integer tokens"):
+    with pytest.raises(rg.errors.EvidenceError, match="integer tokens"):
         made(torch.zeros(2, 3))
-    with pytest.raises(rg.ModelError, match="dropout"):
+    with pytest.raises(rg.errors.ModelError, match="dropout"):
         HMM(states=2, vocabulary=2, dropout=1.0)
 
 
@@ -197,5 +197,5 @@ def test_what_is_no_text_is_refused():
 def test_lengths_are_checked_whatever_the_route(batch, length):
     model = rg.nn.HMM(states=4, vocabulary=6, rank=3)
     tokens = torch.zeros(batch, 3, dtype=torch.long)
-    with pytest.raises(rg.ModelError, match="lengths"):
+    with pytest.raises(rg.errors.ModelError, match="lengths"):
         model.log_likelihood(tokens, torch.full((batch,), length))

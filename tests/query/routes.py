@@ -98,7 +98,7 @@ def semi_markov(w):
 
 
 def hypertree(w):
-    return rg.Hypertree(w[:27].reshape(3, 3, 3), rg.DenseRules(w[27:54].reshape(3, 3, 3)))
+    return rg.Hypertree(w[:27].reshape(3, 3, 3), rg.trees.DenseRules(w[27:54].reshape(3, 3, 3)))
 
 
 def projective(w):
@@ -132,13 +132,13 @@ def by_features():
 
 
 def redrawn():
-    estimator = rg.Randomized(rg.Local(), rg.Top(3), replicates=2)
+    estimator = rg.Randomized(rg.randomized.Local(), rg.randomized.Top(3), replicates=2)
     supports = rg.Redrawn(estimator, at=(2, 4), generator=seeded(3))
     return {"scheduler": rg.Loopy(supports=supports)}
 
 
 def at_random():
-    return {"scheduler": rg.Loopy(schedule=rg.RandomSubsets(0.5, seeded(2)))}
+    return {"scheduler": rg.Loopy(schedule=rg.loopy.RandomSubsets(0.5, seeded(2)))}
 
 
 def by(scheduler):
@@ -156,11 +156,11 @@ ROUTES = {
     "portfolio": (grid, by(rg.Auto(memory=600, seconds=30))),
     "loopy": (grid, by(rg.Loopy(damping=0.3, sweeps=50))),
     "loopy with rows of evidence": (evidence, by(rg.Loopy(sweeps=50))),
-    "loopy, unrolled": (grid, by(rg.Loopy(sweeps=5, gradient=rg.Unrolled()))),
-    "loopy in turn": (grid, by(rg.Loopy(schedule=rg.Sequential(), sweeps=50))),
-    "loopy by residuals": (tree, by(rg.Loopy(schedule=rg.Residual()))),
+    "loopy, unrolled": (grid, by(rg.Loopy(sweeps=5, gradient=rg.loopy.Unrolled()))),
+    "loopy in turn": (grid, by(rg.Loopy(schedule=rg.loopy.Sequential(), sweeps=50))),
+    "loopy by residuals": (tree, by(rg.Loopy(schedule=rg.loopy.Residual()))),
     "loopy at random": (grid, at_random),
-    "loopy, reweighted": (grid, by(rg.Loopy(counting=rg.TreeReweighted(), sweeps=50))),
+    "loopy, reweighted": (grid, by(rg.Loopy(counting=rg.loopy.TreeReweighted(), sweeps=50))),
     "loopy of logical factors": (logical, by(rg.Loopy(damping=0.3, sweeps=50))),
     "loopy, redrawn": (embedded, redrawn),
     "recognised chain": (chain_of_factors, dict),
@@ -225,6 +225,6 @@ def answered(p):
     """Every answer that the route has."""
     found = {}
     for name, ask in ANSWERS.items():
-        with contextlib.suppress(rg.UnsupportedError):
+        with contextlib.suppress(rg.errors.UnsupportedError):
             found[name] = total(ask(p)).detach()
     return found

@@ -53,7 +53,7 @@ def gradients(made, leaves):
             continue
         try:
             found[name] = torch.autograd.grad(value, leaves, retain_graph=True)[0]
-        except rg.UnsupportedError:
+        except rg.errors.UnsupportedError:
             found[name] = None
     return found
 

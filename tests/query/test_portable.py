@@ -93,7 +93,7 @@ def test_a_progress_callback_stays_behind():
 
 def told(made, results):
     results.put(float(total(made.log_partition)))
-    with contextlib.suppress(rg.UnsupportedError):
+    with contextlib.suppress(rg.errors.UnsupportedError):
         results.put(float(total(made.marginals())))
 
 

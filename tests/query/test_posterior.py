@@ -28,9 +28,9 @@ def test_a_block_s_joint_marginals_come_at_once():
     assert torch.allclose(
         posterior.factor_marginal(down)[1, 2], truth.joint((pixels[1, 2], pixels[2, 2]))
     )
-    with pytest.raises(rg.ModelError, match="No factor holds"):
+    with pytest.raises(rg.errors.ModelError, match="No factor holds"):
         posterior.factor_marginal((pixels[0, 0], pixels[2, 2]))
-    with pytest.raises(rg.ModelError, match="named twice"):
+    with pytest.raises(rg.errors.ModelError, match="named twice"):
         posterior.factor_marginal((pixels[0, 0], pixels[0, 0]))
 
 
@@ -66,9 +66,9 @@ def test_second_answers_do_not_run_again():
 
 
 def test_arguments_are_checked():
-    with pytest.raises(rg.ModelError, match="FactorGraph or a Structure"):
+    with pytest.raises(rg.errors.ModelError, match="FactorGraph or a Structure"):
         rg.infer([])
-    with pytest.raises(rg.ModelError, match="memory and seconds above zero"):
+    with pytest.raises(rg.errors.ModelError, match="memory and seconds above zero"):
         rg.infer(grid()[3], scheduler=rg.Contraction(memory=-1))
-    with pytest.raises(rg.EvidenceError, match="count of draws"):
+    with pytest.raises(rg.errors.EvidenceError, match="count of draws"):
         rg.infer(grid()[3]).sample(-1)

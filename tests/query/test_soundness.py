@@ -37,7 +37,7 @@ def test_graphs_without_variables(constant, estimator):
     if bool((expected > -math.inf).all()):
         assert posterior.mode() == posterior.sample(3) == {}
     else:
-        with pytest.raises(rg.ImpossibleEvidenceError, match="There is no mode"):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError, match="There is no mode"):
             posterior.mode()
 
 
@@ -76,14 +76,14 @@ def declared(bad, where):
 def test_what_is_no_number_is_told_by_the_factor_that_holds_it(scheduler, bad, where):
     for name, ask in QUESTIONS.items():
         posterior = rg.infer(declared(bad, where), scheduler=scheduler)
-        with pytest.raises(rg.ModelError, match="NaN" if bad != bad else r"\+inf") as error:
+        with pytest.raises(rg.errors.ModelError, match="NaN" if bad != bad else r"\+inf") as error:
             ask(posterior)
         assert f"'{where}'" in str(error.value), name
         assert "\n" not in str(error.value)
     for model in (declared(bad, where).condition({Y: 1}), declared(bad, where).condition({Y: [1]})):
-        with pytest.raises(rg.ModelError):
+        with pytest.raises(rg.errors.ModelError):
             _ = rg.infer(model, scheduler=scheduler).log_partition
-    with pytest.raises(rg.ModelError):
+    with pytest.raises(rg.errors.ModelError):
         rg.infer(declared(bad, where), estimator=rg.Randomized.default(keep=1), generator=drawn())
 
 
@@ -93,7 +93,7 @@ def test_structures_say_which_field_holds_no_number(field, bad):
     for name, ask in {**QUESTIONS, "sample": lambda p: p.sample(2)}.items():
         chain = rg.Chain(torch.zeros(2, 4, 3), torch.zeros(3, 3))
         getattr(chain, field)[1, 1] = bad
-        with pytest.raises(rg.ModelError, match=f"The {field} of Chain holds"):
+        with pytest.raises(rg.errors.ModelError, match=f"The {field} of Chain holds"):
             ask(rg.infer(chain))
         assert name
 
@@ -112,11 +112,11 @@ def test_log_values_that_add_up_beyond_their_type(scheduler):
     twice = [rg.Factor((X,), huge), rg.Factor((X,), huge), rg.Factor((Y,), rg.Table([0.0] * 3))]
     models = [rg.FactorGraph(twice), rg.FactorGraph([rg.Factor((), rg.Table(3e38))] * 2)]
     for model in models:
-        with pytest.raises(rg.ModelError, match="add up"):
+        with pytest.raises(rg.errors.ModelError, match="add up"):
             _ = rg.infer(model, scheduler=scheduler).log_partition
         wide = rg.infer(model.to(torch.float64), scheduler=scheduler).log_partition
         assert abs(float(wide) / 6e38 - 1) < 1e-5
-    with pytest.raises(rg.ModelError, match="add up"):
+    with pytest.raises(rg.errors.ModelError, match="add up"):
         rg.infer(models[0], scheduler=scheduler).max_marginals()
     # Far below the others they are nothing, and no error.
     low = rg.Table(torch.tensor([-3e38, 0.0]))
@@ -126,7 +126,7 @@ def test_log_values_that_add_up_beyond_their_type(scheduler):
 
 
 def test_a_chain_that_adds_up_beyond_its_type():
-    with pytest.raises(rg.ModelError, match="add up"):
+    with pytest.raises(rg.errors.ModelError, match="add up"):
         _ = rg.infer(rg.Chain([[3e38, 0.0]] * 3, torch.zeros(2, 2))).log_partition
 
 
@@ -156,7 +156,7 @@ def test_an_impossible_model_is_no_error():
     ],
 )
 def test_sizes_that_cannot_be_meant(make):
-    with pytest.raises((rg.ModelError, rg.EvidenceError)) as error:
+    with pytest.raises((rg.errors.ModelError, rg.errors.EvidenceError)) as error:
         make()
     assert "\n" not in str(error.value)
 
@@ -167,14 +167,14 @@ def test_more_states_than_the_machine_holds_are_refused_first(scheduler, monkeyp
 
     monkeypatch.setattr(budget, "_available", lambda: 1e9)
     big = rg.FactorGraph([], [rg.Variable("v", 2**31), rg.Variable("w", 2)])
-    with pytest.raises(rg.BudgetError, match="states of this graph would take"):
+    with pytest.raises(rg.errors.BudgetError, match="states of this graph would take"):
         rg.infer(big, scheduler=scheduler)
-    with pytest.raises(rg.BudgetError, match="variables of this graph"):
+    with pytest.raises(rg.errors.BudgetError, match="variables of this graph"):
         rg.infer(rg.FactorGraph([], [rg.VariableArray("v", (2**31,), 2)]), scheduler=scheduler)
     # What evidence settles takes no room.
     posterior = rg.infer(big.condition({"v": 2**31 - 1}), scheduler=scheduler)
     assert abs(float(posterior.log_partition) - math.log(2)) < 1e-6
-    with pytest.raises(rg.BudgetError, match="Marginals would take"):
+    with pytest.raises(rg.errors.BudgetError, match="Marginals would take"):
         posterior.marginals()
 
 
@@ -183,7 +183,7 @@ def test_a_joint_beside_a_factor_too_wide_to_be_written_out():
     parity = rg.FactorGraph([rg.Factor(tuple(many[i] for i in range(40)), rg.Xor(40))])
     posterior = rg.infer(parity)
     torch.testing.assert_close(posterior.joint([many[0], many[39]]), torch.full((2, 2), 0.25))
-    with pytest.raises(rg.BudgetError, match="would take"):
+    with pytest.raises(rg.errors.BudgetError, match="would take"):
         posterior.factor_marginal([many[0], many[39]])
 
 

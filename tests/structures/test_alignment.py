@@ -75,7 +75,7 @@ def test_every_path(name, sizes):
     model = rg.Alignment(
         unary, moves, transition, local=local, first_lengths=first, second_lengths=second
     )
-    table = transition.table(2) if isinstance(transition, rg.Potential) else transition
+    table = transition.table(2) if isinstance(transition, rg.extend.Potential) else transition
     log_z, marginals, best = model.log_partition(), model.marginals(), model.max_marginals()
     k_best = model.k_best(4)
     for item in range(3):
@@ -109,7 +109,7 @@ def test_conformance(name):
 
 def test_estimates_are_unbiased():
     model = rg.Alignment(draw(2, 2, 3), transition=draw(3, 3, seed=1))
-    mean, _ = expectation(model, rg.Local(), rg.TopTail(1, 1))
+    mean, _ = expectation(model, rg.randomized.Local(), rg.randomized.TopTail(1, 1))
     assert_close(mean, model.log_partition())
 
 
@@ -207,16 +207,16 @@ def test_the_edit_distance_is_its_definition(one, other):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(rg.ModelError, match="a move of each"):
+    with pytest.raises(rg.errors.ModelError, match="a move of each"):
         rg.Alignment(torch.zeros(3, 3, 2))
-    with pytest.raises(rg.ModelError, match="take something"):
+    with pytest.raises(rg.errors.ModelError, match="take something"):
         rg.Alignment(torch.zeros(3, 3, 1), ((0, 0),))
-    with pytest.raises(rg.ModelError, match="transition"):
+    with pytest.raises(rg.errors.ModelError, match="transition"):
         rg.Alignment(torch.zeros(3, 3, 3), transition=torch.zeros(2, 2))
-    with pytest.raises(rg.ModelError, match="lengths 0 to 2"):
+    with pytest.raises(rg.errors.ModelError, match="lengths 0 to 2"):
         rg.Alignment(torch.zeros(1, 3, 3, 3), first_lengths=torch.tensor([3]))
     logits, targets, frames, sizes = ctc_inputs(torch.float64)
-    with pytest.raises(rg.ModelError, match="12 frames"):
+    with pytest.raises(rg.errors.ModelError, match="12 frames"):
         rg.Alignment.ctc(logits, targets, frames + 1, sizes)
-    with pytest.raises(rg.ModelError, match="targets 0 to 4"):
+    with pytest.raises(rg.errors.ModelError, match="targets 0 to 4"):
         rg.Alignment.ctc(logits, targets + 1, frames, sizes)

@@ -31,7 +31,7 @@ MODELS = {
     "embedded chain": lambda u: rg.Chain(u, bilinear()),
     "chain of low rank": lambda u: rg.Chain(u, low_rank()),
     "semi-Markov": lambda u: rg.SemiMarkov(u.reshape(2, 2, 3), normal(3, 3, seed=1)),
-    "hypertree": lambda u: rg.Hypertree(u.reshape(2, 2, 3), rg.DenseRules(normal(3, 3, 3))),
+    "hypertree": lambda u: rg.Hypertree(u.reshape(2, 2, 3), rg.trees.DenseRules(normal(3, 3, 3))),
     "projective": lambda u: rg.ProjectiveDependencies(u.reshape(3, 4)),
     "non-projective": lambda u: rg.NonProjectiveDependencies(u.reshape(3, 4)),
     "graph": lambda u: rg.Chain(u, normal(3, 3, seed=1)).factor_graph(),

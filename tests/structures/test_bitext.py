@@ -152,16 +152,16 @@ def test_a_batch_is_its_items(normal_form):
 
 def test_conformance():
     check_structure(rg.Bitext.words(draw(2, 1, 1), draw(2, 1), draw(2, 1)))
-    rules = [rg.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
+    rules = [rg.trees.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
     check_structure(rg.Bitext(draw(2, 2, 2, 2, 3), *rules, root=draw(3)))
-    low = [rg.LowRankRules(*(draw(3, 2, seed=seed + n) for n in range(3))) for seed in (1, 5)]
+    low = [rg.trees.LowRankRules(*(draw(3, 2, seed=seed + n) for n in range(3))) for seed in (1, 5)]
     check_structure(rg.Bitext(draw(2, 2, 2, 2, 3), *low, leaves=2))
     check_structure(rg.Bitext(draw(2, 2, 2, 2, 2), leaves=1))
 
 
 def test_low_rank_rules_and_their_tables():
-    low = [rg.LowRankRules(*(draw(3, 2, seed=seed + n) for n in range(3))) for seed in (1, 5)]
-    dense = [rg.DenseRules(rules.table(3, 3)) for rules in low]
+    low = [rg.trees.LowRankRules(*(draw(3, 2, seed=seed + n) for n in range(3))) for seed in (1, 5)]
+    dense = [rg.trees.DenseRules(rules.table(3, 3)) for rules in low]
     unary = draw(4, 4, 3, 3, 3)
     one, other = rg.Bitext(unary, *low), rg.Bitext(unary, *dense)
     for question in ("log_partition", "marginals", "entropy", "max_marginals"):
@@ -181,21 +181,21 @@ def test_what_is_not_allowed_is_left_out():
 
 
 def test_estimates_are_unbiased():
-    rules = [rg.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
+    rules = [rg.trees.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]
     unary = draw(2, 2, 2, 2, 3)
     unary[0, 1, 1, 1] = unary[1, 1, 0, 1] = -math.inf
     model = rg.Bitext(unary, *rules)
-    mean, count = expectation(model, rg.Local(), rg.TopTail(1, 1))
+    mean, count = expectation(model, rg.randomized.Local(), rg.randomized.TopTail(1, 1))
     assert count > 1
     assert_close(mean, model.log_partition())
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(rg.ModelError, match="Bitext needs unary"):
+    with pytest.raises(rg.errors.ModelError, match="Bitext needs unary"):
         rg.Bitext(torch.zeros(2, 3, 2, 2, 1))
-    with pytest.raises(rg.ModelError, match="leaves"):
+    with pytest.raises(rg.errors.ModelError, match="leaves"):
         rg.Bitext(torch.zeros(2, 2, 2, 2, 1), leaves=2)
-    with pytest.raises(rg.ModelError, match="rules"):
-        rg.Bitext(torch.zeros(2, 2, 2, 2, 1), rg.DenseRules(torch.zeros(2, 2, 2)))
-    with pytest.raises(rg.ModelError, match="lengths"):
+    with pytest.raises(rg.errors.ModelError, match="rules"):
+        rg.Bitext(torch.zeros(2, 2, 2, 2, 1), rg.trees.DenseRules(torch.zeros(2, 2, 2)))
+    with pytest.raises(rg.errors.ModelError, match="lengths"):
         rg.Bitext(torch.zeros(1, 2, 2, 2, 2, 1), source_lengths=torch.tensor([2]))

@@ -21,15 +21,20 @@ STRUCTURES = {
     "chain": lambda: rg.Chain(draw(2, 3, 3), draw(3, 3, seed=1), lengths=SOME),
     "chain of low rank": lambda: rg.Chain(draw(3, 3), rg.LowRank(*factors(2, 3, 2))),
     "dense rules": lambda: rg.Hypertree(
-        draw(2, 3, 3, 2), rg.DenseRules(draw(2, 2, 2, seed=1)), root=draw(2, seed=2), lengths=SOME
+        draw(2, 3, 3, 2),
+        rg.trees.DenseRules(draw(2, 2, 2, seed=1)),
+        root=draw(2, seed=2),
+        lengths=SOME,
     ),
-    "rules of low rank": lambda: rg.Hypertree(draw(3, 3, 2), rg.LowRankRules(*factors(3, 2, 2))),
+    "rules of low rank": lambda: rg.Hypertree(
+        draw(3, 3, 2), rg.trees.LowRankRules(*factors(3, 2, 2))
+    ),
     "factorised rules": lambda: rg.Hypertree(
-        draw(3, 3, 2), rg.FactorisedRules(*factors(2, 2, 2, 2))
+        draw(3, 3, 2), rg.trees.FactorisedRules(*factors(2, 2, 2, 2))
     ),
     "no rules": lambda: rg.Hypertree(draw(3, 3, 2)),
     "preterminals": lambda: rg.Hypertree(
-        draw(3, 3, 3), rg.DenseRules(draw(2, 3, 3, seed=1)), preterminals=1
+        draw(3, 3, 3), rg.trees.DenseRules(draw(2, 3, 3, seed=1)), preterminals=1
     ),
     "segments": lambda: rg.SemiMarkov(draw(2, 3, 2, 2), draw(2, 2, seed=1), lengths=SOME),
     "segments, a transition each": lambda: rg.SemiMarkov(
@@ -47,5 +52,5 @@ def test_conformance(name):
 
 
 def test_what_is_too_large_to_enumerate_is_refused():
-    with pytest.raises(rg.ModelError, match="fewer sites"):
+    with pytest.raises(rg.errors.ModelError, match="fewer sites"):
         check_structure(rg.Hypertree(draw(5, 5, 3)))

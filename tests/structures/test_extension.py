@@ -16,7 +16,7 @@ from rdpgraph.testing import check_potential, check_structure
 
 
 @dataclass(frozen=True, eq=False)
-class Near(rg.Potential):
+class Near(rg.extend.Potential):
     rate: torch.Tensor
     states: int
 
@@ -34,7 +34,7 @@ class Near(rg.Potential):
 
 
 @dataclass(frozen=True, eq=False)
-class Independent(rg.Structure):
+class Independent(rg.extend.Structure):
     """Sites that do not touch."""
 
     def log_partition(self):
@@ -55,7 +55,7 @@ class Independent(rg.Structure):
         if len(set(numbers.tolist())) != graph.num_variables:
             return None
         values = block.select().table(1)
-        return rg.Match(cls(values.expand(*values.shape[:-2], len(numbers), -1)), numbers)
+        return rg.extend.Match(cls(values.expand(*values.shape[:-2], len(numbers), -1)), numbers)
 
 
 def test_conformance_of_potentials():
@@ -122,7 +122,7 @@ def test_the_suite_catches_what_is_wrong():
     class Loose(Near):
         def decompose(self):
             table = self.table(2)
-            return rg.Decomposition((2,), (Part((0, 1), table), Part((2,), torch.zeros(2))))
+            return rg.extend.Decomposition((2,), (Part((0, 1), table), Part((2,), torch.zeros(2))))
 
     with pytest.raises(AssertionError, match="decompose"):
         check_potential(Loose(torch.tensor(0.5, dtype=torch.float64), 4))
@@ -146,10 +146,10 @@ def test_a_registered_structure_answers_for_the_graphs_it_recognises():
     values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     graph = rg.FactorGraph([rg.FactorBlock((sites,), rg.Table(values))])
     plain = rg.infer(graph)
-    rg.register(Independent)
+    rg.extend.register(Independent)
     try:
-        with pytest.raises(rg.ModelError, match="registered already"):
-            rg.register(Independent)
+        with pytest.raises(rg.errors.ModelError, match="registered already"):
+            rg.extend.register(Independent)
         fast = rg.infer(graph)
         assert fast.plan.route == "structure"
         assert "Independent" in str(fast.plan)

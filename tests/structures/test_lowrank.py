@@ -59,7 +59,7 @@ def graph(shape, *, own=False):
                 potential = rg.LowRank(potential.log_left + scale, potential.log_right)
             else:
                 potential = potential + scale
-        potential = potential if isinstance(potential, rg.Potential) else rg.Table(potential)
+        potential = potential if isinstance(potential, rg.extend.Potential) else rg.Table(potential)
         pairs = rg.FactorBlock((SITES[ends[0]], SITES[ends[1]]), potential)
         return rg.FactorGraph([rg.FactorBlock((SITES,), rg.Table(drawn(2, 5, 4))), pairs])
 
@@ -201,7 +201,7 @@ def test_what_needs_the_whole_factor_says_so_where_that_is_beyond_exact_inferenc
     posterior = rg.infer(grid, estimator=rg.LowRankFactors())
     assert posterior.status.exact
     assert bool(posterior.log_partition.isfinite())
-    with pytest.raises(rg.BudgetError, match="no shortcut"):
+    with pytest.raises(rg.errors.BudgetError, match="no shortcut"):
         posterior.entropy()
 
 
@@ -242,7 +242,7 @@ def test_segments_of_a_hundred_thousand_labels():
     assert bool(gradient.isfinite().all())
     drawn_labels = model.sample(2, torch.Generator().manual_seed(0)).labels
     assert bool(model.score(rg.Segmentation(drawn_labels, drawn_labels >= 0)).isfinite().all())
-    with pytest.raises(rg.BudgetError, match="SemiMarkov"):
+    with pytest.raises(rg.errors.BudgetError, match="SemiMarkov"):
         model.mode()
 
 
@@ -290,5 +290,5 @@ def test_a_star_of_a_hundred_thousand_states():
     (gradient,) = torch.autograd.grad(posterior.log_partition, low.log_left)
     assert float(gradient.sum()) == pytest.approx(3.0, abs=1e-3)
     for ask in (posterior.mode, posterior.entropy, lambda: rg.infer(star)):
-        with pytest.raises(rg.BudgetError, match="LowRankFactors"):
+        with pytest.raises(rg.errors.BudgetError, match="LowRankFactors"):
             ask()

@@ -17,7 +17,7 @@ def drawn(*shape, seed=0):
 
 def low_rank():
     shapes = [(NONTERMINALS, 2), (CHILDREN, 2), (CHILDREN, 2)]
-    return rg.LowRankRules(*(drawn(*shape, seed=1 + n) for n, shape in enumerate(shapes)))
+    return rg.trees.LowRankRules(*(drawn(*shape, seed=1 + n) for n, shape in enumerate(shapes)))
 
 
 def factorised():
@@ -25,7 +25,7 @@ def factorised():
     left, right = drawn(*shape, seed=1), drawn(*shape, seed=2)
     with torch.no_grad():
         left[1, 2] = -math.inf
-    return rg.FactorisedRules(left, right)
+    return rg.trees.FactorisedRules(left, right)
 
 
 RULES = {"low rank": low_rank, "factorised": factorised}
@@ -53,7 +53,7 @@ def grammar(rules):
 def test_low_rank_is_dense(kind, query):
     rules, ask = RULES[kind](), QUERIES[query]
     found = ask(grammar(rules))
-    expected = ask(grammar(rg.DenseRules(rules.table(NONTERMINALS, CHILDREN))))
+    expected = ask(grammar(rg.trees.DenseRules(rules.table(NONTERMINALS, CHILDREN))))
     if not found.is_floating_point():
         assert torch.equal(found, expected)
         return
@@ -65,7 +65,7 @@ def test_low_rank_is_dense(kind, query):
 @pytest.mark.parametrize("kind", RULES)
 def test_gradients(kind):
     rules = RULES[kind]()
-    dense = rg.DenseRules(rules.table(NONTERMINALS, CHILDREN))
+    dense = rg.trees.DenseRules(rules.table(NONTERMINALS, CHILDREN))
     own, other = (
         torch.autograd.grad(grammar(made).log_partition().sum(), rules.parts, retain_graph=True)
         for made in (rules, dense)

@@ -255,9 +255,9 @@ def test_an_impossible_item_has_nothing_and_disturbs_nobody():
     assert broken.log_prob(cut)[1] == -math.inf
     relaxed = broken.rsample(1, temperature=0.5, generator=seeded())
     assert (relaxed[:, 1] == 0).all()
-    with pytest.raises(rg.ImpossibleEvidenceError, match="mode"):
+    with pytest.raises(rg.errors.ImpossibleEvidenceError, match="mode"):
         broken.mode()
-    with pytest.raises(rg.ImpossibleEvidenceError, match="sample"):
+    with pytest.raises(rg.errors.ImpossibleEvidenceError, match="sample"):
         broken.sample(2)
 
 
@@ -336,7 +336,7 @@ def test_the_k_best_of_a_batch_with_lengths():
         assert torch.equal(found.segmentations.labels[:, item, :length], alone.segmentations.labels)
         assert (found.segmentations.labels[:, item, length:] == -1).all()
     assert found.scores[:, 2].tolist() == [0.0, -math.inf, -math.inf]
-    with pytest.raises(rg.ModelError, match="k >= 1"):
+    with pytest.raises(rg.errors.ModelError, match="k >= 1"):
         model.k_best(0)
 
 
@@ -372,7 +372,7 @@ def test_what_the_other_forbids_is_infinitely_far():
     assert (gradients[segments == -math.inf] == 0).all()
     joints = one.transition.clone().fill_diagonal_(-math.inf)
     assert one.cross_entropy(SemiMarkov(one.unary, joints)).isinf().all()
-    with pytest.raises(rg.ModelError, match="same shape"):
+    with pytest.raises(rg.errors.ModelError, match="same shape"):
         one.kl_divergence(random_model(4, 3, 2))
 
 
@@ -411,11 +411,11 @@ def test_scores_of_what_the_model_does_not_have():
     assert model.score(Segmentation(torch.zeros(4, dtype=torch.long), long)) == -math.inf
     late = torch.tensor([False, True, False, True])
     assert model.score(Segmentation(torch.zeros(4, dtype=torch.long), late)) == -math.inf
-    with pytest.raises(rg.EvidenceError, match="labels 0 to 1"):
+    with pytest.raises(rg.errors.EvidenceError, match="labels 0 to 1"):
         model.score(Segmentation(labels + 1, starts))
-    with pytest.raises(rg.EvidenceError, match="shape"):
+    with pytest.raises(rg.errors.EvidenceError, match="shape"):
         model.score(Segmentation(labels[1:], starts[1:]))
-    with pytest.raises(rg.EvidenceError, match="one shape"):
+    with pytest.raises(rg.errors.EvidenceError, match="one shape"):
         Segmentation(labels, starts[1:])
 
 
@@ -459,7 +459,7 @@ def test_relaxed_draws_become_the_best_of_the_noisy_chain(zeros):
     (gradient,) = torch.autograd.grad((soft**2).sum(), warm.unary)
     assert bool(gradient.isfinite().all())
     assert bool(gradient.any())
-    with pytest.raises(rg.ModelError, match="temperature"):
+    with pytest.raises(rg.errors.ModelError, match="temperature"):
         model.rsample(1, temperature=0.0)
 
 
@@ -587,7 +587,7 @@ def test_two_faint_paths_share_as_they_should(dtype):
     ],
 )
 def test_what_does_not_fit_is_refused(segments, transition, lengths, match):
-    with pytest.raises(rg.ModelError, match=match):
+    with pytest.raises(rg.errors.ModelError, match=match):
         SemiMarkov(segments, transition, lengths=lengths)
 
 
@@ -621,7 +621,7 @@ def test_a_segmentation_is_made_of_its_segments():
 
 def test_labels_of_segments_that_do_not_fit_are_refused():
     model = random_model(3, 2, 4)
-    with pytest.raises(rg.EvidenceError, match=r"segments, \(\*lead, 3, 2\); got \(2, 3\)"):
+    with pytest.raises(rg.errors.EvidenceError, match=r"segments, \(\*lead, 3, 2\); got \(2, 3\)"):
         model.score(torch.zeros(2, 3, dtype=torch.long))
-    with pytest.raises(rg.EvidenceError, match="labels 0 to 3, and -1"):
+    with pytest.raises(rg.errors.EvidenceError, match="labels 0 to 3, and -1"):
         model.score(torch.full((3, 2), 4))

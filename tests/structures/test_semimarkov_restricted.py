@@ -246,7 +246,7 @@ def test_gradients_of_hard_zeros_are_zero(ask):
     assert not of_table.diagonal().any()
     assert bool((few.marginals()[0, 1] == 0).all())
     for refused in (few.mode, lambda: few.sample(1)):
-        with pytest.raises(rg.ImpossibleEvidenceError, match="at least one item"):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError, match="at least one item"):
             refused()
 
 
@@ -363,11 +363,11 @@ def test_no_table_of_all_pairs_is_formed(kind):
 def test_what_does_not_fit_is_refused():
     model = model_of("dense", 3, 2, 4)
     states = torch.zeros(3, 2, 2, dtype=torch.int64)
-    with pytest.raises(rg.ModelError, match=r"kept\); got"):
+    with pytest.raises(rg.errors.ModelError, match=r"kept\); got"):
         model.restrict(states, torch.zeros(3, 2, 3))
-    with pytest.raises(rg.ModelError, match=r"kept\); got"):
+    with pytest.raises(rg.errors.ModelError, match=r"kept\); got"):
         model.restrict(states[0], torch.zeros(2, 2))
-    with pytest.raises(rg.ModelError, match="out of range"):
+    with pytest.raises(rg.errors.ModelError, match="out of range"):
         model.restrict(states + 4, torch.zeros(3, 2, 2))
-    with pytest.raises(rg.UnsupportedError, match="ask it directly"):
+    with pytest.raises(rg.errors.UnsupportedError, match="ask it directly"):
         model.restrict(states, torch.zeros(3, 2, 2)).factor_graph()

@@ -161,7 +161,10 @@ def test_all_labels_kept_is_exact_for_every_question(kind):
     torch.testing.assert_close(chances, model.marginals().expand(chances.shape), **CLOSE)
 
 
-@pytest.mark.parametrize("proposal", [rg.LocalGlobal(), rg.Pilot(most=2), rg.Landmark(2)])
+@pytest.mark.parametrize(
+    "proposal",
+    [rg.randomized.LocalGlobal(), rg.randomized.Pilot(most=2), rg.randomized.Landmark(2)],
+)
 def test_the_expectation_of_z_is_z(proposal):
     segments, transition = normal(3, 2, 3), normal(2, 3, 3, seed=1)
     model = SemiMarkov(segments, transition)
@@ -193,11 +196,11 @@ def test_sequences_without_a_transition(steps):
     assert torch.equal(model.mode().labels, plain.mode().labels)
     assert torch.equal(model.k_best(2).scores, plain.k_best(2).scores)
     assert model.sample(3).labels.shape == (3, 2, steps)
-    few = rg.Randomized(rg.LocalGlobal(), TopTail(1, 1))
+    few = rg.Randomized(rg.randomized.LocalGlobal(), TopTail(1, 1))
     assert rg.infer(model, estimator=few).log_partition.shape == (2,)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 2), (2, 3, 3), (3, 4, 3, 3), (2, 2, 4, 3, 3)])
 def test_what_does_not_fit_is_refused(shape):
-    with pytest.raises(rg.ModelError, match="transition of shape"):
+    with pytest.raises(rg.errors.ModelError, match="transition of shape"):
         SemiMarkov(torch.zeros(2, 5, 2, 3), torch.zeros(shape))

@@ -30,12 +30,12 @@ def same(got, expected, tolerance=1e-8):
 def schedule(name, count):
     """A fresh schedule for a graph of ``count`` variables."""
     if name == "ordered":
-        return rg.Sequential(torch.randperm(count, generator=seeded(0)))
+        return rg.loopy.Sequential(torch.randperm(count, generator=seeded(0)))
     if name == "random":
-        return rg.RandomSubsets(0.3, seeded(1))
+        return rg.loopy.RandomSubsets(0.3, seeded(1))
     if name == "residual":
-        return rg.Residual(0.2)  # few blocks a sweep, for speed
-    return {"flooding": rg.Flooding, "sequential": rg.Sequential}[name]()
+        return rg.loopy.Residual(0.2)  # few blocks a sweep, for speed
+    return {"flooding": rg.loopy.Flooding, "sequential": rg.loopy.Sequential}[name]()
 
 
 def loopy(graph, name="flooding", **options):

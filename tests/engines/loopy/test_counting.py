@@ -40,7 +40,7 @@ def edges_of(graph):
 
 
 def appearances(graph, how=None):
-    return torch.cat((how or rg.TreeReweighted()).numbers(edges_of(graph)))
+    return torch.cat((how or rg.loopy.TreeReweighted()).numbers(edges_of(graph)))
 
 
 def is_forest(scopes, chosen):
@@ -92,7 +92,7 @@ def test_a_settled_slot_is_no_variable_of_the_trees():
     seen[:, :, 1] = 1
     seen[0, 0, 2] = 0
     graph = rg.FactorGraph([triples, across]).condition({x: seen})
-    posterior = loopy(graph, counting=rg.TreeReweighted())
+    posterior = loopy(graph, counting=rg.loopy.TreeReweighted())
     same(posterior.log_partition, loopy(graph).log_partition)  # it is a tree
     same(posterior.log_partition, rg.infer(graph).log_partition)
 
@@ -109,7 +109,7 @@ def test_a_logical_factor_with_one_slot_left_is_in_every_tree():
     seen[1, :1] = -1  # one
     graph = rg.FactorGraph([logical, single, link]).condition({bits: seen})
     same(appearances(graph), torch.ones(3, dtype=torch.float64))
-    posterior = loopy(graph, counting=rg.TreeReweighted())
+    posterior = loopy(graph, counting=rg.loopy.TreeReweighted())
     same(posterior.log_partition, rg.infer(graph).log_partition)
 
 
@@ -119,7 +119,7 @@ def test_a_logical_factor_with_no_slot_left_takes_no_part():
     pairs = [(9, 10), (10, 11), (11, 9), (0, 9)]
     links = [rg.Factor((x[a], x[b]), rg.Table(randn(n, 2, 2))) for n, (a, b) in enumerate(pairs)]
     graph = rg.FactorGraph([logical, *links]).condition(dict.fromkeys(x[:9], 1))
-    posterior = loopy(graph, counting=rg.TreeReweighted(), damping=0.3)
+    posterior = loopy(graph, counting=rg.loopy.TreeReweighted(), damping=0.3)
     assert posterior.status.converged
     assert float(posterior.log_partition - rg.infer(graph).log_partition) >= -1e-8
 
@@ -129,7 +129,7 @@ def test_drawn_trees_are_acyclic_and_hold_every_factor():
     edges = edges_of(graph)
     scopes = [row for k in range(len(edges.ports)) for row in counting._scopes(edges, k).tolist()]
     for trees in (1, 8, 40):
-        numbers = appearances(graph, rg.TreeReweighted(trees=trees))
+        numbers = appearances(graph, rg.loopy.TreeReweighted(trees=trees))
         assert bool((numbers > 0).all())
         assert bool((numbers <= 1).all())
         # Every acyclic set is a corner, so no set of factors has more than its largest forest.
@@ -141,7 +141,7 @@ def test_drawn_trees_are_acyclic_and_hold_every_factor():
                     if any(is_forest(scopes, c) for c in itertools.combinations(chosen, part))
                 )
                 assert float(numbers[list(chosen)].sum()) <= largest + 1e-9
-    first, second = (appearances(graph, rg.TreeReweighted(seed=seed)) for seed in (0, 0))
+    first, second = (appearances(graph, rg.loopy.TreeReweighted(seed=seed)) for seed in (0, 0))
     assert torch.equal(first, second)
 
 
@@ -161,7 +161,7 @@ def random_ising(seed, count, side, strength):
 def test_tree_reweighting_bounds_log_z_of_a_thousand_grids(side, count):
     _, graph = random_ising(side, count, side, 2.0)
     truth = rg.infer(graph).log_partition
-    how = {"counting": rg.TreeReweighted(), "damping": 0.5, "tolerance": 1e-5, "sweeps": 500}
+    how = {"counting": rg.loopy.TreeReweighted(), "damping": 0.5, "tolerance": 1e-5, "sweeps": 500}
     posterior = loopy(graph, **how)
     converged = posterior.solution.outcome.converged
     assert float(converged.double().mean()) > 0.95
@@ -173,20 +173,20 @@ def test_tree_reweighting_bounds_log_z_of_a_thousand_grids(side, count):
 
 def test_the_bound_is_said_and_only_where_it_holds():
     _, graph = random_grid(0, 4, 4, coupling=0.7)
-    bound = loopy(graph, counting=rg.TreeReweighted(), damping=0.5)
+    bound = loopy(graph, counting=rg.loopy.TreeReweighted(), damping=0.5)
     assert bound.status.bound == "upper"
     assert not bound.status.exact
     assert float(bound.log_partition) >= float(rg.infer(graph).log_partition)
     assert loopy(graph).status.bound == ""
-    assert loopy(graph, counting=rg.Fractional(0.5), damping=0.5).status.bound == ""
-    assert loopy(graph, counting=rg.TreeReweighted(), sweeps=2).status.bound == ""
+    assert loopy(graph, counting=rg.loopy.Fractional(0.5), damping=0.5).status.bound == ""
+    assert loopy(graph, counting=rg.loopy.TreeReweighted(), sweeps=2).status.bound == ""
 
 
 @pytest.mark.parametrize("name", ["flooding", "sequential", "residual"])
 def test_the_bound_holds_for_evidence_and_more_states(name):
     pixels, graph = random_grid(1, 3, 3, 3, coupling=1.0)
     graph = graph.condition({pixels[1, 1]: [-1, 0, 2]})
-    posterior = loopy(graph, name, counting=rg.TreeReweighted(), damping=0.3)
+    posterior = loopy(graph, name, counting=rg.loopy.TreeReweighted(), damping=0.3)
     assert posterior.status.converged
     gap = posterior.log_partition - brute_force(graph).log_partition
     assert bool((gap >= -1e-8).all())
@@ -209,7 +209,7 @@ def triples(seed, batch):
 @pytest.mark.parametrize("trees", [1, 8, 30])
 def test_drawn_trees_bound_log_z_of_factors_of_three(trees):
     graph = triples(0, 100)
-    how = rg.TreeReweighted(trees=trees)
+    how = rg.loopy.TreeReweighted(trees=trees)
     posterior = loopy(graph, counting=how, damping=0.5, tolerance=1e-6, sweeps=300)
     converged = posterior.solution.outcome.converged
     assert float(converged.double().mean()) > 0.95
@@ -219,12 +219,12 @@ def test_drawn_trees_bound_log_z_of_factors_of_three(trees):
 
 def test_drawn_trees_of_a_pairwise_model_bound_log_z_too(monkeypatch):
     _, graph = random_ising(0, 50, 3, 1.0)
-    exact_trees = loopy(graph, counting=rg.TreeReweighted(), damping=0.5, tolerance=1e-9)
+    exact_trees = loopy(graph, counting=rg.loopy.TreeReweighted(), damping=0.5, tolerance=1e-9)
     monkeypatch.setattr(counting, "_DENSE", 0)
-    numbers = appearances(graph, rg.TreeReweighted(trees=20))
+    numbers = appearances(graph, rg.loopy.TreeReweighted(trees=20))
     same((numbers * 20).round() / 20, numbers)
     same(numbers.sum(), 8.0)
-    drawn = loopy(graph, counting=rg.TreeReweighted(trees=20), damping=0.5, tolerance=1e-9)
+    drawn = loopy(graph, counting=rg.loopy.TreeReweighted(trees=20), damping=0.5, tolerance=1e-9)
     truth = rg.infer(graph).log_partition
     for posterior in (exact_trees, drawn):
         assert posterior.status.converged
@@ -237,7 +237,11 @@ def test_the_bound_holds_at_other_temperatures(temperature):
     truth = brute_force(graph).scores
     tempered = temperature * (truth / temperature).logsumexp(0)
     posterior = loopy(
-        graph, counting=rg.TreeReweighted(), damping=0.5, temperature=temperature, tolerance=1e-6
+        graph,
+        counting=rg.loopy.TreeReweighted(),
+        damping=0.5,
+        temperature=temperature,
+        tolerance=1e-6,
     )
     converged = posterior.solution.outcome.converged
     assert float(converged.double().mean()) > 0.9
@@ -248,7 +252,7 @@ def test_tree_reweighting_of_trees_is_exact():
     for seed in range(5):
         drawn = random_tree(seed, batch=(2,), zeros=0.2, evidence="rows")
         posterior, truth = (
-            loopy(drawn.graph, counting=rg.TreeReweighted()),
+            loopy(drawn.graph, counting=rg.loopy.TreeReweighted()),
             brute_force(drawn.graph),
         )
         same(posterior.log_partition, truth.log_partition)
@@ -261,7 +265,7 @@ def test_tree_reweighting_of_trees_is_exact():
 def test_fractional_of_one_is_bethe(name, temperature):
     options = {"temperature": temperature, "damping": 0.2, "tolerance": 1e-10}
     for graph in (mixed(mixed_tables(0, 0.1)), random_grid(0, 3, 3, coupling=0.2)[1]):
-        one = loopy(graph, name, counting=rg.Fractional(1.0), **options)
+        one = loopy(graph, name, counting=rg.loopy.Fractional(1.0), **options)
         plain = loopy(graph, name, **options)
         assert one.status.converged
         same(one.log_partition, plain.log_partition)
@@ -276,7 +280,7 @@ def test_fractional_of_a_large_number_is_mean_field():
     """
     number = 1e4
     pixels, graph = random_grid(0, 3, 3, coupling=0.4)
-    posterior = loopy(graph, counting=rg.Fractional(number), tolerance=1e-15)
+    posterior = loopy(graph, counting=rg.loopy.Fractional(number), tolerance=1e-15)
     beliefs = posterior.marginal(pixels).reshape(9, 2)
     truth = brute_force(graph)
     chosen = beliefs[torch.arange(9), truth.configurations]  # (C, 9) each variable's own belief
@@ -298,7 +302,7 @@ def test_log_z_falls_as_the_counting_number_grows():
     """By the same formula: the maximum over beliefs of what falls in c."""
     _, graph = random_grid(0, 3, 3, coupling=0.4)
     found = [
-        float(loopy(graph, counting=rg.Fractional(number), damping=0.3).log_partition)
+        float(loopy(graph, counting=rg.loopy.Fractional(number), damping=0.3).log_partition)
         for number in (0.3, 0.6, 1.0, 2.0, 10.0, 100.0)
     ]
     assert found == sorted(found, reverse=True)
@@ -306,5 +310,5 @@ def test_log_z_falls_as_the_counting_number_grows():
 
 def test_what_counting_numbers_refuse():
     for number in (0.0, -1.0, math.nan):
-        with pytest.raises(rg.ModelError, match="counting number above 0"):
-            rg.Fractional(number)
+        with pytest.raises(rg.errors.ModelError, match="counting number above 0"):
+            rg.loopy.Fractional(number)

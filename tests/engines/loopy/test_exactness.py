@@ -9,7 +9,12 @@ import rdpgraph as rg
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import SCHEDULES, loopy, randn, random_tree, same
 
-DAMPINGS = (0.0, rg.LogDamping(0.5), rg.ProbabilityDamping(0.0), rg.ProbabilityDamping(0.4))
+DAMPINGS = (
+    0.0,
+    rg.loopy.LogDamping(0.5),
+    rg.loopy.ProbabilityDamping(0.0),
+    rg.loopy.ProbabilityDamping(0.4),
+)
 
 
 def check_against_enumeration(drawn, name, **options):
@@ -29,7 +34,7 @@ def check_against_enumeration(drawn, name, **options):
             same(posterior.factor_marginal(back), truth.joint(back))
     same(posterior.entropy(), truth.entropy, 1e-6)
     if bool((truth.log_partition == -torch.inf).any()):
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             posterior.mode()
         return
     same(graph.score({**posterior.mode()}), truth.maximum)
@@ -53,7 +58,7 @@ def test_everything_on_trees_is_that_of_enumeration(seed, batch, zeros, evidence
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("damping", [0.0, 0.4, rg.ProbabilityDamping(0.5)], ids=str)
+@pytest.mark.parametrize("damping", [0.0, 0.4, rg.loopy.ProbabilityDamping(0.5)], ids=str)
 def test_every_schedule_with_every_damping(name, damping):
     check_against_enumeration(random_tree(2, scale=2.0), name, damping=damping)
     check_against_enumeration(random_tree(5, batch=(2,), evidence="rows"), name, damping=damping)
@@ -74,7 +79,7 @@ def test_probability_damping_loses_no_hard_zero(share):
     graph = rg.FactorGraph([rg.Factor(pair, rg.Table(equal)) for pair in ((x, y), (y, z))])
     graph = graph.condition({x: [0, -1], z: [1, -1]})
     truth = brute_force(graph)
-    posterior = loopy(graph, damping=rg.ProbabilityDamping(share))
+    posterior = loopy(graph, damping=rg.loopy.ProbabilityDamping(share))
     same(posterior.log_partition, truth.log_partition)
     same(posterior.marginal(y), truth.joint((y,)))
     same(posterior.max_marginals()[y], truth.max_marginal(y))

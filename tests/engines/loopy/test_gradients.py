@@ -23,8 +23,8 @@ from tests.engines.loopy.helpers import (
     seeded,
 )
 
-THROUGH_MESSAGES = (rg.Implicit(iterations=200, tolerance=1e-11), rg.Unrolled())
-ALL = (rg.FromBeliefs(), *THROUGH_MESSAGES)
+THROUGH_MESSAGES = (rg.loopy.Implicit(iterations=200, tolerance=1e-11), rg.loopy.Unrolled())
+ALL = (rg.loopy.FromBeliefs(), *THROUGH_MESSAGES)
 
 
 def kind(gradient):
@@ -51,16 +51,16 @@ CASES = pytest.mark.parametrize("case", [grid_case, mixed_case])
 ON_GRIDS = (
     {},
     {"damping": 0.3},
-    {"damping": rg.ProbabilityDamping(0.2)},
-    {"counting": rg.TreeReweighted(), "damping": 0.1},
-    {"counting": rg.Fractional(0.7), "damping": 0.1},
+    {"damping": rg.loopy.ProbabilityDamping(0.2)},
+    {"counting": rg.loopy.TreeReweighted(), "damping": 0.1},
+    {"counting": rg.loopy.Fractional(0.7), "damping": 0.1},
     {"temperature": 0.7},
     {"name": "sequential"},
     {"name": "random"},
 )
 ON_MIXED = (
     {},
-    {"counting": rg.TreeReweighted(), "damping": 0.1},
+    {"counting": rg.loopy.TreeReweighted(), "damping": 0.1},
     {"temperature": 0.7, "damping": 0.1},
     {"name": "sequential"},
 )
@@ -131,7 +131,7 @@ def test_the_gradient_of_marginals_is_that_of_differences(case, options):
 
 @CASES
 @pytest.mark.parametrize("ask", [entropy, pair])
-@pytest.mark.parametrize("counting", [rg.Bethe(), rg.Fractional(0.8)], ids=str)
+@pytest.mark.parametrize("counting", [rg.loopy.Bethe(), rg.loopy.Fractional(0.8)], ids=str)
 def test_the_gradients_of_entropy_and_of_joints(case, ask, counting):
     make, tables = case()
     options = {"counting": counting, "damping": 0.1}
@@ -162,7 +162,9 @@ def test_the_gradient_of_log_z_is_the_beliefs(gradient):
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
 def test_on_trees_gradients_are_those_of_the_exact_engine(gradient, zeros):
-    asks = [log_z] if isinstance(gradient, rg.FromBeliefs) else [log_z, some_function, entropy]
+    asks = (
+        [log_z] if isinstance(gradient, rg.loopy.FromBeliefs) else [log_z, some_function, entropy]
+    )
     for seed in range(4):
         drawn = random_tree(seed, batch=(2,), zeros=zeros, evidence="rows")
 
@@ -217,7 +219,7 @@ def test_probabilities_of_zero_make_no_nan(gradient):
     for ask in (log_z, some_function, entropy):
         value = ask(posterior)
         assert bool(value.isfinite().all())
-        if isinstance(gradient, rg.FromBeliefs) and ask is not log_z:
+        if isinstance(gradient, rg.loopy.FromBeliefs) and ask is not log_z:
             continue
         found = torch.autograd.grad(value.sum(), leaves, retain_graph=True)
         for slope, leaf in zip(found, leaves, strict=True):
@@ -231,7 +233,7 @@ def test_gradients_of_a_batch_are_those_of_its_items(case, gradient):
     make, tables = case()
     other = [table.flip(0) * 0.7 for table in tables]
     stacked = [torch.stack(both) for both in zip(tables, other, strict=True)]
-    asks = [log_z] if isinstance(gradient, rg.FromBeliefs) else [log_z, some_function]
+    asks = [log_z] if isinstance(gradient, rg.loopy.FromBeliefs) else [log_z, some_function]
     for ask in asks:
         together = gradients(make, stacked, ask, gradient)
         for item, own in enumerate((tables, other)):
@@ -260,7 +262,7 @@ def test_unrolled_gradients_are_those_of_what_was_computed():
     options = {"sweeps": 3, "damping": 0.25}
 
     def value(*given):
-        return loopy(make(*given), gradient=rg.Unrolled(), **options).log_partition
+        return loopy(make(*given), gradient=rg.loopy.Unrolled(), **options).log_partition
 
     leaves = [table.clone().requires_grad_() for table in tables]
     assert torch.autograd.gradcheck(value, leaves, fast_mode=True)
@@ -272,7 +274,7 @@ def test_unrolled_gradients_have_gradients():
     def value(tables):
         pairs = zip(x, [*x[1:], x[0]], tables, strict=True)
         graph = rg.FactorGraph([rg.Factor((a, b), rg.Table(t)) for a, b, t in pairs])
-        return loopy(graph, gradient=rg.Unrolled(), sweeps=6, tolerance=0.0).log_partition
+        return loopy(graph, gradient=rg.loopy.Unrolled(), sweeps=6, tolerance=0.0).log_partition
 
     leaf = (randn(0, 3, 2, 2) * 0.5).requires_grad_()
     assert torch.autograd.gradgradcheck(value, leaf)
@@ -281,10 +283,10 @@ def test_unrolled_gradients_have_gradients():
 def test_implicit_says_where_its_solve_stopped_early():
     make, tables = grid_case()
     with pytest.warns(UserWarning, match=r"relative residual .* after 2 iterations"):
-        gradients(make, tables, some_function, rg.Implicit(iterations=2))
+        gradients(make, tables, some_function, rg.loopy.Implicit(iterations=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gradients(make, tables, some_function, rg.Implicit())
+        gradients(make, tables, some_function, rg.loopy.Implicit())
 
 
 def test_no_gradient_no_record():
@@ -300,7 +302,7 @@ def test_no_gradient_no_record():
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 def test_a_status_asked_without_gradients_takes_none_from_the_answers(gradient):
     make, tables = mixed_case()
-    ask = log_z if isinstance(gradient, rg.FromBeliefs) else some_function
+    ask = log_z if isinstance(gradient, rg.loopy.FromBeliefs) else some_function
     expected = gradients(make, tables, ask, gradient)
     leaves = [table.clone().requires_grad_() for table in tables]
     posterior = loopy(make(*leaves), gradient=gradient, tolerance=1e-13)
@@ -396,7 +398,7 @@ def test_gradients_in_single_precision():
     make, tables = grid_case()
     exact = gradients(make, tables, some_function, THROUGH_MESSAGES[0])
     single = [table.float().requires_grad_() for table in tables]
-    for gradient in (rg.Implicit(), rg.Unrolled()):
+    for gradient in (rg.loopy.Implicit(), rg.loopy.Unrolled()):
         posterior = loopy(make(*single), gradient=gradient, tolerance=1e-6)
         found = torch.autograd.grad(some_function(posterior), single)
         agree([slope.double() for slope in found], exact, 1e-4)

@@ -19,7 +19,11 @@ KINDS = {
     "exactly one": lambda: rg.ExactlyOne(11, dtype=DOUBLE),
     "automaton": lambda: counter(),
 }
-GRADIENTS = (rg.FromBeliefs(), rg.Implicit(iterations=200, tolerance=1e-11), rg.Unrolled())
+GRADIENTS = (
+    rg.loopy.FromBeliefs(),
+    rg.loopy.Implicit(iterations=200, tolerance=1e-11),
+    rg.loopy.Unrolled(),
+)
 
 
 def counter(log_accept=None):
@@ -78,7 +82,7 @@ def test_trees_are_those_of_enumeration(kind, name):
     check(graph, name)
 
 
-@pytest.mark.parametrize("damping", [0.4, rg.ProbabilityDamping(0.4)], ids=str)
+@pytest.mark.parametrize("damping", [0.4, rg.loopy.ProbabilityDamping(0.4)], ids=str)
 @pytest.mark.parametrize("kind", ["cardinality", "xor", "automaton"])
 def test_damped_trees_are_those_of_enumeration(kind, damping):
     _, _, graph = tree(KINDS[kind](), batch=(2,))
@@ -129,7 +133,7 @@ def test_evidence_that_a_logical_factor_rules_out(kind):
     assert posterior.marginal(y).tolist() == [0.0, 0.0, 0.0]
     assert posterior.entropy().item() == 0.0
     assert posterior.status.converged
-    with pytest.raises(rg.ImpossibleEvidenceError):
+    with pytest.raises(rg.errors.ImpossibleEvidenceError):
         posterior.mode()
 
 
@@ -213,10 +217,10 @@ SETTLED, ROWS = {"x5": 1, "x9": 0}, {"x5": [1, -1, 0], "x1": [-1, 1, 0]}
         ({"temperature": 0.5}, ROWS),
         ({"temperature": 0.0}, SETTLED),
         ({"temperature": 0.0}, ROWS),
-        ({"counting": rg.Fractional(0.7)}, SETTLED),
-        ({"counting": rg.Fractional(0.7)}, ROWS),
-        ({"counting": rg.Fractional(0.7), "temperature": 0.5}, ROWS),
-        ({"counting": rg.Fractional(1.3), "temperature": 0.0}, ROWS),
+        ({"counting": rg.loopy.Fractional(0.7)}, SETTLED),
+        ({"counting": rg.loopy.Fractional(0.7)}, ROWS),
+        ({"counting": rg.loopy.Fractional(0.7), "temperature": 0.5}, ROWS),
+        ({"counting": rg.loopy.Fractional(1.3), "temperature": 0.0}, ROWS),
         ({"name": "sequential"}, SETTLED),
         ({"name": "residual"}, SETTLED),
         ({"name": "random"}, ROWS),
@@ -262,7 +266,7 @@ def test_the_belief_of_a_large_logical_factor_is_refused():
     graph = rg.FactorGraph([rg.Factor(tuple(x), rg.Or(60, dtype=DOUBLE))])
     posterior = loopy(graph)
     same(posterior.log_partition, 60 * math.log(2.0) + math.log1p(-(2.0**-60)))
-    with pytest.raises(rg.UnsupportedError, match="ask for the marginals of its variables"):
+    with pytest.raises(rg.errors.UnsupportedError, match="ask for the marginals of its variables"):
         posterior.factor_marginal(x)
 
 
@@ -307,7 +311,9 @@ def test_gradients_in_unaries_and_in_log_values(ask):
             same(one.reshape(-1), other, 1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"counting": rg.Fractional(0.7), "temperature": 0.6}])
+@pytest.mark.parametrize(
+    "options", [{}, {"counting": rg.loopy.Fractional(0.7), "temperature": 0.6}]
+)
 @pytest.mark.parametrize("gradient", GRADIENTS, ids=lambda gradient: type(gradient).__name__)
 def test_gradients_in_unaries_are_those_through_dense_tables(options, gradient):
     found = []
@@ -317,7 +323,7 @@ def test_gradients_in_unaries_are_those_through_dense_tables(options, gradient):
         more = [rg.Factor((v,), rg.Table(leaf[i])) for i, v in enumerate(x)]
         seen = graph.with_factors(*more).condition({x[3]: 1})
         posterior = loopy(seen, gradient=gradient, damping=0.1, tolerance=1e-10, **options)
-        asks = [log_z] if isinstance(gradient, rg.FromBeliefs) else [log_z, some_marginals]
+        asks = [log_z] if isinstance(gradient, rg.loopy.FromBeliefs) else [log_z, some_marginals]
         values = [ask(posterior) for ask in asks]
         found.append([torch.autograd.grad(v, leaf, retain_graph=True)[0] for v in values])
     for one, other in zip(*found, strict=True):
@@ -459,7 +465,7 @@ def test_reweighting_with_logical_factors_bounds_log_z():
             rg.Factor((x[a], x[b]), rg.Table(t)) for (a, b), t in zip(pairs, links, strict=True)
         ]
         graph = graph.with_factors(*more)
-        posterior = loopy(graph, counting=rg.TreeReweighted(), damping=0.5, tolerance=1e-9)
+        posterior = loopy(graph, counting=rg.loopy.TreeReweighted(), damping=0.5, tolerance=1e-9)
         converged = posterior.solution.outcome.converged
         assert bool(converged.any())
         gap = posterior.log_partition - brute_force(graph).log_partition

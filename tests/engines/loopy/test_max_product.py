@@ -72,8 +72,8 @@ def test_a_magnet_without_a_field_decodes_to_one_colour(name, states):
             rg.FactorBlock((pixels[:-1], pixels[1:]), rg.Table(link)),
         ]
     )
-    reweighted = ((rg.TreeReweighted(), 0.5),) if name == "flooding" else ()
-    for counting, damping in ((rg.Bethe(), 0.0), *reweighted):
+    reweighted = ((rg.loopy.TreeReweighted(), 0.5),) if name == "flooding" else ()
+    for counting, damping in ((rg.loopy.Bethe(), 0.0), *reweighted):
         posterior = loopy(graph, name, counting=counting, damping=damping, sweeps=500)
         picture = posterior.mode()[pixels]
         assert len(picture.unique()) == 1
@@ -103,7 +103,9 @@ def test_a_consistent_mode_under_tree_reweighting_is_optimal():
         return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
 
     _, graph = ising(uniform(200, 3, 2), uniform(200, 2, 3), uniform(200, 3, 3))
-    posterior = loopy(graph, counting=rg.TreeReweighted(), damping=0.3, tolerance=1e-9, sweeps=500)
+    posterior = loopy(
+        graph, counting=rg.loopy.TreeReweighted(), damping=0.3, tolerance=1e-9, sweeps=500
+    )
     truth = brute_force(graph)
     score = graph.score({**posterior.mode()})
     consistent = posterior.mode_is_consistent()
@@ -112,7 +114,7 @@ def test_a_consistent_mode_under_tree_reweighting_is_optimal():
     assert bool((score <= truth.maximum + 1e-9).all())
     # Its value bounds the best score above, and is that score where the mode is consistent.
     maximal = loopy(
-        graph, counting=rg.TreeReweighted(), damping=0.3, tolerance=1e-9, sweeps=500,
+        graph, counting=rg.loopy.TreeReweighted(), damping=0.3, tolerance=1e-9, sweeps=500,
         temperature=0.0,
     )  # fmt: skip
     done = maximal.solution.outcome.converged
@@ -136,7 +138,7 @@ def test_a_frustrated_loop_still_gives_a_configuration():
     x = [rg.Variable(f"x{i}", 2) for i in range(3)]
     unequal = torch.eye(2, dtype=torch.float64) * -1.0
     graph = rg.FactorGraph([rg.Factor((x[i], x[(i + 1) % 3]), rg.Table(unequal)) for i in range(3)])
-    for counting in (rg.Bethe(), rg.TreeReweighted()):
+    for counting in (rg.loopy.Bethe(), rg.loopy.TreeReweighted()):
         for name in SCHEDULES:
             posterior = loopy(graph, name, counting=counting, sweeps=200)
             assert not bool(posterior.mode_is_consistent())

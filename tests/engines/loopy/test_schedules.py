@@ -22,7 +22,7 @@ from tests.engines.loopy.helpers import (
 )
 
 
-class EvenThenOdd(rg.Schedule):
+class EvenThenOdd(rg.loopy.Schedule):
     """What a user may write: five lines."""
 
     def sweep(self, edges, residuals, number):
@@ -31,7 +31,7 @@ class EvenThenOdd(rg.Schedule):
         yield every[1 - number % 2 :: 2]
 
 
-class Greedy(rg.Schedule):
+class Greedy(rg.loopy.Schedule):
     """Half of the messages, those that change most; forgets to say that it looks."""
 
     def sweep(self, edges, residuals, number):
@@ -55,7 +55,7 @@ def agree(first, second, tolerance):
         same(one, other, tolerance)
 
 
-@pytest.mark.parametrize("damping", [0.0, 0.3, rg.ProbabilityDamping(0.3)], ids=str)
+@pytest.mark.parametrize("damping", [0.0, 0.3, rg.loopy.ProbabilityDamping(0.3)], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_all_schedules_reach_the_same_fixed_point(name, damping):
     _, graph = random_grid(0, 6, 6, coupling=0.3)
@@ -78,29 +78,31 @@ def test_a_schedule_of_ones_own(own):
 def test_a_schedule_that_looks_must_say_so():
     _, graph = random_grid(0, 3, 3)
     posterior = rg.infer(graph, scheduler=rg.Loopy(schedule=Greedy()))
-    with pytest.raises(rg.ModelError, match="looks_at_residuals"):
+    with pytest.raises(rg.errors.ModelError, match="looks_at_residuals"):
         posterior.log_partition  # noqa: B018
 
 
 def test_what_loopy_refuses():
     _, graph = random_grid(0, 3, 3)
-    for make in (rg.Residual, rg.RandomSubsets):
+    for make in (rg.loopy.Residual, rg.loopy.RandomSubsets):
         for share in (0.0, -0.1, 1.1):
-            with pytest.raises(rg.ModelError, match="share of the messages above 0 and at most 1"):
+            with pytest.raises(
+                rg.errors.ModelError, match="share of the messages above 0 and at most 1"
+            ):
                 make(share)
-    for damping in (1.0, -0.1, rg.LogDamping):
-        with pytest.raises((rg.ModelError, TypeError)):
+    for damping in (1.0, -0.1, rg.loopy.LogDamping):
+        with pytest.raises((rg.errors.ModelError, TypeError)):
             rg.Loopy(damping=damping)
-    for make in (rg.LogDamping, rg.ProbabilityDamping):
-        with pytest.raises(rg.ModelError, match="0 <= share < 1"):
+    for make in (rg.loopy.LogDamping, rg.loopy.ProbabilityDamping):
+        with pytest.raises(rg.errors.ModelError, match="0 <= share < 1"):
             make(1.0)
     for options in ({"sweeps": 0}, {"tolerance": -1.0}, {"temperature": -1.0}):
-        with pytest.raises(rg.ModelError, match="sweeps >= 1, tolerance >= 0"):
+        with pytest.raises(rg.errors.ModelError, match="sweeps >= 1, tolerance >= 0"):
             rg.Loopy(**options)
-    with pytest.raises(rg.ModelError, match="needs a posterior that Loopy gave"):
+    with pytest.raises(rg.errors.ModelError, match="needs a posterior that Loopy gave"):
         rg.Loopy(start=rg.infer(graph))
-    short = rg.infer(graph, scheduler=rg.Loopy(schedule=rg.Sequential(torch.arange(4))))
-    with pytest.raises(rg.ModelError, match="9 variables; got 4"):
+    short = rg.infer(graph, scheduler=rg.Loopy(schedule=rg.loopy.Sequential(torch.arange(4))))
+    with pytest.raises(rg.errors.ModelError, match="9 variables; got 4"):
         short.log_partition  # noqa: B018
 
 
@@ -121,7 +123,7 @@ class Watched:
 def test_residuals_need_fewer_updates_than_flooding():
     _, graph = random_grid(3, 8, 8, coupling=1.0)
     counted = []
-    for own in (rg.Flooding(), rg.Residual(0.1), rg.Residual()):
+    for own in (rg.loopy.Flooding(), rg.loopy.Residual(0.1), rg.loopy.Residual()):
         watched = Watched()
         scheduler = rg.Loopy(schedule=own, tolerance=1e-8, progress=watched)
         assert rg.infer(graph, scheduler=scheduler).status.converged
@@ -161,7 +163,7 @@ def test_an_order_is_kept_to(order, steps):
     pairs = [rg.FactorBlock((x[:-1], x[1:]), rg.Table(randn(0, 3, 3, 3)))]
     ends = [rg.Factor((x[3], x[0]), rg.Table(randn(1, 3, 3)))]
     graph = rg.FactorGraph([*pairs, *ends, rg.FactorBlock((x,), rg.Table(randn(2, 4, 3)))])
-    one = rg.Loopy(schedule=rg.Sequential(torch.tensor(order)), sweeps=1)
+    one = rg.Loopy(schedule=rg.loopy.Sequential(torch.tensor(order)), sweeps=1)
     posterior = rg.infer(graph, scheduler=one)
     for got, expected in zip(
         posterior.solution.outcome.messages, naive_sweep(posterior, steps), strict=True
@@ -178,7 +180,7 @@ def test_forwards_and_backwards_in_order_solve_a_chain_in_one_pass_each():
             rg.FactorBlock((x,), rg.Table(randn(1, count, 3))),
         ]
     )
-    in_order = rg.Loopy(schedule=rg.Sequential(torch.arange(count)), tolerance=1e-12)
+    in_order = rg.Loopy(schedule=rg.loopy.Sequential(torch.arange(count)), tolerance=1e-12)
     posterior = rg.infer(graph, scheduler=in_order)
     assert posterior.status.converged
     assert posterior.status.iterations <= 3  # the third finds no change
@@ -296,7 +298,7 @@ def test_a_restart_of_other_schedules_counting_and_batches():
     agree(warm, cold, 1e-8)
     _, pair = grid(*(table[:2] for table in tables))
     agree(loopy(pair, start=cold), loopy(pair), 1e-8)  # batches differ: from the beginning
-    reweighted = loopy(batch, counting=rg.TreeReweighted(), damping=0.3)
+    reweighted = loopy(batch, counting=rg.loopy.TreeReweighted(), damping=0.3)
     agree(loopy(batch, start=reweighted), cold, 1e-8)
 
 
@@ -384,7 +386,7 @@ def test_damping_converges_where_plain_messages_swing():
     factors = [rg.Factor((a, b), repel) for i, a in enumerate(x) for b in x[:i]]
     graph = rg.FactorGraph([*factors, *(rg.Factor((v,), pull) for v in x)])
     assert not loopy(graph, sweeps=300).status.converged
-    for damping in (0.5, rg.ProbabilityDamping(0.5)):
+    for damping in (0.5, rg.loopy.ProbabilityDamping(0.5)):
         posterior = loopy(graph, damping=damping)
         assert posterior.status.converged
         for variable in x[1:]:  # all alike
@@ -395,7 +397,7 @@ def test_random_sets_are_those_of_the_generator():
     _, graph = random_grid(0, 4, 4, coupling=0.6)
 
     def trace(seed):
-        own = rg.RandomSubsets(0.25, seeded(seed))
+        own = rg.loopy.RandomSubsets(0.25, seeded(seed))
         return rg.infer(graph, scheduler=rg.Loopy(schedule=own)).status.trace
 
     assert trace(0) == trace(0)
@@ -403,7 +405,7 @@ def test_random_sets_are_those_of_the_generator():
 
 
 def test_one_schedule_object_serves_many_models():
-    own = rg.Sequential()
+    own = rg.loopy.Sequential()
     for seed in range(3):
         _, graph = random_grid(seed, 3 + seed, 4, coupling=0.3)
         scheduler = rg.Loopy(schedule=own, tolerance=1e-12)
@@ -413,25 +415,30 @@ def test_one_schedule_object_serves_many_models():
 def test_what_loopy_does_not_answer():
     pixels, graph = random_grid(0, 3, 3)
     posterior = loopy(graph)
-    with pytest.raises(rg.UnsupportedError, match="no joint distribution"):
+    with pytest.raises(rg.errors.UnsupportedError, match="no joint distribution"):
         posterior.sample(2)
-    with pytest.raises(rg.UnsupportedError, match="Contraction"):
+    with pytest.raises(rg.errors.UnsupportedError, match="Contraction"):
         posterior.marginal_mode([pixels[0, 0]])
 
 
 def test_schedule_names_cover_every_schedule_of_the_package():
     kinds = {type(schedule(name, 3)) for name in SCHEDULES}
-    assert kinds == {rg.Flooding, rg.Sequential, rg.Residual, rg.RandomSubsets}
+    assert kinds == {
+        rg.loopy.Flooding,
+        rg.loopy.Sequential,
+        rg.loopy.Residual,
+        rg.loopy.RandomSubsets,
+    }
 
 
-class Half(rg.Schedule):
+class Half(rg.loopy.Schedule):
     """Never says every other message."""
 
     def sweep(self, edges, residuals, number):
         yield torch.arange(0, edges.count, 2)
 
 
-class Given(rg.Schedule):
+class Given(rg.loopy.Schedule):
     def __init__(self, *chosen):
         self.chosen = chosen
 
@@ -453,7 +460,7 @@ def test_messages_that_a_schedule_leaves_out_have_not_converged():
 )
 def test_what_is_no_choice_of_messages_is_refused(chosen):
     graph = random_grid(0, 1, 5, coupling=1.0)[1]
-    with pytest.raises(rg.ModelError, match="sweep yield"):
+    with pytest.raises(rg.errors.ModelError, match="sweep yield"):
         rg.infer(graph, scheduler=rg.Loopy(schedule=Given(*chosen))).log_partition  # noqa: B018
 
 

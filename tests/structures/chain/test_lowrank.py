@@ -161,7 +161,7 @@ def test_hard_zeros_that_split_the_ranks_are_no_cause_for_doubt():
     chain = rg.Chain(impossible.requires_grad_(), rg.LowRank(factors, factors))
     assert chain.log_partition().item() == -math.inf
     assert torch.equal(chain.marginals(), torch.zeros_like(impossible))
-    with pytest.raises(rg.ImpossibleEvidenceError):
+    with pytest.raises(rg.errors.ImpossibleEvidenceError):
         chain.sample(1)
 
 

@@ -79,7 +79,7 @@ def test_the_k_best_sequences_are_those_of_enumeration(kind):
     model = KINDS[kind]
     truth = brute_force(model.factor_graph()).scores.sort(0, descending=True).values
     best = model.k_best(4)
-    assert isinstance(best, rg.KBest)
+    assert isinstance(best, rg.answers.KBest)
     assert best.states.shape == (4, *model.unary.shape[:-1])
     count = min(4, len(truth))
     assert torch.allclose(best.scores[:count].reshape(count, -1), truth[:count])
@@ -120,7 +120,7 @@ def test_an_impossible_item_has_no_answers_and_no_nan():
     assert torch.allclose(gradient, model.marginals())
     assert model.log_prob(torch.zeros(3, 4, dtype=torch.long)).tolist()[1] == -math.inf
     for ask in (model.mode, lambda: model.sample(2)):
-        with pytest.raises(rg.ImpossibleEvidenceError, match="no possible sequence"):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError, match="no possible sequence"):
             ask()
 
 
@@ -185,7 +185,7 @@ def test_restriction_reaches_the_potentials():
     assert torch.allclose(transition.grad, counts)
 
 
-class Counted(rg.Potential):
+class Counted(rg.extend.Potential):
     """A potential that must never be asked for all of itself."""
 
     shape = (10**6, 10**6)
@@ -202,7 +202,7 @@ class Counted(rg.Potential):
 
 def test_a_large_potential_is_evaluated_where_it_is_kept():
     model = rg.Chain(torch.zeros(3, 10**6, dtype=D), Counted())
-    with pytest.raises(rg.BudgetError, match="written out"):
+    with pytest.raises(rg.errors.BudgetError, match="written out"):
         model.log_partition()
     states = torch.tensor([[0, 999_999], [1, 999_999], [2, 999_999]])
     small = model.restrict(states, torch.zeros(3, 2, dtype=D))
@@ -361,7 +361,7 @@ START, ROWS = torch.full((3,), 1 / 3).log(), torch.full((3, 3), 1 / 3).log()
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(make, message):
-    with pytest.raises(rg.RdpgraphError, match=message) as caught:
+    with pytest.raises(rg.errors.RdpgraphError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 

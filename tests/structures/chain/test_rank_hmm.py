@@ -133,15 +133,15 @@ def test_random_features_of_states_and_symbols():
 
 def test_what_does_not_fit_is_refused():
     hmm = model("local, ranks")
-    with pytest.raises(rg.ModelError, match=r"transition \(N, N\)"):
+    with pytest.raises(rg.errors.ModelError, match=r"transition \(N, N\)"):
         rg.LowRankHMM(hmm.start[:2], hmm.transition, hmm.emission)
-    with pytest.raises(rg.EvidenceError, match="symbols 0 to 2"):
+    with pytest.raises(rg.errors.EvidenceError, match="symbols 0 to 2"):
         hmm.log_score(torch.tensor([0, 3]))
-    with pytest.raises(rg.EvidenceError, match="integer"):
+    with pytest.raises(rg.errors.EvidenceError, match="integer"):
         hmm.log_score(torch.zeros(2))
     scores = rg.LowRank(drawn(STATES, RANK), drawn(STATES, RANK, seed=1))
-    with pytest.raises(rg.ModelError, match="sum to one"):
+    with pytest.raises(rg.errors.ModelError, match="sum to one"):
         rg.Chain.hmm(hmm.start, scores, hmm.emission, torch.tensor([0, 1]))
     emission = rg.LowRank(drawn(STATES, RANK), drawn(SYMBOLS, RANK, seed=1))
-    with pytest.raises(rg.ModelError, match="sum to one"):
+    with pytest.raises(rg.errors.ModelError, match="sum to one"):
         rg.Chain.hmm(hmm.start, hmm.transition, emission, torch.tensor([0, 1]))

@@ -49,7 +49,7 @@ def test_every_answer_is_that_of_all_derivations(hard):
     torch.testing.assert_close(model.log_prob(every), scores.log_softmax(0), **CLOSE)
     for wrong in (every[0] * 2, torch.zeros_like(every[0]), torch.ones_like(every[0])):
         assert model.score(wrong) == -math.inf
-    with pytest.raises(rg.EvidenceError, match="numbers of uses"):
+    with pytest.raises(rg.errors.EvidenceError, match="numbers of uses"):
         model.score(every[0, 1:])
     chances = scores.softmax(0)
     torch.testing.assert_close(model.marginals(), (chances.unsqueeze(1) * every).sum(0), **CLOSE)
@@ -112,7 +112,7 @@ def test_what_cannot_be_derived_has_no_draws():
     assert bool((model.max_marginals() == -math.inf).all())
     assert bool((model.k_best(2).scores == -math.inf).all())
     for ask in (model.mode, lambda: model.sample(1)):
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             ask()
 
 
@@ -159,5 +159,5 @@ def test_wrong_models_are_refused():
         {"nodes": 2},
     ):
         given = {"heads": model.heads, "tails": model.tails, "nodes": 5, **changes}
-        with pytest.raises(rg.ModelError, match="Derivations"):
+        with pytest.raises(rg.errors.ModelError, match="Derivations"):
             Derivations(model.unary, given["heads"], given["tails"], nodes=given["nodes"])

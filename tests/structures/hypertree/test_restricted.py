@@ -32,7 +32,7 @@ from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
 SELECTIONS = [TopTail(1, 1), TopTail(0, 2), TopSystematic(0, 1), TopSystematic(1, 1), Threshold(2)]
 
 
-class Likely(rg.Proposal):
+class Likely(rg.randomized.Proposal):
     """One of a user's own."""
 
     def log_scores(self, sites):
@@ -222,7 +222,7 @@ def test_relaxed_samples_are_on_the_kept_states(kind):
     (gradient,) = torch.autograd.grad((warm**2).sum(), unary)
     assert bool(gradient.isfinite().all())
     assert bool(gradient.any())
-    with pytest.raises(rg.ModelError, match="temperature"):
+    with pytest.raises(rg.errors.ModelError, match="temperature"):
         posterior.rsample(temperature=-1.0)
 
 
@@ -303,10 +303,10 @@ def test_impossible_supports_have_no_trees():
     assert not none.marginals().any()
     assert none.entropy() == 0
     for ask in (none.mode, lambda: none.sample(1)):
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             ask()
-    with pytest.raises(rg.ModelError, match="restrict"):
+    with pytest.raises(rg.errors.ModelError, match="restrict"):
         model.restrict(states[:2], torch.zeros(2, 3, 1))
-    with pytest.raises(rg.ModelError, match="range"):
+    with pytest.raises(rg.errors.ModelError, match="range"):
         model.restrict(states + 3, torch.zeros(3, 3, 1))
     assert Hypertree(torch.zeros(0, 0, 2), rules_of("none", 2, 2)).log_partition() == 0

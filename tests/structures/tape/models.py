@@ -13,7 +13,7 @@ def draw(*shape, seed=0):
 
 
 @dataclass(frozen=True, eq=False)
-class Tags(rg.Recursion):
+class Tags(rg.extend.Recursion):
     """A chain."""
 
     transition: object
@@ -30,7 +30,7 @@ class Tags(rg.Recursion):
 
 
 @dataclass(frozen=True, eq=False)
-class Segments(rg.Recursion):
+class Segments(rg.extend.Recursion):
     """A semi-Markov chain: sites are segments, [last position, duration]."""
 
     transition: object
@@ -55,10 +55,10 @@ class Segments(rg.Recursion):
 
 
 @dataclass(frozen=True, eq=False)
-class Spans(rg.Recursion):
+class Spans(rg.extend.Recursion):
     """Binary trees: sites are spans, [first word, last word]."""
 
-    rules: rg.Rules
+    rules: rg.trees.Rules
     lengths: torch.Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 
     site_dims = 2
@@ -89,10 +89,10 @@ TRANSITIONS = {
     "embeddings": rg.Bilinear(draw(3, 2, seed=4), draw(3, 2, seed=5)),
 }
 RULES = {
-    "dense": rg.DenseRules(draw(2, 2, 2, seed=1)),
-    "low rank": rg.LowRankRules(*(draw(2, 3, seed=seed) for seed in (2, 3, 4))),
-    "factorised": rg.FactorisedRules(draw(2, 2, 3, seed=5), draw(2, 2, 3, seed=6)),
-    "none": rg.NoRules(),
+    "dense": rg.trees.DenseRules(draw(2, 2, 2, seed=1)),
+    "low rank": rg.trees.LowRankRules(*(draw(2, 3, seed=seed) for seed in (2, 3, 4))),
+    "factorised": rg.trees.FactorisedRules(draw(2, 2, 3, seed=5), draw(2, 2, 3, seed=6)),
+    "none": rg.trees.NoRules(),
 }
 
 

@@ -70,7 +70,9 @@ def test_divergences(kind):
 def replaced(model):
     unary = draw(*model.unary.shape, seed=21)
     if isinstance(model, Spans | rg.Hypertree):
-        return type(model)(unary, rg.DenseRules(draw(2, 2, 2, seed=22)), lengths=model.lengths)
+        return type(model)(
+            unary, rg.trees.DenseRules(draw(2, 2, 2, seed=22)), lengths=model.lengths
+        )
     return type(model)(unary, draw(3, 3, seed=22), lengths=model.lengths)
 
 

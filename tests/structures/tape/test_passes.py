@@ -88,7 +88,7 @@ def test_hard_zeros_make_no_nan(name):
     assert_close(nothing.log_partition(), possible.double().expand_as(nothing.log_partition()))
     assert bool((nothing.entropy() == 0).all())
     if not bool((possible == 0).all()):
-        with pytest.raises(rg.ImpossibleEvidenceError):
+        with pytest.raises(rg.errors.ImpossibleEvidenceError):
             nothing.mode()
 
 
@@ -154,9 +154,9 @@ def test_scores_of_what_the_recursion_does_not_have():
     # A further segment, which no derivation uses beside these.
     states[1, 0] = 1
     assert model.score(states) == -math.inf
-    with pytest.raises(rg.EvidenceError, match="configurations"):
+    with pytest.raises(rg.errors.EvidenceError, match="configurations"):
         model.score(states[:2])
-    with pytest.raises(rg.EvidenceError, match="states 0 to 1"):
+    with pytest.raises(rg.errors.EvidenceError, match="states 0 to 1"):
         model.score(states + 5)
 
 
@@ -165,9 +165,9 @@ def test_estimates_are_unbiased(name):
     model = {
         "chain": Tags(draw(3, 3), draw(3, 3, seed=1)),
         "segments": Segments(draw(2, 2, 3), draw(3, 3, seed=1)),
-        "spans": Spans(draw(2, 2, 3), rg.DenseRules(draw(3, 3, 3, seed=1))),
+        "spans": Spans(draw(2, 2, 3), rg.trees.DenseRules(draw(3, 3, 3, seed=1))),
     }[name]
-    mean, count = expectation(model, rg.Local(), rg.TopTail(1, 1))
+    mean, count = expectation(model, rg.randomized.Local(), rg.randomized.TopTail(1, 1))
     assert count > 1
     assert_close(mean, model.log_partition())
 
@@ -196,7 +196,7 @@ def test_estimates_answer_what_exact_inference_does(name, estimator):
 
 
 @dataclass(frozen=True, eq=False)
-class Loose(rg.Recursion):
+class Loose(rg.extend.Recursion):
     """Adds up the states of different sites."""
 
     def recursion(self, tape):
@@ -204,7 +204,7 @@ class Loose(rg.Recursion):
 
 
 @dataclass(frozen=True, eq=False)
-class Wide(rg.Recursion):
+class Wide(rg.extend.Recursion):
     """Has no one whole."""
 
     def recursion(self, tape):
@@ -212,15 +212,15 @@ class Wide(rg.Recursion):
 
 
 def test_recursions_that_mean_nothing_are_refused():
-    with pytest.raises(rg.ModelError, match="different sites"):
+    with pytest.raises(rg.errors.ModelError, match="different sites"):
         Loose(draw(3, 2)).log_partition()
-    with pytest.raises(rg.ModelError, match="one place"):
+    with pytest.raises(rg.errors.ModelError, match="one place"):
         Wide(draw(3, 2)).log_partition()
-    with pytest.raises(rg.ModelError, match="its shape"):
+    with pytest.raises(rg.errors.ModelError, match="its shape"):
         Tags(draw(3, 2), draw(2, 2)).kl_divergence(Tags(draw(4, 2), draw(2, 2)))
-    with pytest.raises(rg.ModelError, match="k >= 1"):
+    with pytest.raises(rg.errors.ModelError, match="k >= 1"):
         Tags(draw(3, 2), draw(2, 2)).k_best(0)
-    with pytest.raises(rg.UnsupportedError, match="Tags is no factor graph"):
+    with pytest.raises(rg.errors.UnsupportedError, match="Tags is no factor graph"):
         Tags(draw(3, 2), draw(2, 2)).factor_graph()
 
 
@@ -259,13 +259,13 @@ def test_replicates_share_the_tables_of_their_items():
 
 def test_the_entropy_evaluates_rules_as_often_with_a_gradient_as_without(monkeypatch):
     calls: list[bool] = []
-    evaluate = rg.DenseRules.evaluate
+    evaluate = rg.trees.DenseRules.evaluate
 
-    def counted(self: rg.DenseRules, *states: torch.Tensor) -> torch.Tensor:
+    def counted(self: rg.trees.DenseRules, *states: torch.Tensor) -> torch.Tensor:
         calls.append(torch.is_grad_enabled())
         return evaluate(self, *states)
 
-    monkeypatch.setattr(rg.DenseRules, "evaluate", counted)
+    monkeypatch.setattr(rg.trees.DenseRules, "evaluate", counted)
     kept = Spans(draw(3, 3, 2), RULES["dense"]).restrict(
         torch.zeros(3, 3, 2).long(), torch.zeros(3, 3, 2)
     )
@@ -284,7 +284,7 @@ def test_dense_rules_are_evaluated_as_by_four_indices():
         torch.randint(size, (2, 4, kept), generator=generator)
         for size, kept in ((3, 2), (5, 3), (5, 4))
     )
-    found = rg.DenseRules(table).evaluate(whole, left, right)
+    found = rg.trees.DenseRules(table).evaluate(whole, left, right)
     item = torch.arange(2).reshape(2, 1, 1, 1, 1)
     pairs = left[..., None, :, None], right[..., None, None, :]
     assert torch.equal(found, table[item, whole[..., None, None], *pairs])

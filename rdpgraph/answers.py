@@ -1,0 +1,25 @@
+"""The types of answers: what questions return and you never build.
+
+Here belong lists of the k best configurations of each structure, and estimates with their errors.
+`Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
+"""
+
+from rdpgraph.estimate.control import ControlledEstimate
+from rdpgraph.model.features import FeatureError
+from rdpgraph.structures.chain.model import KBest
+from rdpgraph.structures.hypertree.dependencies import KBestDependencies
+from rdpgraph.structures.hypertree.derivations import KBestDerivations
+from rdpgraph.structures.hypertree.trees import KBestTrees
+from rdpgraph.structures.semimarkov import KBestSegmentations
+from rdpgraph.structures.tape.recursion import KBestConfigurations
+
+__all__ = [
+    "ControlledEstimate",
+    "FeatureError",
+    "KBest",
+    "KBestConfigurations",
+    "KBestDependencies",
+    "KBestDerivations",
+    "KBestSegmentations",
+    "KBestTrees",
+]

@@ -1,0 +1,29 @@
+"""What models of trees are made of: binary rules, grammars in files, and trees themselves.
+
+Here belong the rules that a `Hypertree` takes (dense, of low rank, factorised, none), the `Grammar`
+that is read from text and turned into one, and `Trees`, a batch of derivations. The structures
+themselves (`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDependencies`, `Derivations`) are
+names of `rdpgraph`.
+"""
+
+from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
+from rdpgraph.structures.hypertree.rules import (
+    DenseRules,
+    FactorisedRules,
+    LowRankRules,
+    NoRules,
+    Rules,
+)
+from rdpgraph.structures.hypertree.trees import Trees
+
+__all__ = [
+    "DenseRules",
+    "FactorisedRules",
+    "Grammar",
+    "LowRankRules",
+    "NoRules",
+    "Rules",
+    "Trees",
+    "parse_grammar",
+    "read_grammar",
+]

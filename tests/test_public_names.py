@@ -1,0 +1,41 @@
+"""What the package offers: few names at the top, each name in one place, each place described."""
+
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import rdpgraph as rg
+
+AT_MOST = 70
+MODULES = sorted(name for name in rg.__all__ if isinstance(getattr(rg, name), ModuleType))
+
+
+def test_few_names_are_at_the_top() -> None:
+    assert len(rg.__all__) <= AT_MOST
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_modules_say_what_belongs_there(name: str) -> None:
+    module = getattr(rg, name)
+    assert len(module.__doc__.strip().splitlines()) > 2
+    assert set(module.__all__) <= set(dir(module))
+    assert importlib.import_module(f"rdpgraph.{name}") is module
+
+
+def test_each_name_is_in_one_place() -> None:
+    places = [(name, place) for place in MODULES for name in getattr(rg, place).__all__]
+    names = [*rg.__all__, *(name for name, place in places if place != "distributions")]
+    assert not {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["from rdpgraph import loopy", "import rdpgraph.loopy as loopy", "from rdpgraph import *"],
+)
+def test_modules_are_imported_in_any_way(code: str) -> None:
+    code += "; print(loopy.Bethe.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["Bethe"]
