@@ -13,7 +13,7 @@ TESTS ?=
 PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
 
-.PHONY: demo test check lowest versions fuzz bench docs clean
+.PHONY: demo test lint check lowest versions fuzz bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
@@ -27,11 +27,12 @@ demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a
 test: $(VENV)/test.stamp  ## the tests, and the examples in docstrings, README and docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 $(TESTS)
 
-check: $(VENV)/test.stamp $(VENV)/check.stamp  ## what CI runs: linter, formatter, types, tests
+lint: $(VENV)/test.stamp $(VENV)/check.stamp  ## the linter, the formatter and the types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(MAKE) test
+
+check: lint test  ## what CI runs
 
 lowest:  ## the tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
 	@mkdir -p build

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from rdpgraph._public import *  # noqa: F403
     from rdpgraph._public import __all__ as __all__
 
+    __version__: str
+
 
 class _Package(ModuleType):
     """This module, with its names imported when the first of them is asked for.
@@ -18,6 +20,9 @@ class _Package(ModuleType):
     """
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            self.__version__ = importlib.import_module("importlib.metadata").version(__name__)
+            return self.__version__
         if not name.startswith("__") or name == "__all__":
             public = importlib.import_module("rdpgraph._public")
             names: tuple[str, ...] = (*getattr(public, "__all__", ()), "__all__")

@@ -175,10 +175,10 @@ def convert(
     """Read a model in one format and write it in another."""
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.targets import checked_target
-    from rdpgraph.io.files import writer_of
+    from rdpgraph.io.files import text_of, write
 
     checked_target(target, model)
-    write = writer_of(target)
+    text_of(target)  # refused before anything is read
     write(Files(limit).load(model), target)
 
 

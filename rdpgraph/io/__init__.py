@@ -4,12 +4,15 @@ from rdpgraph.io.bif import parse_bif, read_bif
 from rdpgraph.io.bif_text import format_bif, write_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
 from rdpgraph.io.files import read, write
+from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.io.graphs import from_networkx, to_networkx
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.io.text import read_text, write_text_atomically
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
 
 __all__ = [
+    "FORMATS",
+    "FileFormat",
     "format_bif",
     "format_map",
     "format_mar",

@@ -7,24 +7,26 @@ import torch
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif import parse_bif
-from rdpgraph.io.bif_text import write_bif
+from rdpgraph.io.bif_text import format_bif
+from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.io.source import WAIT
-from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes
-from rdpgraph.io.uai import parse_uai, write_uai
+from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
+from rdpgraph.io.uai import format_uai, parse_uai
 from rdpgraph.model.graph import FactorGraph
 
 _SKIPPED = re.compile(rb"\s+|(?:#|//|c[ \t])[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")
 _WORD = re.compile(rb"[A-Za-z]*")
-_FIRST_WORDS = dict.fromkeys((b"markov", b"bayes"), parse_uai) | dict.fromkeys(
-    (b"network", b"variable", b"probability", b"property"), parse_bif
+
+FORMATS.add(FileFormat(".uai", parse_uai, format_uai, ("markov", "bayes")))
+FORMATS.add(
+    FileFormat(".bif", parse_bif, format_bif, ("network", "variable", "probability", "property"))
 )
-_SUFFIXES = ((".uai", parse_uai, write_uai), (".bif", parse_bif, write_bif))
 
 
 def read(
     path: PathLike, *, dtype: torch.dtype = torch.float64, limit: int = LIMIT, wait: float = WAIT
 ) -> FactorGraph:
-    """The model of a file: UAI or BIF, plain or gzipped.
+    """The model of a file: UAI, BIF or a registered `FileFormat`, plain or gzipped.
 
     Args:
         path: a file that ends in ``.uai`` or ``.bif``, with ``.gz`` or not; under any other name,
@@ -40,44 +42,38 @@ def read(
     """
     source = str(path)
     data = read_bytes(path, limit=limit, wait=wait)
-    for suffix, parse, _ in _SUFFIXES:
-        if _ends(source, suffix):
-            return parse(data, source=source, dtype=dtype)
-    first = _first_word(data).lower()
-    if first in _FIRST_WORDS:
-        return _FIRST_WORDS[first](data, source=source, dtype=dtype)
-    fail(source, "expected a UAI file (MARKOV or BAYES first) or a BIF file; got neither.")
+    known = FORMATS.find(source, _first_word(data).lower())
+    if known is None:
+        fail(source, "expected a UAI file (MARKOV or BAYES first) or a BIF file; got neither.")
+    return known.parse(data, source=source, dtype=dtype)
 
 
 def write(graph: FactorGraph, path: PathLike) -> None:
-    """Write a model in the format that the file's name says: ``.uai`` or ``.bif``, maybe ``.gz``.
+    """Write a model in the format that the file's name says: ``.uai``, ``.bif``, maybe ``.gz``.
 
     Raises:
         UnsupportedError: another name, or a model that the format cannot hold.
     """
-    writer_of(path)(graph, path)
+    write_text_atomically(path, text_of(path)(graph))
 
 
-def writer_of(path: PathLike) -> Callable[[FactorGraph, PathLike], None]:
-    """What writes a model in the format that a name says.
+def text_of(path: PathLike) -> Callable[[FactorGraph], str]:
+    """What makes the text of a model in the format that a file's name says.
 
     Raises:
-        UnsupportedError: it says none.
+        UnsupportedError: it says none that can be written.
     """
     source = str(path)
-    for suffix, _, write_model in _SUFFIXES:
-        if _ends(source, suffix):
-            return write_model
-    raise UnsupportedError(f"{source}: a model is written to a name in .uai or .bif (then .gz).")
+    known = FORMATS.find(source)
+    if known is not None and known.text is not None:
+        return known.text
+    names = " or ".join(FORMATS.suffixes)
+    raise UnsupportedError(f"{source}: a model is written to a name in {names} (then .gz).")
 
 
-def _ends(source: str, suffix: str) -> bool:
-    return source.lower().removesuffix(".gz").endswith(suffix)
-
-
-def _first_word(data: Bytes) -> bytes:
+def _first_word(data: Bytes) -> str:
     at = 0
     while skipped := _SKIPPED.match(data, at):
         at = skipped.end()
     word = _WORD.match(data, at)
-    return bytes(word[0]) if word else b""
+    return bytes(word[0]).decode() if word else ""
