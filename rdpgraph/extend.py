@@ -1,13 +1,15 @@
 """What code of your own is built on: the interfaces, and the objects that they pass around.
 
 Here belong the base classes of potentials, structures, recursions, estimators and schedulers, the
-tape on which a recursion is written, and the registry of structures that are recognised in graphs.
+tape on which a recursion is written, and the registries: of structures that are recognised in
+graphs, and of file formats.
 Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 `rdpgraph.randomized.Proposal`. The checks for what you write are in `rdpgraph.testing`.
 """
 
 from rdpgraph.estimate.exact import Estimator, Kept, Problem
 from rdpgraph.estimate.sites import Sites
+from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.model.support import Support
@@ -17,11 +19,14 @@ from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value, View
 
 register = REGISTRY.add
+register_format = FORMATS.add
 
 __all__ = [
+    "FORMATS",
     "REGISTRY",
     "Decomposition",
     "Estimator",
+    "FileFormat",
     "Kept",
     "Match",
     "Part",
@@ -36,4 +41,5 @@ __all__ = [
     "Value",
     "View",
     "register",
+    "register_format",
 ]

@@ -1,4 +1,4 @@
-"""The conformance suite: what every potential and structure must do, ours and yours.
+"""The conformance suite: what every potential, structure, proposal and selection must do.
 
 Each check raises an ``AssertionError`` that says what does not hold.
 """
@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._agreement import agree as _agree
+from rdpgraph._agreement import close as _close
+from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
@@ -22,7 +25,14 @@ from rdpgraph.model.variable import Variable
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Contraction
 
-__all__ = ["BruteForce", "brute_force", "check_potential", "check_structure"]
+__all__ = [
+    "BruteForce",
+    "brute_force",
+    "check_potential",
+    "check_proposal",
+    "check_selection",
+    "check_structure",
+]
 
 _ROUNDING = 1e-6
 """How far above one the weights of a relaxed sample may come to, in float32 too."""
@@ -296,17 +306,3 @@ def _item(structure: Structure, item: int, batch: int) -> Structure:
         if dims is not None and isinstance(value, Tensor) and value.ndim == dims + batch:
             changed[field.name] = value[item if len(value) > 1 else 0]
     return replace(structure, **changed)
-
-
-def _close(got: Tensor, expected: Tensor, what: str) -> None:
-    got, expected = torch.broadcast_tensors(got.detach(), expected.detach())
-    tolerance = 1e-8 if got.dtype == torch.float64 else 1e-4
-    same = (got == expected) | ((got - expected).abs() <= tolerance * (1 + expected.abs()))
-    if not bool(same.all()):
-        worst = (got - expected).abs()[~same].max()
-        raise AssertionError(f"{what} differs from what it must be, by {float(worst):.3g}.")
-
-
-def _agree(holds: object, what: str) -> None:
-    if not holds:
-        raise AssertionError(f"It does not hold that {what}.")

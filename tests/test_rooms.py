@@ -14,7 +14,7 @@ PACKAGE = Path(rdpgraph.__file__).parent
 
 # Rooms of one row know nothing of each other. `testing` and the package itself may import all.
 ROWS = (
-    {"errors", "_types", "_cache", "_compiler", "_portable"},
+    {"errors", "_types", "_agreement", "_cache", "_compiler", "_portable"},
     {"model"},
     {"io", "plan"},
     {"estimate"},
@@ -26,7 +26,8 @@ ROWS = (
     {"infer"},
     {"cli"},
     {"answers", "extend", "loopy", "randomized", "trees"},  # public names, no code
-    {"_enumeration", "_public", "__main__"},
+    {"_enumeration", "_outcomes", "_public", "__main__"},
+    {"_choices"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -1,0 +1,266 @@
+"""What every proposal and every selection must do: states chosen so that Z is unbiased.
+
+The draws of a selection that is a function of uniform numbers are enumerated; those of any other
+selection are averaged, and held against their own standard error.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._agreement import agree, close
+from rdpgraph._outcomes import expectation, outcomes
+from rdpgraph.estimate.proposal import Proposal, Setting
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.selection import Inversion, Selection
+from rdpgraph.estimate.selections import Threshold
+from rdpgraph.estimate.sites import Sites
+from rdpgraph.infer import infer
+from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import Support
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.chain.model import Chain
+
+_MOST_UNIFORMS = 2
+_DRAWS = 1 << 16
+_SIGMAS = 6.0
+"""How far a mean may be from one in standard errors; a right selection fails once in 10^9."""
+
+
+def check_selection(selection: Selection, *, states: int = 6) -> None:
+    """Hold a selection to its promises: valid states, and weights that are one on average.
+
+    States of -inf are never kept, a generator of one seed gives one choice, and every state's
+    expected weight, zero where it is not kept, is one, for each row of scores independently of
+    the others. An `Inversion` of one or two numbers is enumerated exactly; any other selection
+    draws 65,536 times. One whose `bound` is ``"lower"`` is held to that instead: it keeps no state
+    twice, and none with a weight above one.
+
+    Args:
+        selection: keeps fewer than ``states``, or else there is little to check.
+        states: of the rows of scores.
+
+    Raises:
+        AssertionError: what does not hold.
+
+    Example:
+        >>> from rdpgraph.randomized import TopTail
+        >>> check_selection(TopTail(1, 2))
+    """
+    name = type(selection).__name__
+    rows = _score_rows(states)
+    chosen = selection.select(rows, _seeded(1))
+    again = selection.select(rows, _seeded(1))
+    agree(chosen.states.shape[:-1] == rows.shape[:-1], f"{name} keeps states for every row")
+    agree(chosen.states.dtype == torch.long, f"the states of {name} are int64")
+    agree(
+        chosen.log_weights.dtype == rows.dtype, f"the log-weights of {name} have the scores' type"
+    )
+    same = torch.equal(chosen.states, again.states)
+    same = same and torch.equal(chosen.log_weights, again.log_weights)
+    agree(same, f"{name} chooses the same with a generator of the same seed")
+    for possible in range(states + 1):
+        hard = rows.clone()
+        hard[..., possible:] = -math.inf
+        _check_support(name, selection.select(hard, _seeded(2)), hard)
+    narrow = selection.select(rows.float(), _seeded(1))
+    agree(narrow.log_weights.dtype == torch.float32, f"{name} of float32 scores weighs in float32")
+    if selection.bound == "lower":
+        _check_lower(name, chosen, states)
+        return
+    if isinstance(selection, Inversion):
+        _check_rows(name, selection, rows)
+        if selection.num_uniforms(states) <= _MOST_UNIFORMS:
+            for row in (*rows, torch.where(rows[0] == rows[0].amax(), -math.inf, rows[0])):
+                worth = torch.zeros_like(row)
+                for chance, support in outcomes(selection, row):
+                    worth = worth.index_add(0, support.states, chance * _weights(support))
+                what = f"the expected weight of each state kept by {name}"
+                close(worth, (row > -math.inf).to(row), what)
+            return
+    for row in rows:
+        _check_means(name, selection, row)
+
+
+def check_proposal(proposal: Proposal) -> None:
+    """Hold a proposal to its promises, on small models of each kind: scores that keep Z unbiased.
+
+    Scores are numbers below +inf in the shape of the sites, without gradient; no state that has a
+    probability has -inf; where the scores do not depend on the generator, the items of a batch
+    have those that each has alone; and the expectation of Z, over all draws from the scores, is Z.
+
+    Args:
+        proposal: one that works on graphs and on structures.
+
+    Raises:
+        AssertionError: what does not hold.
+
+    Example:
+        >>> from rdpgraph.randomized import Local
+        >>> check_proposal(Local())
+    """
+    name = type(proposal).__name__
+    for what, model in _models().items():
+        seen = _scores(proposal, model)
+        marginals = _marginals(model)
+        for sites, scores in seen:
+            shape, unary = tuple(scores.shape), tuple(sites.unary.shape)
+            agree(_fits(shape, unary), f"{name}'s scores {shape} broadcast to {unary} ({what})")
+            agree(not scores.requires_grad, f"the scores of {name} have no gradient ({what})")
+            agree(
+                bool((scores < math.inf).all()), f"{name}'s scores are below +inf, not NaN ({what})"
+            )
+            missed = (scores == -math.inf) & (marginals > 0)
+            agree(not bool(missed.any()), f"{name} gives each possible state a score ({what})")
+    graph = _loop(2)
+    again = _scores(proposal, graph, seed=1)
+    both = zip(_scores(proposal, graph), again, strict=True)
+    if all(torch.equal(one, other) for (_, one), (_, other) in both):
+        for item in range(2):
+            alone = _scores(proposal, _loop(2, item=item))
+            for (_, whole), (sites, scores) in zip(again, alone, strict=True):
+                own = whole.expand(2, *sites.unary.shape)[item]
+                close(scores.expand(sites.unary.shape), own, f"{name}'s scores of one batch item")
+    for what in ("loop", "chain"):
+        model = _models()[what]
+        estimate = expectation(model, proposal, Threshold(2), defensive=0.0)[0]
+        close(estimate, infer(model).log_partition, f"the expectation of Z with {name} ({what})")
+
+
+@dataclass(frozen=True)
+class _Spy(Proposal):
+    """Another proposal, whose scores are noted."""
+
+    inner: Proposal
+    seen: list[tuple[Sites, Tensor]]
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        scores = self.inner.log_scores(sites)
+        name = type(self.inner).__name__
+        shape, unary = tuple(scores.shape), tuple(sites.unary.shape)
+        agree(_fits(shape, unary), f"{name}'s scores {shape} broadcast to {unary}")
+        agree(bool((scores < math.inf).all()), f"{name}'s scores are below +inf and not NaN")
+        self.seen.append((sites, scores))
+        return scores
+
+    def informed(self, setting: Setting) -> "_Spy":
+        return _Spy(self.inner.informed(setting), self.seen)
+
+
+def _scores(
+    proposal: Proposal, model: FactorGraph | Structure, *, seed: int = 0
+) -> list[tuple[Sites, Tensor]]:
+    spy = _Spy(proposal, [])
+    estimator = Randomized(spy, Threshold(2), defensive=0.0)
+    infer(model, estimator=estimator, generator=_seeded(seed))
+    return spy.seen
+
+
+def _fits(shape: tuple[int, ...], unary: tuple[int, ...]) -> bool:
+    """Whether one shape broadcasts to another, and does not enlarge it."""
+    try:
+        return torch.broadcast_shapes(shape, unary) == unary
+    except RuntimeError:
+        return False
+
+
+def _score_rows(states: int) -> Tensor:
+    """(rows, states): flat, mild and steep."""
+    mild = torch.randn(2, states, generator=_seeded(0), dtype=torch.float64)
+    return torch.stack([torch.zeros(states, dtype=torch.float64), mild[0], 3 * mild[1] - 20])
+
+
+def _weights(support: Support) -> Tensor:
+    return support.log_weights.double().exp()
+
+
+def _check_support(name: str, support: Support, log_q: Tensor) -> None:
+    states, weights = support.states, support.log_weights
+    agree(bool((weights < math.inf).all()), f"the log-weights of {name} are below +inf, not NaN")
+    inside = (states >= 0) & (states < log_q.shape[-1])
+    agree(bool(inside.all()), f"the states kept by {name} are those of the variable")
+    alive = weights > -math.inf
+    kept = log_q.gather(-1, states)
+    agree(not bool((alive & (kept == -math.inf)).any()), f"{name} keeps no state of score -inf")
+    some = (log_q > -math.inf).any(-1)
+    agree(torch.equal(alive.any(-1), some), f"{name} keeps a state where one is possible")
+
+
+def _check_lower(name: str, support: Support, states: int) -> None:
+    worth = torch.zeros(*support.states.shape[:-1], states, dtype=torch.float64)
+    worth = worth.scatter_add(-1, support.states, _weights(support))
+    agree(bool((worth <= 1.0 + 1e-6).all()), f"{name} keeps no state with a weight above one")
+
+
+def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
+    shape = (len(rows), selection.num_uniforms(rows.shape[-1]))
+    numbers = torch.rand(shape, generator=_seeded(0), dtype=torch.float64)
+    whole = selection.choose(rows, numbers)
+    for row, own in enumerate(map(selection.choose, rows, numbers)):
+        agree(torch.equal(own.states, whole.states[row]), f"{name} chooses each row by itself")
+        close(own.log_weights, whole.log_weights[row], f"{name}'s log-weights of a row by itself")
+
+
+def _check_means(name: str, selection: Selection, row: Tensor) -> None:
+    """The mean weight of each state, and of pairs of states of two rows chosen together."""
+    chosen = selection.select(row.expand(_DRAWS, 2, -1), _seeded(0))
+    worth = torch.zeros(_DRAWS, 2, len(row), dtype=torch.float64)
+    worth = worth.scatter_add(-1, chosen.states, _weights(chosen))
+    pairs = worth[:, 0, :, None] * worth[:, 1, None, :]
+    for values, what in (
+        (worth.flatten(0, 1), f"the mean weight of each state kept by {name} is one"),
+        (pairs.flatten(1), f"{name} chooses the states of two rows independently"),
+    ):
+        error = values.std(0) / math.sqrt(len(values))
+        off = (values.mean(0) - 1).abs() > _SIGMAS * error + 1e-6
+        means = [round(mean, 3) for mean in values.mean(0).tolist()]
+        agree(not bool(off.any()), f"{what}; the means of {len(values):,} draws are {means}")
+
+
+def _models() -> dict[str, FactorGraph | Structure]:
+    """Small models of every kind, all variables of four states."""
+    xs = VariableArray("x", (3,), 4)
+    near = Bilinear(_drawn(4, 2, seed=1), _drawn(4, 2, seed=2))
+    embedded = [FactorBlock((xs,), Table(2 * _drawn(3, 4))), FactorBlock((xs[:-1], xs[1:]), near)]
+    hard = torch.tensor([0.0, -math.inf, 0.0, 0.0], dtype=torch.float64)
+    return {
+        "loop": _loop(),
+        "batch": _loop(2),
+        "embeddings": FactorGraph(embedded),
+        "hard zeros": _loop().with_factors(Factor((xs[1],), Table(hard))),
+        "chain": Chain(2 * _drawn(3, 4), _drawn(4, 4, seed=1)),
+    }
+
+
+def _loop(*batch: int, item: int | None = None) -> FactorGraph:
+    """Three variables in a ring; the unary tables may have batch dims, or one item of them."""
+    xs = VariableArray("x", (3,), 4)
+    unary = 2 * _drawn(*batch, 3, 4)
+    alone = FactorBlock((xs,), Table(unary if item is None else unary[item]))
+    joined = FactorBlock((xs, xs[[1, 2, 0]]), Table(_drawn(3, 4, 4, seed=1)))
+    return FactorGraph([alone, joined])
+
+
+def _marginals(model: FactorGraph | Structure) -> Tensor:
+    """(*batch, sites, states), exact."""
+    answer: Any = infer(model)
+    return (
+        answer.marginal(model.variables[0])
+        if isinstance(model, FactorGraph)
+        else (answer.marginals())
+    )
+
+
+def _drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=_seeded(seed), dtype=torch.float64)
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
