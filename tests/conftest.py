@@ -20,7 +20,7 @@ CHECKED = {
     "structures.chain": (
         "decode", "filtering", "logs", "paths", "recursion", "sampling", "scaled", "scan",
     ),
-    "structures.hypertree": ("arborescence", "edmonds", "eisner"),
+    "structures.hypertree": ("arborescence", "eisner", "elimination", "tree_lists"),
 }  # fmt: skip
 install_import_hook(
     [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],

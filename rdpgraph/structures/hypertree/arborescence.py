@@ -1,4 +1,4 @@
-"""Spanning arborescences: the matrix-tree theorem without subtraction, and draws.
+"""Spanning arborescences: the matrix-tree theorem without subtraction.
 
 A word's pivot is the sum of the weights of its heads among what is left, which is what Gaussian
 elimination of the Laplacian would have on its diagonal after cancellation (Grassmann, Taksar and
@@ -10,12 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Arcs, Heads, Lengths, LogZ
+from rdpgraph._types import Arcs, Lengths, LogZ
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.draws import Pick
-
-_ROUNDING = 1e-12
-"""What a marginal of zero may come out as."""
 
 
 def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
@@ -58,27 +54,3 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
 
 def _added(first: Tensor, second: Tensor) -> Tensor:
     return soft_sum(torch.stack([first, second]), 0)
-
-
-def draw(unary: Arcs, lengths: Lengths, count: int, pick: Pick, multiroot: bool) -> Heads:  # noqa: FBT001
-    """(count * B, n) heads, one word after the other given those before it."""
-    scores = unary.detach().double().repeat(count, 1, 1)
-    many = lengths.repeat(count)
-    heads = torch.zeros(scores.shape[:2], dtype=torch.int64, device=unary.device)
-    place = torch.arange(unary.shape[2], device=unary.device)
-    # Where the heads chosen so far lead from each position.
-    above = place.expand(len(many), -1)
-    for word in range(unary.shape[1]):
-        inside = word < many
-        with torch.enable_grad():
-            given = scores.clone().requires_grad_()
-            log_z = log_partition(given, many, multiroot=multiroot)
-            (marginals,) = torch.autograd.grad(log_z.sum(), given)
-        own = torch.where(above == word + 1, 0.0, marginals[:, word])
-        chosen = pick(torch.where(own > _ROUNDING, own.clamp(min=_ROUNDING).log(), -math.inf))
-        heads[:, word] = torch.where(inside, chosen, 0)
-        top = above.gather(1, chosen.unsqueeze(1))
-        above = torch.where((above == word + 1) & inside.unsqueeze(1), top, above)
-        others = (place != chosen.unsqueeze(1)) & inside.unsqueeze(1)
-        scores[:, word] = scores[:, word].masked_fill(others, -math.inf)
-    return heads

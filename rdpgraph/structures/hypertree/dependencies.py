@@ -150,8 +150,8 @@ class Dependencies(Structure):
     def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
-        Items are taken one by one, in Python. Without crossing arcs O(n^3), vectorised, and lazy
-        lists of the spans that are asked about; with them k n best trees.
+        Without crossing arcs O(n^3), and lazy lists of the spans that are asked about, in Python
+        and item by item; with them O(k n^3), all items at once.
 
         Raises:
             ModelError: k below 1.
@@ -165,9 +165,11 @@ class Dependencies(Structure):
         heads = self._shaped(found, (k,), lengths)
         some = some.reshape(k, *self.batch_shape)
         heads = torch.where(some.unsqueeze(-1), heads, -1)
-        return KBestDependencies(
-            heads, torch.where(some, self.score(heads.clamp(min=0)), -math.inf)
-        )
+        scores = torch.where(some, self.score(heads.clamp(min=0)), -math.inf)
+        # What differs by rounding alone is put in order too.
+        order = torch.sort(scores.detach(), dim=0, descending=True, stable=True).indices
+        heads = heads.take_along_dim(order.unsqueeze(-1), 0)
+        return KBestDependencies(heads, scores.gather(0, order))
 
     @abstractmethod
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
@@ -338,8 +340,8 @@ class Dependencies(Structure):
         heads = torch.where(place < lengths.unsqueeze(1), heads, -1)
         return heads.reshape([*lead, *self.batch_shape, heads.shape[-1]])
 
-    def _require_possible(self, log_z: Tensor) -> None:
-        if not bool((log_z > -math.inf).all()):
+    def _require_possible(self, possible: Tensor) -> None:
+        if not bool(possible.all()):
             raise ImpossibleEvidenceError(
                 f"{type(self).__name__} has no samples and no mode: at least one item has no "
                 "possible tree."

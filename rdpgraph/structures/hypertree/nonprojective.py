@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.model.gradients import by_autograd
-from rdpgraph.structures.draws import checked_count, drawn
-from rdpgraph.structures.hypertree import arborescence, edmonds
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+from rdpgraph.structures.hypertree import arborescence, elimination, tree_lists
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 
 
@@ -38,42 +37,39 @@ class NonProjectiveDependencies(Dependencies):
     def mode(self) -> Tensor:
         """(*batch, n) the heads of one most probable tree; -1 beyond the length.
 
-        By the algorithm of Chu and Liu, and Edmonds, item by item.
+        Of all items at once, O(n^3).
 
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        unary, lengths = self._parts()
-        with torch.no_grad():
-            self._require_possible(self.log_partition())
-        return self._shaped(edmonds.best(unary, lengths, multiroot=self.multiroot), (), lengths)
+        return self._descended(1, 0.0, largest)[0]
 
     def max_marginals(self) -> Tensor:
         """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
 
-        Not differentiable. One best tree for each arc, O(n^5), item by item.
+        Not differentiable. Of all arcs at once, O(n^3).
         """
         unary, lengths = self._parts()
-        found = edmonds.max_marginals(unary, lengths, multiroot=self.multiroot)
+        found = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
         return found.reshape(self.unary.shape)
 
-    def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        return edmonds.k_best(unary, lengths, k, multiroot=self.multiroot)
-
-    @by_autograd
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
 
-        Word by word, each from its marginal given the heads before it: n times the cost of
-        `marginals` for each draw.
+        O(n^3) for each item, and O(n^2 log n) for each draw.
 
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
+        return self._descended(checked_count(count), 1.0, drawn(generator))
+
+    def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
+        return tree_lists.k_best(unary, lengths, k, multiroot=self.multiroot)
+
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
         unary, lengths = self._parts()
-        with torch.no_grad():
-            self._require_possible(self.log_partition())
-        heads = arborescence.draw(
-            unary, lengths, checked_count(count), drawn(generator), self.multiroot
+        found = elimination.eliminated(
+            unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
-        return self._shaped(heads, (count,), lengths)
+        self._require_possible(found.possible)
+        return self._shaped(found.descend(count, pick), (count,), lengths)

@@ -1,5 +1,6 @@
 """Dependency trees without crossing arcs."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +75,7 @@ class ProjectiveDependencies(Dependencies):
             found = eisner.total(
                 charts, unary.double(), lengths, multiroot=self.multiroot, temperature=temperature
             )
-            self._require_possible(found)
+            self._require_possible(found > -math.inf)
             heads = eisner.descend(
                 charts, unary.double(), lengths, count=count, pick=pick, multiroot=self.multiroot
             )

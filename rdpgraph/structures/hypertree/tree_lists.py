@@ -1,0 +1,68 @@
+"""The k best spanning arborescences, of all items at once, by max-marginals (Nilsson 1998)."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from rdpgraph._types import Arcs, Heads, Lengths
+from rdpgraph.structures.draws import largest
+from rdpgraph.structures.hypertree.elimination import eliminated, max_marginals
+
+
+@torch.no_grad()
+def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
+    """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
+
+    Trees are parted so that the best one of each part is known. The next tree is the second best
+    of some part, and has an arc that the best one has not: the part is parted into the trees with
+    that arc and those without. One best tree and two rounds of max-marginals for each: O(k n^3).
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+        k: how many.
+        multiroot: whether more than one word may have the root as its head.
+    """
+    batch, words, positions = unary.shape
+    trees = torch.full((k, batch, words), -1, device=unary.device)
+    if not words:
+        return trees
+    item = torch.arange(batch, device=unary.device)
+    parts = unary.double().expand(k, -1, -1, -1).clone()
+    best = eliminated(parts[0], lengths, multiroot=multiroot, temperature=0.0)
+    trees[0] = best.descend(1, largest)
+    score, arc = _second_best(parts[0], lengths, trees[0], multiroot=multiroot)
+    scores, arcs = score.expand(k, -1).clone(), arc.expand(k, -1).clone()
+    there = best.possible.expand(k, -1).clone()
+    for rank in range(1, k):
+        score, part = scores[:rank].max(0)
+        there[rank] = score > -math.inf
+        if not bool(there[rank].any()):
+            there[rank:] = False
+            break
+        chosen = one_hot(arcs[part, item], words * positions).bool().reshape(unary.shape)
+        others = chosen.any(2, keepdim=True) & ~chosen
+        with_arc = parts[part, item].masked_fill(others, -math.inf)
+        without = parts[part, item].masked_fill(chosen, -math.inf)
+        parts[rank], parts[part, item] = with_arc, without
+        found = eliminated(with_arc, lengths, multiroot=multiroot, temperature=0.0)
+        trees[rank] = found.descend(1, largest)
+        score, arc = _second_best(
+            torch.cat([with_arc, without]),
+            lengths.repeat(2),
+            torch.cat([trees[rank], trees[part, item]]),
+            multiroot=multiroot,
+        )
+        scores[rank], scores[part, item] = score.chunk(2)
+        arcs[rank], arcs[part, item] = arc.chunk(2)
+    return torch.where(there.unsqueeze(2), trees, -1)
+
+
+def _second_best(
+    unary: Arcs, lengths: Lengths, best: Heads, *, multiroot: bool
+) -> tuple[Tensor, Tensor]:
+    """(B,) the score of the best tree but one, -inf if there is none, and an arc that it has."""
+    through = max_marginals(unary, lengths, multiroot=multiroot)
+    return through.scatter(2, best.unsqueeze(2), -math.inf).flatten(1).max(1)
