@@ -7,7 +7,7 @@ import torch
 
 from rdpgraph._cache import recording
 from rdpgraph._portable import tensors_in
-from rdpgraph.engines.matched import plan_of
+from rdpgraph.engines.recognised import plan_of
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.exact import Estimator, Exact, Model

@@ -19,7 +19,7 @@ from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.program import Owner, compiled
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.values import Value, float_limits, normalised
+from rdpgraph.engines.values import Value, float_limits, rescaled
 from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 
@@ -195,12 +195,12 @@ class ExactSolution(Solution):
 
 
 def _belief(leaf: Value | None, message: Value) -> Tensor:
-    """A factor times the product of all others, normalised; in logs where the range asks for it."""
+    """A factor times the product of all others, rescaled; in logs where the range asks for it."""
     assert leaf is not None
     dims = list(range(2, message.values.ndim))
     if not leaf.is_log and not message.is_log:
         least = float_limits(message.values.dtype)[0]
-        message = message if leaf.low + message.low > least else normalised(message)
+        message = message if leaf.low + message.low > least else rescaled(message)
         if leaf.low + message.low > least:
             product = leaf.values * message.values
             total = product.sum(dims, keepdim=True)

@@ -40,16 +40,16 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class HighOrderBlock:
     """A block whose potential answers messages itself: no table is formed.
 
     Attributes:
-        block: which block of the graph.
+        number: which block of the graph.
         potential: of all its factors, (*batch, F or 1) leading dims.
         scopes: (F, n) variables of the graph.
     """
 
-    block: int
+    number: int
     potential: Potential
     scopes: Tensor
 
@@ -70,7 +70,7 @@ class Network:
         impossible: no configuration is possible.
         origins: per block of the graph, where its factors went: (rows of the block, the group or
             -1, the slots that stayed active).
-        wholes: blocks that are not among the groups, where that was asked for.
+        high_order: blocks that are not among the groups, where that was asked for.
     """
 
     graph: FactorGraph
@@ -83,7 +83,7 @@ class Network:
     dropped: int
     impossible: bool
     origins: tuple[tuple[tuple[Tensor, int, tuple[int, ...]], ...], ...]
-    wholes: tuple[Whole, ...] = ()
+    high_order: tuple[HighOrderBlock, ...] = ()
 
     @cached_property
     def batch(self) -> int:
@@ -111,7 +111,7 @@ class _Tables:
 
 
 def reduce_graph(
-    graph: FactorGraph, *, possible: Possible | None = None, whole: bool = False
+    graph: FactorGraph, *, possible: Possible | None = None, high_order: bool = False
 ) -> Network:
     """Apply evidence, drop states that hard zeros make impossible, and squeeze settled slots.
 
@@ -120,12 +120,12 @@ def reduce_graph(
     Args:
         graph: the model.
         possible: the states left, if they are known already from a graph with less evidence.
-        whole: keep potentials that answer messages themselves as they are, where their tables
+        high_order: keep potentials that answer messages themselves as they are, where their tables
             are not small; else they are decomposed.
     """
     batch = math.prod(graph.batch_shape)
-    wholes = _wholes(graph) if whole else ()
-    sizes, tables = _dense(graph, batch, {part.block for part in wholes})
+    blocks = _high_order_blocks(graph) if high_order else ()
+    sizes, tables = _dense(graph, batch, {block.number for block in blocks})
     if graph.observed is None:
         settled = torch.full((1, len(sizes)), MISSING)
     else:
@@ -137,21 +137,21 @@ def reduce_graph(
         tables.extend(indicators)
     tables.extend(_uniform(tables, settled, sizes, graph))
     if possible is None:
-        possible = _possible_states(settled, sizes, tables, wholes)
+        possible = _possible_states(settled, sizes, tables, blocks)
     counts = sizes if possible is None else possible.counts()
     unseen = settled[0, : graph.num_variables] == MISSING
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
     settled = _settle(possible, counts, settled)
     network = _squeezed(graph, tables, counts, settled, possible, dropped)
-    return replace(network, wholes=() if network.impossible else wholes)
+    return replace(network, high_order=() if network.impossible else blocks)
 
 
-def _wholes(graph: FactorGraph) -> tuple[Whole, ...]:
-    found: list[Whole] = []
+def _high_order_blocks(graph: FactorGraph) -> tuple[HighOrderBlock, ...]:
+    found: list[HighOrderBlock] = []
     for number, block in enumerate(graph.blocks):
         own = type(block.potential).messages is not Potential.messages
         if own and math.prod(block.sizes) > _SMALL_TABLE:
-            found.append(Whole(number, block.select(), block.scopes))
+            found.append(HighOrderBlock(number, block.select(), block.scopes))
     return tuple(found)
 
 
@@ -228,7 +228,7 @@ def _uniform(
 
 
 def _possible_states(
-    settled: Tensor, sizes: Tensor, tables: list[_Tables], wholes: Sequence[Whole] = ()
+    settled: Tensor, sizes: Tensor, tables: list[_Tables], blocks: Sequence[HighOrderBlock] = ()
 ) -> Possible | None:
     """The states left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -239,7 +239,7 @@ def _possible_states(
         allowed = (part.tables.detach() != -math.inf).any(0).cpu()
         if not bool(allowed.all()):
             factors.append((part.scopes, allowed, part.rows))
-    if not factors and not wholes:
+    if not factors and not blocks:
         return None
     possible = Possible(sizes)
     observed = settled[0] != MISSING
@@ -247,7 +247,7 @@ def _possible_states(
         numbers = observed.nonzero().flatten()
         possible.allow_these(numbers, settled[:, numbers])
     strike_impossible(possible, factors)
-    while any(_strike_by_messages(possible, whole) for whole in wholes):
+    while any(_strike_by_messages(possible, block) for block in blocks):
         strike_impossible(possible, factors)
     return possible
 
@@ -257,14 +257,14 @@ def may_have_zeros(tables: Tensor) -> bool:
     return not tables.numel() or not bool(tables.detach().amin() > -math.inf)
 
 
-def _strike_by_messages(possible: Possible, whole: Whole) -> bool:
+def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
     """Strike out the states that a block rules out, told by its max-messages; whether any."""
-    sizes = whole.potential.slots(whole.scopes.shape[1])
-    places = [possible.places(whole.scopes[:, slot], size) for slot, size in enumerate(sizes)]
-    like = torch.zeros((), dtype=whole.potential.dtype, device=whole.potential.device)
+    sizes = block.potential.slots(block.scopes.shape[1])
+    places = [possible.places(block.scopes[:, slot], size) for slot, size in enumerate(sizes)]
+    like = torch.zeros((), dtype=block.potential.dtype, device=block.potential.device)
     with torch.no_grad():
         incoming = [torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places]
-        answers = whole.potential.messages(incoming, temperature=0.0)
+        answers = block.potential.messages(incoming, temperature=0.0)
     struck = False
     for place, answer in zip(places, answers, strict=True):
         supported = (answer != -math.inf).reshape(-1, *place.shape).any(0).cpu()

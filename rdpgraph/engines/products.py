@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import remembered
-from rdpgraph.engines.values import Value, float_limits, from_logs, normalised
+from rdpgraph.engines.values import Value, float_limits, from_logs, rescaled
 
 _CHUNK = 1 << 22  # elements of a streamed chunk
 
@@ -73,10 +73,10 @@ def _within_range(left: Value, right: Value, terms: float) -> tuple[Value, Value
     low, high = float_limits(left.values.dtype)
     if _fits(left, right, terms, low, high):
         return left, right, True
-    left = normalised(left)
+    left = rescaled(left)
     if _fits(left, right, terms, low, high):
         return left, right, True
-    right = normalised(right)
+    right = rescaled(right)
     return left, right, _fits(left, right, terms, low, high)
 
 

@@ -78,7 +78,7 @@ def from_logs(logs: Tensor, *, keep_logs: bool = False) -> Value:
     return Value(shifted.exp(), peak.double(), low=low, high=0.0)
 
 
-def normalised(value: Value) -> Value:
+def rescaled(value: Value) -> Value:
     """Rescale so that each table's maximum is one, and measure the true range."""
     if value.is_log:
         return value

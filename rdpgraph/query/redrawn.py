@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
-from rdpgraph.engines.loopy.beyond import Beyond
+from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
 from rdpgraph.engines.loopy.slots import started
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.solution import Approximation, Solution
@@ -40,7 +40,7 @@ class RedrawnSolution(Approximation):
 
     estimate: EstimatedSolution
     view: GraphView
-    beyond: Beyond
+    beyond: InterpolatedMessages
     sweeps: int
 
     def status(self) -> Status:
@@ -112,13 +112,17 @@ def redrawn_solution(
     with torch.no_grad():
         base = estimator.proposal.informed(setting)
 
-    def stage(proposal: Proposal, before: Beyond | None, most: int) -> Beyond | None:
+    def stage(
+        proposal: Proposal, before: InterpolatedMessages | None, most: int
+    ) -> InterpolatedMessages | None:
         problem = estimator.drawn(setting, proposal)
         if problem.exact or problem.kept is None:
             return None
         assert isinstance(problem.model, FactorGraph)
         solution = solve(problem.model, most)
-        beyond = Beyond(view.graph, Layout(graph, problem.kept), view.is_free, solution)
+        beyond = InterpolatedMessages(
+            view.graph, Layout(graph, problem.kept), view.is_free, solution
+        )
         if before is None:
             return beyond
         with torch.no_grad():
@@ -147,7 +151,9 @@ def redrawn_solution(
     return RedrawnSolution(estimate, view, beyond, done)
 
 
-def _informed(beyond: Beyond, view: GraphView, base: Proposal, share: float) -> Proposal:
+def _informed(
+    beyond: InterpolatedMessages, view: GraphView, base: Proposal, share: float
+) -> Proposal:
     """The mean belief of the replicates, mixed with what the states were first drawn by."""
     scores = tuple(
         normalised(logs).logsumexp(0).to(sites.unary)
@@ -157,7 +163,7 @@ def _informed(beyond: Beyond, view: GraphView, base: Proposal, share: float) -> 
     return found if share == 1.0 else Mixture((found, base), (share, 1.0 - share))
 
 
-def _log_beliefs(beyond: Beyond, view: GraphView) -> tuple[Tensor, ...]:
+def _log_beliefs(beyond: InterpolatedMessages, view: GraphView) -> tuple[Tensor, ...]:
     lead = (beyond.layout.kept.replicates, *beyond.graph.batch_shape)
     found: list[Tensor] = []
     for sites in view.groups:
@@ -168,7 +174,9 @@ def _log_beliefs(beyond: Beyond, view: GraphView) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _interpolated(before: Beyond, now: Beyond) -> dict[tuple[int, int], Tensor]:
+def _interpolated(
+    before: InterpolatedMessages, now: InterpolatedMessages
+) -> dict[tuple[int, int], Tensor]:
     """The messages of one choice of states at those of the next."""
     found: dict[tuple[int, int], Tensor] = {}
     for (number, slot), values in before.messages.items():

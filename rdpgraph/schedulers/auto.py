@@ -12,9 +12,9 @@ from rdpgraph._cache import cached_property, recording
 from rdpgraph._portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
-from rdpgraph.engines.matched import MatchedSolution, plan_of
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -69,7 +69,7 @@ class Auto(Scheduler):
             return self._general(graph)
         # The structure's answers are exact, so that those which it lacks must be too.
         general = partial(solved, Contraction(self.memory, self.seconds), graph)
-        return plan_of(match.structure), partial(MatchedSolution, graph, match, general)
+        return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """That of a small graph which is no registered structure."""
@@ -81,11 +81,11 @@ class Auto(Scheduler):
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()
         network = reduced(graph, self.seconds)
-        whole = _Whole(network, self.memory)
+        for_messages = _ForMessages(network, self.memory)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
-            return whole.plan(why), self._fallback(whole, begin)
+            return for_messages.plan(why), self._fallback(for_messages, begin)
         budget = budget_of(self.memory, self.seconds)
         # What reading the tables took is not missing where the search is quick.
         least = clock.now() + max(0.03 * self.seconds, clock.LEAST_PLANNING)
@@ -95,7 +95,7 @@ class Auto(Scheduler):
             if plan.num_slices == 1 and plan.seconds < _SURE * self.seconds:
                 return plan, run
             # Predictions fail where others use the machine.
-            loopy = self._fallback(whole, begin)
+            loopy = self._fallback(for_messages, begin)
             return plan, partial(_exact_first, run, loopy)
         why = f"exact inference {plan.remedy.split(';')[0]}"
         found = None
@@ -104,26 +104,28 @@ class Auto(Scheduler):
             part = JoinGraph(self.memory, _JOINED * self.seconds)
             found = part.plan_network(graph, network, why, deadline=deadline)
         if found is None:
-            return whole.plan(why), self._fallback(whole, begin)
-        return found[0], self._fallback(whole, begin, partial(_at_once, found[1]))
+            return for_messages.plan(why), self._fallback(for_messages, begin)
+        return found[0], self._fallback(for_messages, begin, partial(_at_once, found[1]))
 
     def _fallback(
-        self, whole: "_Whole", begin: float, *before: Callable[[float], Solution]
+        self, for_messages: "_ForMessages", begin: float, *before: Callable[[float], Solution]
     ) -> Callable[..., Solution]:
         """Loopy propagation in several tries, after others, in the seconds that are left.
 
         What it gives may be called with seconds that were spent since.
         """
-        tries = _SOFT if whole.reduced.possible is None else _HARD
-        tries = tries if _has_time_for_trees(whole.reduced, self.seconds) else tries[:-1]
-        loopy = tuple(partial(_attempt, whole, settings) for settings in tries)
+        tries = _SOFT if for_messages.reduced.possible is None else _HARD
+        tries = tries if _has_time_for_trees(for_messages.reduced, self.seconds) else tries[:-1]
+        loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
-        return partial(_first_converged, whole.reduced.graph, (*before, *loopy), loopy, seconds)
+        return partial(
+            _first_converged, for_messages.reduced.graph, (*before, *loopy), loopy, seconds
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Whole:
-    """A network for messages, with potentials that answer them whole, made when it is needed."""
+class _ForMessages:
+    """A network made when it is needed, whose potentials answer messages themselves."""
 
     reduced: Network
     memory: float | None
@@ -134,7 +136,7 @@ class _Whole:
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
             possible = None  # it speaks of auxiliary variables, which are not made for messages
         with recording(lambda: tensors_in(graph.blocks)):
-            return reduce_graph(graph, possible=possible, whole=True)
+            return reduce_graph(graph, possible=possible, high_order=True)
 
     def plan(self, why: str) -> Plan:
         """That of loopy propagation."""
@@ -184,7 +186,7 @@ def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG
     return run()
 
 
-def _attempt(whole: _Whole, settings: _Try, left: float) -> Solution:
+def _attempt(for_messages: _ForMessages, settings: _Try, left: float) -> Solution:
     schedule = Flooding()
     if settings.in_turn:
         schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
@@ -196,7 +198,7 @@ def _attempt(whole: _Whole, settings: _Try, left: float) -> Solution:
         counting=settings.counting,
         seconds=settings.part * max(left, 0.0),
     )
-    return scheduler.solution(whole.network)
+    return scheduler.solution(for_messages.network)
 
 
 def _has_time_for_trees(network: Network, seconds: float) -> bool:

@@ -103,7 +103,7 @@ class Loopy(Scheduler):
         """The same with a reason."""
         if self.supports is not None:
             return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
-        network = reduce_graph(graph, whole=True)
+        network = reduce_graph(graph, high_order=True)
         plan = loopy_plan(network, self.sweeps, why, memory=self.memory)
         return plan, partial(self._started, network)
 
@@ -119,10 +119,10 @@ class Loopy(Scheduler):
 
     def _on_few(self, graph: FactorGraph, sweeps: int) -> LoopySolution:
         part = replace(self, supports=None, sweeps=sweeps)
-        return part.solution(reduce_graph(graph, whole=True))
+        return part.solution(reduce_graph(graph, high_order=True))
 
     def solution(self, network: Network) -> LoopySolution:
-        """Messages in a network reduced with ``whole=True``; a start is left out."""
+        """Messages in a network reduced with ``high_order=True``; a start is left out."""
         allowance = None if self.seconds is None else Allowance(self.seconds)
         return LoopySolution(
             network, self.counting, self.temperature, self._limits(), self.gradient, allowance
@@ -130,7 +130,7 @@ class Loopy(Scheduler):
 
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:
-    """What messages cost in a network reduced with ``whole=True``."""
+    """What messages cost in a network reduced with ``high_order=True``."""
     tables = [group.log_tables for group in network.groups]
     factors = [len(group.scopes) for group in network.groups]
     cells = [math.prod(table.shape[2:]) for table in tables]

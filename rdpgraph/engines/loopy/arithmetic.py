@@ -1,4 +1,4 @@
-"""Log-vectors over states: normalised, summed softly, made probabilities. States are dim 1."""
+"""Log-vectors over states: rescaled, summed softly, made probabilities. States are dim 1."""
 
 import math
 
@@ -16,7 +16,7 @@ def floored(logs: Tensor, lowest: float) -> Tensor:
     return torch.where(logs > -math.inf, logs.clamp(min=floor), logs)
 
 
-def normalised(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
+def rescaled(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
     """Logs whose maximum over states is 0, and what was taken off (B, 1, n)."""
     peak = logs.amax(1, keepdim=True)
     if vanishing:

@@ -6,28 +6,28 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 
 
 class LogOdds:
-    """The messages of a binary pairwise field as log-odds h = log m(1) / m(0), one per edge.
+    """The messages of a binary pairwise model as log-odds h = log m(1) / m(0), one per edge.
 
     A table (a b; c d) turns cavity log-odds h into log (c + d e^h) / (a + b e^h). This is
-    `Field.update` with half the numbers and a third of the operations. The edges at the first
+    `Equations.update` with half the numbers and a third of the operations. The edges at the first
     slots of all factors come first, then those at their second slots.
     """
 
-    def __init__(self, field: Field, messages: Messages) -> None:
-        c = field.edges.classes[0]
+    def __init__(self, equations: Equations, messages: Messages) -> None:
+        c = equations.edges.classes[0]
         slots: list[list[Tensor]] = [[], []]
         parts: list[Tensor] = []
-        items = max((len(kernel.group.log_tables) for kernel in field.kernels
+        items = max((len(kernel.group.log_tables) for kernel in equations.kernels
                      if isinstance(kernel, TableKernel)), default=1)  # fmt: skip
-        for number, kernel in enumerate(field.kernels):
+        for number, kernel in enumerate(equations.kernels):
             assert isinstance(kernel, TableKernel)
-            for slot, segment in enumerate(field.edges.by_kernel[number]):
-                edges = field.edges.segments[segment]
+            for slot, segment in enumerate(equations.edges.by_kernel[number]):
+                edges = equations.edges.segments[segment]
                 slots[slot].append(torch.arange(edges.start, edges.stop))
             parts.append(kernel.scaled.expand(items, -1, -1, kernel.count))
         order = torch.cat([*slots[0], *slots[1]]).to(c.variable.device)
@@ -37,13 +37,13 @@ class LogOdds:
         (a, b), (x, y) = tables[:, 0].unbind(1), tables[:, 1].unbind(1)
         # The numerator and denominator of both directions, as a line in the other end's odds.
         self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
-        self._variable = c.variable[order].expand(field.batch, -1)
+        self._variable = c.variable[order].expand(equations.batch, -1)
         self._buckets = [
             (*bucket.edges.shape, self._padded_place[bucket.edges.reshape(-1)])
             for bucket in c.buckets
         ]
         self._padded = c.padded
-        self._unary = field.unary[0][:, 1] - field.unary[0][:, 0]
+        self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
         # Room for a sweep: allocated anew, it would cost more than what is computed in it.
         self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
@@ -54,14 +54,16 @@ class LogOdds:
         return torch.cat([self._place, self._place.new_tensor([len(self._place)])])
 
     @staticmethod
-    def applies(field: Field) -> bool:
+    def applies(equations: Equations) -> bool:
         """Whether all is binary, pairwise and dense, and no number can leave its type's range."""
-        if len(field.edges.classes) != 1 or field.edges.classes[0].size != 2:
+        if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
             return False
-        if field.temperature != 1 or field.weights is not None or field.vanishing:
+        if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
             return False
-        tables = all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in field.kernels)
-        return tables and _largest_odds(field) < 0.9 * math.log(torch.finfo(field.dtype).max)
+        tables = all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
+        return tables and _largest_odds(equations) < 0.9 * math.log(
+            torch.finfo(equations.dtype).max
+        )
 
     def messages(self) -> Messages:
         """Back to log-messages whose maximum is 0."""
@@ -102,17 +104,17 @@ class LogOdds:
         return torch.cat(parts, 1)
 
 
-def _largest_odds(field: Field) -> float:
+def _largest_odds(equations: Equations) -> float:
     """A bound on the log-odds of any cavity: those of the unaries and of the tables, added up."""
-    c = field.edges.classes[0]
-    reach = field.unary[0].new_zeros(c.count)
-    for number, kernel in enumerate(field.kernels):
+    c = equations.edges.classes[0]
+    reach = equations.unary[0].new_zeros(c.count)
+    for number, kernel in enumerate(equations.kernels):
         assert isinstance(kernel, TableKernel)
         logs = kernel.scaled.detach().log()
-        first, second = (field.edges.segments[s] for s in field.edges.by_kernel[number])
+        first, second = (equations.edges.segments[s] for s in equations.edges.by_kernel[number])
         reach[first.start : first.stop] = (logs[:, 1] - logs[:, 0]).abs().amax((0, 1))
         reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
-    unary = field.unary[0].detach()
+    unary = equations.unary[0].detach()
     total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
     largest = float(total.amax())
     return math.inf if math.isnan(largest) else largest

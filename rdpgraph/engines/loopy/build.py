@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.counting import Counting
 from rdpgraph.engines.loopy.edges import Edges, edges_of
-from rdpgraph.engines.loopy.field import Field
+from rdpgraph.engines.loopy.equations import Equations
+from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
-from rdpgraph.engines.loopy.whole import WholeKernel
 from rdpgraph.engines.network import Network, may_have_zeros
 
 
@@ -26,12 +26,14 @@ def edges_in(network: Network) -> Edges:
 
 
 def message_groups(network: Network) -> list[int]:
-    """The group that each kernel of the field stands for."""
+    """The group that each kernel of the equations stands for."""
     return [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
 
 
-def field_of(network: Network, edges: Edges, counting: Counting, temperature: float) -> Field:
-    """The field of a network; factors of one variable become its unary log-potential."""
+def equations_of(
+    network: Network, edges: Edges, counting: Counting, temperature: float
+) -> Equations:
+    """The equations of a network; factors of one variable become its unary log-potential."""
     weights = counting.numbers(edges)
     kernels = _kernels(network, temperature)
     if weights is not None:
@@ -39,7 +41,7 @@ def field_of(network: Network, edges: Edges, counting: Counting, temperature: fl
         kernels = [k.weighted(w) for k, w in zip(kernels, weights, strict=True)]
     tables = [group.log_tables for group in network.groups]
     vanishing = any(len(table) > 1 and may_have_zeros(table) for table in tables)
-    return Field(
+    return Equations(
         edges=edges,
         kernels=tuple(kernels),
         unary=_unary(network, edges),
@@ -66,7 +68,7 @@ def _kernels(network: Network, temperature: float) -> list[Kernel]:
     tables = [
         TableKernel(network.groups[number], None, temperature) for number in message_groups(network)
     ]
-    return [*tables, *(WholeKernel(w, network, None, temperature) for w in network.wholes)]
+    return [*tables, *(HighOrderKernel(w, network, None, temperature) for w in network.high_order)]
 
 
 def _edge_weights(edges: Edges, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

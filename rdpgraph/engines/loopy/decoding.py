@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.damping import LogDamping
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import orders
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
@@ -41,7 +41,7 @@ class Decoded:
     crosses = True
 
 
-def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:
+def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     """The best state of every variable; ties are broken so that neighbours agree.
 
     Items with ties are traced back. Where that is not among the best of every factor, one variable
@@ -50,19 +50,19 @@ def decode(field: Field, outcome: Outcome, limits: Limits) -> Decoded:
     variable at a time.
     """
     messages = outcome.messages
-    beliefs = field.beliefs(messages)
-    states, converged = _states(field, beliefs), outcome.converged.cpu()
-    if not field.edges.count or not field.batch:
-        return Decoded(states, torch.ones(field.batch, dtype=torch.bool))
+    beliefs = equations.beliefs(messages)
+    states, converged = _states(equations, beliefs), outcome.converged.cpu()
+    if not equations.edges.count or not equations.batch:
+        return Decoded(states, torch.ones(equations.batch, dtype=torch.bool))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
-    tied = _tied(field, beliefs)
+    tied = _tied(equations, beliefs)
     items = tied.any(1).nonzero().flatten().cpu()
     if len(items) and clock.now() < end:
-        found = _Search(*_some(field, messages, items), outcome.sweeps[items], limits, end)
+        found = _Search(*_some(equations, messages, items), outcome.sweeps[items], limits, end)
         found.run(converged[items])
         states[items.to(states.device)] = found.states
     cut = bool(len(items)) and clock.now() > end
-    consistent = _consistent(field, messages, states)
+    consistent = _consistent(equations, messages, states)
     return Decoded(states, consistent.cpu() & converged, cut)
 
 
@@ -70,30 +70,30 @@ class _Search:
     """Configurations of items with ties; the best one found of each."""
 
     def __init__(
-        self, field: Field, messages: Messages, sweeps: Tensor, limits: Limits, end: float
+        self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
     ) -> None:
-        self.field = field
+        self.equations = equations
         self.messages = messages
         self.limits = limits
         self.end = end
-        self.states = _states(field, field.beliefs(messages))
-        self.scores = scores(field, self.states)
-        self.orders = orders(field.edges)
+        self.states = _states(equations, equations.beliefs(messages))
+        self.scores = scores(equations, self.states)
+        self.orders = orders(equations.edges)
         self.left = sweeps.double()
         if self.orders is None:
             self.left += _WIDE
         else:
-            self.costs = costs(field, self.orders)
+            self.costs = costs(equations, self.orders)
             self.left = self.left.clamp(min=self.costs.little)
 
     def run(self, converged: Tensor) -> None:
         """Search in as many sweeps as there are for each item."""
-        every, own = torch.arange(self.field.batch), self.field
+        every, own = torch.arange(self.equations.batch), self.equations
         # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
         exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
         self._trace(own, self.messages, every, share)
-        done = _consistent(self.field, self.messages, self.states).cpu() & converged
+        done = _consistent(self.equations, self.messages, self.states).cpu() & converged
         rows = every[~done]
         passes, kept, each = torch.zeros(len(every), dtype=torch.long), 0.0, 1.0
         if self.orders is not None:
@@ -103,81 +103,87 @@ class _Search:
         sweeps = ((self.left - kept) / each).long()
         rows = rows[sweeps[rows] >= _EACH]
         if len(rows):
-            field, messages = _some(self.field, self.messages, rows)
-            field, messages = _rounds(field, messages, sweeps[rows], self.limits, self.end)
-            self._take(_states(field, field.beliefs(messages)), rows)
-            self._trace(field, messages, rows, 1.0)
+            equations, messages = _some(self.equations, self.messages, rows)
+            equations, messages = _rounds(equations, messages, sweeps[rows], self.limits, self.end)
+            self._take(_states(equations, equations.beliefs(messages)), rows)
+            self._trace(equations, messages, rows, 1.0)
         rows = every[~done & (passes > 0)]
         if self.orders is not None and len(rows) and clock.now() < self.end:
-            field = _some(self.field, self.messages, rows)[0]
+            equations = _some(self.equations, self.messages, rows)[0]
             start, order = self.states[rows], self.orders[1]
-            self._take(ascended(field, start, order, passes[rows], self.end), rows)
+            self._take(ascended(equations, start, order, passes[rows], self.end), rows)
 
-    def _trace(self, field: Field, messages: Messages, rows: Tensor, share: Tensor | float) -> None:
+    def _trace(
+        self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float
+    ) -> None:
         """Decide tied variables outwards, of items for which that is a share of what is left."""
         if self.orders is None or clock.now() > self.end:
             return
         cheap = self.costs.outwards <= share * self.left[rows]
         rows, some = rows[cheap], cheap.nonzero().flatten()
         if len(rows):
-            field, messages = _some(field, messages, some)
-            beliefs = field.beliefs(messages)
-            states, free = _states(field, beliefs), _tied(field, beliefs)
-            self._take(traced(field, messages, states, free, self.orders[0], self.end), rows)
+            equations, messages = _some(equations, messages, some)
+            beliefs = equations.beliefs(messages)
+            states, free = _states(equations, beliefs), _tied(equations, beliefs)
+            self._take(traced(equations, messages, states, free, self.orders[0], self.end), rows)
             self.left[rows] -= self.costs.outwards
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep what is better than what was found."""
-        field = _some(self.field, self.messages, rows)[0]
+        equations = _some(self.equations, self.messages, rows)[0]
         rows = rows.to(states.device)
-        found = scores(field, states)
+        found = scores(equations, states)
         taken = better(found, self.scores[rows]).unsqueeze(1)
         self.scores[rows] = torch.where(taken, found, self.scores[rows])
         self.states[rows] = torch.where(taken, states, self.states[rows])
 
 
 def _rounds(
-    field: Field, messages: Messages, sweeps: Tensor, limits: Limits, end: float
-) -> tuple[Field, Messages]:
-    """The field with ties fixed again and again, and where the messages have gone."""
+    equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
+) -> tuple[Equations, Messages]:
+    """The equations with ties fixed again and again, and where the messages have gone."""
     schedule = limits.schedule
     if not isinstance(schedule, Flooding | Sequential):
         schedule = Sequential()
     damping = limits.damping if limits.damping.share >= _DAMPED.share else _DAMPED
     limits = replace(limits, schedule=schedule, damping=damping, progress=None, sweeps=_EACH)
-    whole, unary = field, [u.expand(field.batch, -1, -1).clone() for u in field.unary]
+    whole, unary = equations, [u.expand(equations.batch, -1, -1).clone() for u in equations.unary]
     ended = tuple(message.clone() for message in messages)
-    items, settled = torch.arange(field.batch), torch.ones(field.batch, dtype=torch.bool)
+    items, settled = torch.arange(equations.batch), torch.ones(equations.batch, dtype=torch.bool)
     while True:
-        beliefs = field.beliefs(messages)
-        tied = _tied(field, beliefs)
+        beliefs = equations.beliefs(messages)
+        tied = _tied(equations, beliefs)
         keep = ((tied.any(1).cpu() | ~settled) & (sweeps >= _EACH)).nonzero().flatten()
         if not len(keep) or clock.now() > end:
             return whole.with_unary(tuple(unary)), ended
         if len(keep) < len(items):
-            field, messages = _some(field, messages, keep)
+            equations, messages = _some(equations, messages, keep)
             items, sweeps, tied, settled = items[keep], sweeps[keep], tied[keep], settled[keep]
             beliefs = tuple(belief[keep] for belief in beliefs)
-        field = field.with_unary(_fixed(field, beliefs, _first_of_each(field.edges, tied)))
+        equations = equations.with_unary(
+            _fixed(equations, beliefs, _first_of_each(equations.edges, tied))
+        )
         seconds = None if end == math.inf else end - clock.now()
-        outcome = propagate(field, messages, replace(limits, seconds=seconds))
+        outcome = propagate(equations, messages, replace(limits, seconds=seconds))
         messages, sweeps = outcome.messages, sweeps - outcome.sweeps
         settled = outcome.converged.cpu()
         for place in range(len(unary)):
-            unary[place][items], ended[place][items] = field.unary[place], messages[place]
+            unary[place][items], ended[place][items] = equations.unary[place], messages[place]
 
 
-def _some(field: Field, messages: Messages, rows: Tensor) -> tuple[Field, Messages]:
-    if len(rows) == field.batch:
-        return field, messages
-    return field.items(rows), tuple(m[rows.to(m.device)] for m in messages)
+def _some(equations: Equations, messages: Messages, rows: Tensor) -> tuple[Equations, Messages]:
+    if len(rows) == equations.batch:
+        return equations, messages
+    return equations.items(rows), tuple(m[rows.to(m.device)] for m in messages)
 
 
-def _states(field: Field, beliefs: tuple[Tensor, ...]) -> Tensor:
+def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
     """(B, V) the first best state of every variable."""
-    device = field.unary_device
-    states = torch.zeros(field.batch, len(field.edges.home), dtype=torch.long, device=device)
-    for c, belief in zip(field.edges.classes, beliefs, strict=True):
+    device = equations.unary_device
+    states = torch.zeros(
+        equations.batch, len(equations.edges.home), dtype=torch.long, device=device
+    )
+    for c, belief in zip(equations.edges.classes, beliefs, strict=True):
         states[:, c.variables] = belief.argmax(1)
     return states
 
@@ -186,11 +192,11 @@ def _slack(values: Tensor) -> float:
     return float(torch.finfo(values.dtype).eps ** 0.75)
 
 
-def _tied(field: Field, beliefs: tuple[Tensor, ...]) -> Tensor:
+def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
     """(B, V) whether the best two states of a variable are as good as each other."""
-    device = field.unary_device
-    tied = torch.zeros(field.batch, len(field.edges.home), dtype=torch.bool, device=device)
-    for c, belief in zip(field.edges.classes, beliefs, strict=True):
+    device = equations.unary_device
+    tied = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.bool, device=device)
+    for c, belief in zip(equations.edges.classes, beliefs, strict=True):
         if c.size < 2 or not len(c.variables):
             continue
         best, second = belief.topk(2, 1).values.unbind(1)
@@ -228,24 +234,24 @@ def _factor_of_each_edge(edges: Edges) -> Tensor:
     return torch.cat(parts)
 
 
-def _fixed(field: Field, beliefs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
+def _fixed(equations: Equations, beliefs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
     """Unary log-potentials that leave chosen variables (B, V) their first best state only."""
     result: list[Tensor] = []
-    for c, unary, belief in zip(field.edges.classes, field.unary, beliefs, strict=True):
+    for c, unary, belief in zip(equations.edges.classes, equations.unary, beliefs, strict=True):
         others = torch.arange(c.size, device=unary.device).reshape(-1, 1)
         barred = chosen[:, c.variables].unsqueeze(1) & (others != belief.argmax(1, keepdim=True))
         result.append(torch.where(barred, -math.inf, unary))
     return tuple(result)
 
 
-def _consistent(field: Field, messages: Messages, states: Tensor) -> Tensor:
+def _consistent(equations: Equations, messages: Messages, states: Tensor) -> Tensor:
     """(B,) whether the configuration is among the best of every factor and variable."""
-    good = torch.ones(field.batch, dtype=torch.bool, device=field.unary_device)
-    for c, belief in zip(field.edges.classes, field.beliefs(messages), strict=True):
+    good = torch.ones(equations.batch, dtype=torch.bool, device=equations.unary_device)
+    for c, belief in zip(equations.edges.classes, equations.beliefs(messages), strict=True):
         taken = belief.gather(1, states[:, c.variables].unsqueeze(1))[:, 0]
         good = good & _among_best(taken, belief.amax(1))
-    for number in range(len(field.kernels)):
-        taken, best = field.factor_scores(number, messages, states)
+    for number in range(len(equations.kernels)):
+        taken, best = equations.factor_scores(number, messages, states)
         good = good & _among_best(taken, best)
     return good
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.model.gradients import differentiable_once
 
@@ -21,7 +21,7 @@ class Gradient(ABC):
         return tuple(message.detach() for message in messages)
 
     @abstractmethod
-    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+    def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Propagate, and attach the messages to the potentials' graph."""
 
 
@@ -32,9 +32,9 @@ class Unrolled(Gradient):
     Memory grows with the number of sweeps.
     """
 
-    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+    def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Sweeps with gradients recorded."""
-        return propagate(field, start, limits)
+        return propagate(equations, start, limits)
 
     def for_log_partition(self, messages: Messages) -> Messages:
         """The messages, attached."""
@@ -49,10 +49,10 @@ class FromBeliefs(Gradient):
     only. Costs nothing.
     """
 
-    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+    def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Sweeps without gradients."""
         with torch.no_grad():
-            return propagate(field, start, limits)
+            return propagate(equations, start, limits)
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ class Implicit(Gradient):
     iterations: int = 100
     tolerance: float = 1e-6
 
-    def run(self, field: Field, start: Messages, limits: Limits) -> Outcome:
+    def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Sweeps without gradients, then one with."""
         with torch.no_grad():
-            outcome = propagate(field, start, limits)
-        if not torch.is_grad_enabled() or not field.edges.count:
+            outcome = propagate(equations, start, limits)
+        if not torch.is_grad_enabled() or not equations.edges.count:
             return outcome
         fixed = tuple(message.detach() for message in outcome.messages)
-        attached = field.update(fixed)
+        attached = equations.update(fixed)
         if not any(message.requires_grad for message in attached):
             return outcome
-        solved = _AtFixedPoint.apply(field, self, *attached)  # pyright: ignore
+        solved = _AtFixedPoint.apply(equations, self, *attached)  # pyright: ignore
         return replace(outcome, messages=solved)  # pyright: ignore
 
 
@@ -89,18 +89,18 @@ class _AtFixedPoint(torch.autograd.Function):
     """The identity, whose backward pass solves for the gradient of a fixed point."""
 
     @staticmethod
-    def forward(ctx, field: Field, how: Implicit, *messages: Tensor) -> Messages:  # pyright: ignore
-        ctx.field, ctx.how = field, how  # pyright: ignore
+    def forward(ctx, equations: Equations, how: Implicit, *messages: Tensor) -> Messages:  # pyright: ignore
+        ctx.equations, ctx.how = equations, how  # pyright: ignore
         ctx.save_for_backward(*messages)  # pyright: ignore
         return tuple(message.clone() for message in messages)
 
     @staticmethod
     @differentiable_once
     def backward(ctx, *grads: Tensor):  # pyright: ignore
-        field, how = ctx.field, ctx.how  # pyright: ignore
+        equations, how = ctx.equations, ctx.how  # pyright: ignore
         with torch.enable_grad():
             inputs = tuple(m.detach().requires_grad_() for m in ctx.saved_tensors)  # pyright: ignore
-            outputs = field.update(inputs)  # pyright: ignore
+            outputs = equations.update(inputs)  # pyright: ignore
 
         def transposed(vector: Tensor) -> Tensor:
             parts = _split(vector, inputs)

@@ -151,7 +151,7 @@ def _order(edges: Edges, layers: list[int]) -> Order:
         place = place.to(edges.classes[0].variable.device)
     arrivals: list[list[Arrivals]] = [[] for _ in range(count)]
     for kernel, ports in enumerate(edges.ports):
-        make = _of_wholes if any(port.rows is not None for port in ports) else _of_tables
+        make = _of_high_order if any(port.rows is not None for port in ports) else _of_tables
         for layer, found in make(edges, kernel, numbers, place):
             arrivals[layer].append(found)
     pairs = zip(members, arrivals, strict=True)
@@ -176,7 +176,7 @@ def _of_tables(
                 yield layer, Arrivals(kernel, rows, wanted, incoming, (port,))
 
 
-def _of_wholes(
+def _of_high_order(
     edges: Edges, kernel: int, numbers: Tensor, place: Tensor
 ) -> Iterable[tuple[int, Arrivals]]:
     """All slots together, of the factors that the layer touches."""

@@ -6,13 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import normalised, take
+from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.edges import Bucket, Edges
-from rdpgraph.engines.loopy.field import Field, Messages, Sums, sums_of
+from rdpgraph.engines.loopy.equations import Equations, Messages, Sums, sums_of
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SegmentEdges:
     """Some edges of one segment.
 
     Attributes:
@@ -27,20 +27,20 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class EdgeSubset:
     """Some edges, by segment, and per class the variables at them by degree."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SegmentEdges, ...]
     touched: tuple[tuple[Bucket, ...], ...]
     locals: tuple[Tensor, ...]
 
 
-def selection(edges: Edges, chosen: Tensor) -> Selection:
+def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
     """The parts of a set of edge numbers."""
     chosen = chosen.sort().values
     starts = [edges.first_edge(segment) for segment in edges.segments]
     bounds = torch.searchsorted(chosen, torch.tensor([*starts, edges.count])).tolist()
-    parts: list[Part] = []
+    parts: list[SegmentEdges] = []
     for number, segment in enumerate(edges.segments):
         low, high = bounds[number], bounds[number + 1]
         if low == high:
@@ -48,7 +48,7 @@ def selection(edges: Edges, chosen: Tensor) -> Selection:
         own = chosen[low:high] - starts[number]
         port = edges.ports[segment.kernel][segment.port]
         rows = own if port.rows is None else port.rows[own]
-        parts.append(Part(number, own + segment.start, rows))
+        parts.append(SegmentEdges(number, own + segment.start, rows))
     touched: list[tuple[Bucket, ...]] = []
     numbers: list[Tensor] = []
     for place, c in enumerate(edges.classes):
@@ -63,22 +63,22 @@ def selection(edges: Edges, chosen: Tensor) -> Selection:
             buckets.append(Bucket(bucket.start, bucket.edges[:, here]))
         touched.append(tuple(buckets))
         numbers.append(found)
-    return Selection(tuple(parts), tuple(touched), tuple(numbers))
+    return EdgeSubset(tuple(parts), tuple(touched), tuple(numbers))
 
 
-class Selections:
+class EdgeSubsets:
     """The selections of sets of edges that come again: in later sweeps, or in other batch items."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor | None, Selection]] = {}
+        self._known: dict[int, tuple[Tensor | None, EdgeSubset]] = {}
         self._held = 0
 
-    def of(self, edges: Edges, chosen: Tensor | None) -> Selection:
-        """The selection of a set of edge numbers, or of all."""
+    def of(self, edges: Edges, chosen: Tensor | None) -> EdgeSubset:
+        """The subset of a set of edge numbers, or of all."""
         if id(chosen) in self._known:
             return self._known[id(chosen)][1]
         everything = torch.arange(edges.count) if chosen is None else chosen
-        found = selection(edges, everything)
+        found = edge_subset(edges, everything)
         self._known[id(chosen)] = chosen, found
         self._held += len(everything)
         while self._held > 4 * edges.count:  # sets that never recur are not all kept
@@ -87,7 +87,7 @@ class Selections:
         return found
 
 
-def affected(edges: Edges, selected: Selection) -> Tensor:
+def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
     """The edges whose message would change when the touched variables' beliefs do."""
     touched = torch.zeros(len(edges.home), dtype=torch.bool)
     for c, numbers in zip(edges.classes, selected.locals, strict=True):
@@ -111,10 +111,10 @@ def affected(edges: Edges, selected: Selection) -> Tensor:
 
 
 def candidates(
-    field: Field, messages: Messages, sums: list[Sums], chosen: Selection
+    equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Tensor]:
     """Per part (B, K, n): the messages as they would be now."""
-    edges = field.edges
+    edges = equations.edges
     found: list[Tensor] = []
     answered: dict[int, list[Tensor | None]] = {}  # by kernels that answer for all factors at once
     for part in chosen.parts:
@@ -124,7 +124,7 @@ def candidates(
         if segment.kernel in answered:
             answer = answered[segment.kernel][segment.port]
             assert answer is not None
-            found.append(field.message(take(answer, part.places - segment.start)))
+            found.append(equations.message(take(answer, part.places - segment.start)))
             continue
         incoming: list[Tensor] = []
         for number in edges.by_kernel[segment.kernel]:
@@ -133,8 +133,8 @@ def candidates(
             places = torch.arange(other.start, other.stop) if whole else other.start + part.rows
             message = take(messages[other.size_class], places)
             cavity = sums[other.size_class].less(message, c.variable[places])
-            incoming.append(normalised(cavity, vanishing=field.vanishing)[0])
-        kernel = field.kernels[segment.kernel]
+            incoming.append(rescaled(cavity, vanishing=equations.vanishing)[0])
+        kernel = equations.kernels[segment.kernel]
         if whole:
             answered[segment.kernel] = kernel.messages(incoming)
             answer = answered[segment.kernel][segment.port]
@@ -143,37 +143,41 @@ def candidates(
         else:
             answer = kernel.messages(incoming, rows=part.rows, wanted=segment.port)[segment.port]
             assert answer is not None
-        found.append(field.message(answer))
+        found.append(equations.message(answer))
     return found
 
 
-def written(field: Field, messages: Messages, chosen: Selection, new: list[Tensor]) -> Messages:
+def written(
+    equations: Equations, messages: Messages, chosen: EdgeSubset, new: list[Tensor]
+) -> Messages:
     """Messages with some of them replaced; in place unless gradients are recorded."""
     result = list(messages)
     for part, values in zip(chosen.parts, new, strict=True):
-        number = field.edges.segments[part.segment].size_class
+        number = equations.edges.segments[part.segment].size_class
         result[number] = _put(result[number], part.places, values)
     return tuple(result)
 
 
-def refreshed(field: Field, messages: Messages, sums: list[Sums], chosen: Selection) -> list[Sums]:
+def refreshed(
+    equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
+) -> list[Sums]:
     """The sums at the touched variables anew; in place unless gradients are recorded."""
     result = list(sums)
-    for number, c in enumerate(field.edges.classes):
+    for number, c in enumerate(equations.edges.classes):
         numbers = chosen.locals[number]
         if not len(numbers):
             continue
         edges = torch.cat([bucket.edges.reshape(-1) for bucket in chosen.touched[number]])
         values = messages[number]
-        weight = None if field.weights is None else field.weights[number]
+        weight = None if equations.weights is None else equations.weights[number]
         if c.padded:
             values = torch.nn.functional.pad(values, (0, 1))
             weight = None if weight is None else torch.nn.functional.pad(weight, (0, 1))
         here = take(values, edges)
         here = here if weight is None else here * weight[edges]
         arrive = partial(_arriving, chosen.touched[number])
-        unary = take(field.unary[number], numbers)
-        careful = field.vanishing
+        unary = take(equations.unary[number], numbers)
+        careful = equations.vanishing
         new = sums_of(unary, arrive, here) if careful else Sums(unary + arrive(here), None)
         old = result[number]
         zeros = old.zeros

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.damping import Damping
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Schedule, Sequential
 from rdpgraph.engines.loopy.shares import Shares, items_at_once
 from rdpgraph.engines.loopy.sweepers import residual_of_all
@@ -53,9 +52,7 @@ class Limits:
     sweeps: int
     tolerance: float
     seconds: float | None = None
-    progress: Callable[[Sweep], None] | None = dataclass_field(
-        default=None, metadata={"elsewhere": None}
-    )
+    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,29 +77,31 @@ class Outcome:
     crosses = True
 
 
-def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
+def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged; a finished item changes no more."""
     begin = clock.now()
-    batch, schedule = field.batch, limits.schedule
+    batch, schedule = equations.batch, limits.schedule
     residual = torch.full((batch,), math.inf, dtype=torch.float64)
     sweeps = torch.zeros(batch, dtype=torch.long)
-    if not field.edges.count or not batch:
+    if not equations.edges.count or not batch:
         done = torch.ones(batch, dtype=torch.bool)
         return Outcome(start, done, torch.zeros(batch), (), sweeps)
-    size = items_at_once(field, schedule)
+    size = items_at_once(equations, schedule)
     watched = limits.progress is not None or limits.seconds is not None
     if size < batch and not watched and isinstance(schedule, Flooding | Sequential):
-        return _one_by_one(field, start, limits, size)
+        return _one_by_one(equations, start, limits, size)
     trace, spent = list[float](), 0.0
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
-    shares = Shares(field, start, schedule, limits.damping, deadline)
+    shares = Shares(equations, start, schedule, limits.damping, deadline)
     unfinished = torch.zeros(batch, dtype=torch.bool)
     thorough = isinstance(schedule, _THOROUGH) or schedule.looks_at_residuals
     for number in range(limits.sweeps):
         for share, largest in shares.sweep(number):
             if not thorough and bool((largest <= limits.tolerance).any()):
                 # What a schedule of the user's own leaves out may not have settled.
-                largest = torch.maximum(largest, residual_of_all(share.field, share.messages).cpu())
+                largest = torch.maximum(
+                    largest, residual_of_all(share.equations, share.messages).cpu()
+                )
             residual[share.running] = largest[share.places]
             sweeps[share.running] += 1
             if share.sweeper.cut:
@@ -124,12 +123,12 @@ def propagate(field: Field, start: Messages, limits: Limits) -> Outcome:
     return Outcome(shares.messages(), done, residual, tuple(trace), sweeps, shares.updates)
 
 
-def _one_by_one(field: Field, start: Messages, limits: Limits, size: int) -> Outcome:
+def _one_by_one(equations: Equations, start: Messages, limits: Limits, size: int) -> Outcome:
     """A few items to their end, then the next: nobody looks at them between two sweeps."""
-    ends = range(0, field.batch, size)
-    parts = [slice(first, min(first + size, field.batch)) for first in ends]
+    ends = range(0, equations.batch, size)
+    parts = [slice(first, min(first + size, equations.batch)) for first in ends]
     found = [
-        propagate(field.items(part), tuple(message[part] for message in start), limits)
+        propagate(equations.items(part), tuple(message[part] for message in start), limits)
         for part in parts
     ]
     length = max(len(own.trace) for own in found)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import take
 from rdpgraph.engines.loopy.edges import Edges, Segment
-from rdpgraph.engines.loopy.field import Messages
+from rdpgraph.engines.loopy.equations import Messages
 from rdpgraph.engines.network import Network
 
 _Ends: TypeAlias = dict[tuple[int, int, int], tuple[int, Tensor, Tensor]]
@@ -58,11 +58,11 @@ def ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Seg
                 for port, slot in enumerate(slots):
                     segment = edges.by_kernel[tables.index(group)][port]
                     yield block, slot, members, edges.segments[segment]
-    for number, whole in enumerate(network.wholes):
+    for number, block in enumerate(network.high_order):
         kernel = len(tables) + number
         for port, segment in zip(edges.ports[kernel], edges.by_kernel[kernel], strict=True):
             assert port.rows is not None
-            yield whole.block, port.slot, port.rows, edges.segments[segment]
+            yield block.number, port.slot, port.rows, edges.segments[segment]
 
 
 def _ends(network: Network, edges: Edges) -> _Ends:

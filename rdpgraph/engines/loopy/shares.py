@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.damping import Damping
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
-from rdpgraph.engines.loopy.partial import Selections
+from rdpgraph.engines.loopy.partial import EdgeSubsets
 from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.loopy.sweepers import Sweeper, sets_of, sweeper_for
 
@@ -30,14 +30,14 @@ class Share:
     Attributes:
         items: (n,) their numbers in the batch.
         places: (m,) those of them, by their number here, that have not converged.
-        field: of the items.
+        equations: of the items.
         sweeper: carries out the sweeps.
         messages: of the items, after the last sweep.
     """
 
     items: Tensor
     places: Tensor
-    field: Field
+    equations: Equations
     sweeper: Sweeper
     messages: Messages
 
@@ -51,29 +51,34 @@ class Shares:
     """A batch in shares, and what has become of its items."""
 
     def __init__(
-        self, field: Field, start: Messages, schedule: Schedule, damping: Damping, deadline: float
+        self,
+        equations: Equations,
+        start: Messages,
+        schedule: Schedule,
+        damping: Damping,
+        deadline: float,
     ) -> None:
-        self._field = field
+        self._field = equations
         self._start = start
         self._schedule = schedule
         self._damping = damping
         self._deadline = deadline
-        self._known = field.edges.remembered("selections", _nothing_selected)
+        self._known = equations.edges.remembered("selections", _nothing_selected)
         self._ended: list[tuple[Tensor, Messages]] = []
         self.updates = 0
-        size = items_at_once(field, schedule)
-        every = torch.arange(field.batch)
+        size = items_at_once(equations, schedule)
+        every = torch.arange(equations.batch)
         self._shares = [
-            self._share(part, field, start)
-            if size >= field.batch
-            else self._share(part, *_some(field, start, slice(int(part[0]), int(part[-1]) + 1)))
-            for part in (every.split(size) if field.batch else ())
+            self._share(part, equations, start)
+            if size >= equations.batch
+            else self._share(part, *_some(equations, start, slice(int(part[0]), int(part[-1]) + 1)))
+            for part in (every.split(size) if equations.batch else ())
         ]
 
-    def _share(self, items: Tensor, field: Field, messages: Messages) -> Share:
-        sweeper = sweeper_for(field, self._schedule, self._damping, self._known)
+    def _share(self, items: Tensor, equations: Equations, messages: Messages) -> Share:
+        sweeper = sweeper_for(equations, self._schedule, self._damping, self._known)
         sweeper.deadline = self._deadline
-        return Share(items, torch.arange(len(items)), field, sweeper, messages)
+        return Share(items, torch.arange(len(items)), equations, sweeper, messages)
 
     def sweep(self, number: int) -> Iterator[tuple[Share, Tensor]]:
         """Every share after its sweep, and (n,) float64 the largest change of its messages."""
@@ -97,8 +102,8 @@ class Shares:
         share.places = rest
         if not len(rest):
             self._shares.remove(share)
-        elif share.field.divisible and 2 * len(rest) <= len(share.items):
-            left = self._share(share.running, *_some(share.field, share.messages, rest))
+        elif share.equations.divisible and 2 * len(rest) <= len(share.items):
+            left = self._share(share.running, *_some(share.equations, share.messages, rest))
             left.sweeper.updates = sweeper.updates
             self._shares[self._shares.index(share)] = left
 
@@ -116,26 +121,28 @@ class Shares:
         return tuple(torch.cat(column)[order.to(column[0].device)] for column in columns)
 
 
-def _nothing_selected(edges: Edges) -> Selections:
+def _nothing_selected(edges: Edges) -> EdgeSubsets:
     del edges
-    return Selections()
+    return EdgeSubsets()
 
 
-def items_at_once(field: Field, schedule: Schedule) -> int:
+def items_at_once(equations: Equations, schedule: Schedule) -> int:
     """How many items make a share."""
     if schedule.looks_at_residuals:
         return 1
-    if not field.divisible or field.unary_device.type != "cpu":
-        return field.batch
-    messages = sum(c.size * c.count for c in field.edges.classes)
-    tables = [k.group.log_tables for k in field.kernels if isinstance(k, TableKernel)]
+    if not equations.divisible or equations.unary_device.type != "cpu":
+        return equations.batch
+    messages = sum(c.size * c.count for c in equations.edges.classes)
+    tables = [k.group.log_tables for k in equations.kernels if isinstance(k, TableKernel)]
     entries = sum(table[0].numel() for table in tables if len(table) > 1)
-    each = (6 * messages + entries) * torch.finfo(field.dtype).bits / 8
+    each = (6 * messages + entries) * torch.finfo(equations.dtype).bits / 8
     return max(1, int(_CACHED / max(each, 1.0)))
 
 
-def _some(field: Field, messages: Messages, chosen: slice | Tensor) -> tuple[Field, Messages]:
-    return field.items(chosen), tuple(message[chosen] for message in messages)
+def _some(
+    equations: Equations, messages: Messages, chosen: slice | Tensor
+) -> tuple[Equations, Messages]:
+    return equations.items(chosen), tuple(message[chosen] for message in messages)
 
 
 def _rows(messages: Messages, rows: Tensor) -> Messages:

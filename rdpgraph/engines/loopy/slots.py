@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import normalised, take
-from rdpgraph.engines.loopy.field import Messages
+from rdpgraph.engines.loopy.arithmetic import rescaled, take
+from rdpgraph.engines.loopy.equations import Messages
 from rdpgraph.engines.loopy.restart import ends
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.network import Network
@@ -33,8 +33,8 @@ def cavities(solution: LoopySolution) -> BySlot:
     network, messages = solution.network, solution.outcome.messages
     if network.impossible:
         return _filled(network, 0.0)
-    field, edges = solution.field, solution.edges
-    beliefs = field.beliefs(messages)
+    equations, edges = solution.equations, solution.edges
+    beliefs = equations.beliefs(messages)
     found = _filled(network, -math.inf)
     rows = torch.arange(len(network.settled))
     for block, origins in enumerate(network.origins):
@@ -60,7 +60,7 @@ def cavities(solution: LoopySolution) -> BySlot:
                 found[block, slots[0]] = _at_left(
                     network, found[block, slots[0]], block, slots[0], members, rest
                 )
-    return _with_edges(solution, found, field.cavities(messages, beliefs))
+    return _with_edges(solution, found, equations.cavities(messages, beliefs))
 
 
 def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
@@ -79,7 +79,7 @@ def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
         values = given.detach()[:, members.to(device)].gather(
             2, left.to(device).expand(len(given), -1, -1)
         )
-        values = normalised(values.transpose(1, 2), vanishing=True)[0]
+        values = rescaled(values.transpose(1, 2), vanishing=True)[0]
         # A state that nothing kept before spoke for may have support now.
         values = torch.where((values > -math.inf).all(1, keepdim=True), values, 0.0)
         start[segment.size_class][:, :, segment.start : segment.stop] = values

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
-from rdpgraph.engines.loopy.arithmetic import normalised, take
-from rdpgraph.engines.loopy.build import edges_in, field_of, message_groups
+from rdpgraph.engines.loopy.arithmetic import rescaled, take
+from rdpgraph.engines.loopy.build import edges_in, equations_of, message_groups
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
+from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.loopy.restart import carried
-from rdpgraph.engines.loopy.whole import WholeKernel
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
@@ -61,16 +61,16 @@ class LoopySolution(Approximation):
         return edges_in(self.network).to(self.network.constant.device)
 
     @cached_property
-    def field(self) -> Field:
+    def equations(self) -> Equations:
         """The equations."""
         with torch.enable_grad():  # wherever it is first asked for
-            found = field_of(self.network, self.edges, self.counting, self.temperature)
+            found = equations_of(self.network, self.edges, self.counting, self.temperature)
         return found if found.bounded else replace(found, forest=self.network_is_forest)
 
     @property
     def outcome(self) -> Outcome:
         """Where the messages ended; runs them when first asked for, with gradients or without."""
-        if torch.is_grad_enabled() and self.field.records:
+        if torch.is_grad_enabled() and self.equations.records:
             return self._recorded
         return self.__dict__.get("_recorded") or self._plain
 
@@ -85,9 +85,9 @@ class LoopySolution(Approximation):
 
     def _ended(self) -> Outcome:
         with _spent(self.allowance):
-            start = self.field.flat_messages() if self.start is None else self.start
+            start = self.equations.flat_messages() if self.start is None else self.start
         with _spent(self.allowance):
-            return self.gradient.run(self.field, start, self._limits_of(self.share))
+            return self.gradient.run(self.equations, start, self._limits_of(self.share))
 
     def _limits_of(self, share: float) -> Limits:
         """With the seconds that are left."""
@@ -141,14 +141,14 @@ class LoopySolution(Approximation):
 
     def _contradicts(self) -> Tensor:
         """(B,) whether hard constraints have driven a variable's every state out of range."""
-        field = self.field
-        gone = torch.zeros(field.batch, dtype=torch.bool, device=field.unary_device)
-        if field.bounded:
+        equations = self.equations
+        gone = torch.zeros(equations.batch, dtype=torch.bool, device=equations.unary_device)
+        if equations.bounded:
             return gone
         with torch.no_grad():
-            for belief in field.beliefs(self.outcome.messages):
+            for belief in equations.beliefs(self.outcome.messages):
                 peak = belief.amax(1)
-                gone |= ((peak < 0.5 * field.lowest) & (peak > -math.inf)).any(1)
+                gone |= ((peak < 0.5 * equations.lowest) & (peak > -math.inf)).any(1)
         return gone
 
     @cached_property
@@ -183,14 +183,16 @@ class LoopySolution(Approximation):
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
         messages = self.gradient.for_log_partition(self.outcome.messages)
-        total = self.field.log_partition(messages)
+        total = self.equations.log_partition(messages)
         return (total + network.constant).to(network.constant)
 
     def variable_marginals(self) -> Tensor:
         """(B, S) the beliefs."""
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
-        flat = self._of_variables(self.field.normalised_beliefs(self.outcome.messages), 0.0, 1.0)
+        flat = self._of_variables(
+            self.equations.normalised_beliefs(self.outcome.messages), 0.0, 1.0
+        )
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def _of_variables(
@@ -204,8 +206,8 @@ class LoopySolution(Approximation):
 
     def check_factor_marginals(self, block: int) -> None:
         """Refuse large tables of potentials that answer messages themselves."""
-        for kernel in self.field.kernels:
-            if isinstance(kernel, WholeKernel) and kernel.whole.block == block:
+        for kernel in self.equations.kernels:
+            if isinstance(kernel, HighOrderKernel) and kernel.block.number == block:
                 kernel.check_table()
 
     def factor_marginals(self, block: int) -> Tensor:
@@ -215,16 +217,16 @@ class LoopySolution(Approximation):
         def beliefs(group: int) -> Tensor:
             messages = self.outcome.messages
             if group in kernels:
-                return self.field.factor_beliefs(kernels.index(group), messages)
+                return self.equations.factor_beliefs(kernels.index(group), messages)
             scopes = self.network.groups[group].scopes[:, 0]
             home = int(self.edges.home[scopes[0]])
-            own = self.field.normalised_beliefs(messages)[home]
+            own = self.equations.normalised_beliefs(messages)[home]
             return take(own, self.edges.local[scopes]).transpose(1, 2)
 
-        wholes = [whole.block for whole in self.network.wholes]
-        if block in wholes:
-            number = len(kernels) + wholes.index(block)
-            values = self.field.factor_beliefs(number, self.outcome.messages)
+        high_order = [each.number for each in self.network.high_order]
+        if block in high_order:
+            number = len(kernels) + high_order.index(block)
+            values = self.equations.factor_beliefs(number, self.outcome.messages)
         else:
             values = factor_tables(self.network, block, beliefs)
         return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
@@ -234,16 +236,18 @@ class LoopySolution(Approximation):
         return ordinarily(self._expected_score)  # some kernels' are gradients
 
     def _expected_score(self) -> Tensor:
-        network, field = self.network, self.field
+        network, equations = self.network, self.equations
         if network.impossible:
             return torch.zeros_like(network.constant).expand(network.batch)
         messages = self.outcome.messages
         total = network.constant.expand(network.batch).double()
-        for belief, unary in zip(field.normalised_beliefs(messages), field.unary, strict=True):
+        for belief, unary in zip(
+            equations.normalised_beliefs(messages), equations.unary, strict=True
+        ):
             logs = torch.where(belief > 0, unary, 0.0)
             total = total + (belief * logs).flatten(1).sum(1).double()
-        for number in range(len(field.kernels)):
-            total = total + field.expected_log_value(number, messages).double()
+        for number in range(len(equations.kernels)):
+            total = total + equations.expected_log_value(number, messages).double()
         return torch.where(self._alive, total, 0.0).to(network.constant)
 
     def entropy(self) -> Tensor:
@@ -271,11 +275,11 @@ class LoopySolution(Approximation):
         total = other.log_partition()
         if self.network.impossible:
             return variable_table(self.network, [], -math.inf, 0.0)
-        beliefs = other.field.beliefs(other.outcome.messages)
+        beliefs = other.equations.beliefs(other.outcome.messages)
         alive = (total > -math.inf).reshape(-1, 1, 1)
         safe = torch.where(alive, total.reshape(-1, 1, 1), 0.0)
         raised = tuple(
-            torch.where(alive, normalised(belief, vanishing=True)[0] + safe, -math.inf)
+            torch.where(alive, rescaled(belief, vanishing=True)[0] + safe, -math.inf)
             for belief in beliefs
         )
         return self._of_variables(raised, -math.inf, total)
@@ -285,7 +289,7 @@ class LoopySolution(Approximation):
         """A configuration read off the max-beliefs."""
         other, outcome = self.maximal, self.maximal.outcome
         with torch.no_grad(), _spent(self.allowance):
-            return decode(other.field, outcome, self._limits_of(_DECODING))
+            return decode(other.equations, outcome, self._limits_of(_DECODING))
 
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration; see `mode_is_consistent`."""

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import change, normalised, take
+from rdpgraph.engines.loopy.arithmetic import change, rescaled, take
 from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.field import Field, Messages, Sums
+from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
 from rdpgraph.engines.loopy.partial import (
-    Selections,
+    EdgeSubsets,
     affected,
     candidates,
+    edge_subset,
     refreshed,
-    selection,
     written,
 )
 from rdpgraph.engines.loopy.schedules import Flooding, Schedule
@@ -25,15 +25,17 @@ from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
 
 
-def sweeper_for(field: Field, schedule: Schedule, damping: Damping, known: Selections) -> "Sweeper":
-    """The quickest way for a field and a schedule."""
-    if _by_log_odds(field, schedule, damping):
-        return _ByLogOdds(field, damping)
-    if isinstance(schedule, Flooding) or field.unary_device.type != "cpu":
-        return _Masked(field, damping, looks=schedule.looks_at_residuals)
+def sweeper_for(
+    equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
+) -> "Sweeper":
+    """The quickest way for a model and a schedule."""
+    if _by_log_odds(equations, schedule, damping):
+        return _ByLogOdds(equations, damping)
+    if isinstance(schedule, Flooding) or equations.unary_device.type != "cpu":
+        return _Masked(equations, damping, looks=schedule.looks_at_residuals)
     if schedule.looks_at_residuals:
-        return _ByResidual(field, damping)
-    return _InTurn(field, damping, known)
+        return _ByResidual(equations, damping)
+    return _InTurn(equations, damping, known)
 
 
 def sets_of(
@@ -62,8 +64,8 @@ def sets_of(
 class Sweeper(ABC):
     """Carries out the sweeps of a schedule."""
 
-    def __init__(self, field: Field, damping: Damping) -> None:
-        self.field = field
+    def __init__(self, equations: Equations, damping: Damping) -> None:
+        self.equations = equations
         self.damping = damping
         self.updates = 0
         self.deadline = math.inf  # on `clock.now`, for what takes a sweep in many parts
@@ -82,31 +84,31 @@ class Sweeper(ABC):
         """(E,) how much every message of the one batch item would change now, within a sweep."""
 
     def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
-        """Damped, and normalised again."""
+        """Damped, and rescaled again."""
         if self.damping.share == 0:
             return new
-        return normalised(self.damping.mix(new, old), vanishing=self.field.vanishing)[0]
+        return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
 
 
-def _by_log_odds(field: Field, schedule: Schedule, damping: Damping) -> bool:
+def _by_log_odds(equations: Equations, schedule: Schedule, damping: Damping) -> bool:
     if not isinstance(schedule, Flooding) or not isinstance(damping, LogDamping):
         return False
-    return not (torch.is_grad_enabled() and field.records) and LogOdds.applies(field)
+    return not (torch.is_grad_enabled() and equations.records) and LogOdds.applies(equations)
 
 
 class _ByLogOdds(Sweeper):
     """Flooding in binary pairwise models."""
 
-    def __init__(self, field: Field, damping: Damping) -> None:
-        super().__init__(field, damping)
+    def __init__(self, equations: Equations, damping: Damping) -> None:
+        super().__init__(equations, damping)
         self._state: LogOdds | None = None
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         del sets
         if self._state is None:
-            self._state = LogOdds(self.field, messages)
+            self._state = LogOdds(self.equations, messages)
         largest = self._state.step(self.damping.share)
-        self.updates += self.field.edges.count
+        self.updates += self.equations.edges.count
         return messages, largest
 
     def residuals(self) -> Tensor:
@@ -121,30 +123,30 @@ class _Masked(Sweeper):
 
     _current: Messages
 
-    def __init__(self, field: Field, damping: Damping, *, looks: bool) -> None:
-        super().__init__(field, damping)
+    def __init__(self, equations: Equations, damping: Damping, *, looks: bool) -> None:
+        super().__init__(equations, damping)
         self._looks = looks
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        field, edges = self.field, self.field.edges
+        equations, edges = self.equations, self.equations.edges
         self._current = messages
         changes: list[Tensor] = []
         for chosen in sets:
             current = self._current
-            found = field.update(current)
+            found = equations.update(current)
             pairs = list(zip(found, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
-                changes.append(_largest([change(new, old, field.seen) for new, old in pairs]))
+                changes.append(_largest([change(new, old, equations.seen) for new, old in pairs]))
                 self._current = mixed
                 self.updates += edges.count
                 continue
             here = torch.zeros(edges.count, dtype=torch.bool)
             here[chosen] = True
-            masks = torch.split(here.to(field.unary_device), [c.count for c in edges.classes])
+            masks = torch.split(here.to(equations.unary_device), [c.count for c in edges.classes])
             parts = zip(masks, pairs, strict=True)
             changes.append(
-                _largest([torch.where(m, change(*pair, field.seen), 0.0) for m, pair in parts])
+                _largest([torch.where(m, change(*pair, equations.seen), 0.0) for m, pair in parts])
             )
             self._current = tuple(
                 torch.where(mask, new, old)
@@ -159,35 +161,35 @@ class _Masked(Sweeper):
         return self._current, torch.stack(changes).amax(0)
 
     def residuals(self) -> Tensor:
-        field, current = self.field, self._current
-        pairs = zip(field.update(current), current, strict=True)
-        return torch.cat([change(new, old, field.seen)[0] for new, old in pairs]).cpu()
+        equations, current = self.equations, self._current
+        pairs = zip(equations.update(current), current, strict=True)
+        return torch.cat([change(new, old, equations.seen)[0] for new, old in pairs]).cpu()
 
 
 class _InTurn(Sweeper):
     """Schedules that are blind to the messages."""
 
-    def __init__(self, field: Field, damping: Damping, known: Selections) -> None:
-        super().__init__(field, damping)
+    def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
+        super().__init__(equations, damping)
         self._known = known
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        field, edges = self.field, self.field.edges
+        equations, edges = self.equations, self.equations.edges
         messages = _own(messages)
-        sums = field.sums(messages)
+        sums = equations.sums(messages)
         largest: list[Tensor] = []
         for chosen in sets:
             selected = self._known.of(edges, chosen)
-            new = candidates(field, messages, sums, selected)
+            new = candidates(equations, messages, sums, selected)
             mixed: list[Tensor] = []
             changes: list[Tensor] = []
             for part, values in zip(selected.parts, new, strict=True):
                 number = edges.segments[part.segment].size_class
                 old = take(messages[number], part.places)
-                changes.append(change(values, old, field.seen))
+                changes.append(change(values, old, equations.seen))
                 mixed.append(self._mixed(values, old))
-            messages = written(field, messages, selected, mixed)
-            sums = refreshed(field, messages, sums, selected)
+            messages = written(equations, messages, selected, mixed)
+            sums = refreshed(equations, messages, sums, selected)
             largest.append(_largest(changes))
             self.updates += edges.count if chosen is None else len(chosen)
             if clock.now() > self.deadline:
@@ -204,37 +206,39 @@ class _ByResidual(Sweeper):
 
     _residual: Tensor
 
-    def __init__(self, field: Field, damping: Damping) -> None:
-        super().__init__(field, damping)
+    def __init__(self, equations: Equations, damping: Damping) -> None:
+        super().__init__(equations, damping)
         self._state: tuple[list[Sums], Messages] | None = None
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        field, edges = self.field, self.field.edges
+        equations, edges = self.equations, self.equations.edges
         if self._state is None:
             messages = _own(messages)
-            sums, ready = field.sums(messages), _own(field.update(messages))
+            sums, ready = equations.sums(messages), _own(equations.update(messages))
             changes = zip(ready, messages, strict=True)
-            self._residual = torch.cat([change(new, old, field.seen)[0] for new, old in changes])
+            self._residual = torch.cat(
+                [change(new, old, equations.seen)[0] for new, old in changes]
+            )
         else:
             sums, ready = self._state
         for chosen in sets:
             everything = torch.arange(edges.count) if chosen is None else chosen
-            selected = selection(edges, everything)
+            selected = edge_subset(edges, everything)
             mixed: list[Tensor] = []
             for part in selected.parts:
                 place = edges.segments[part.segment].size_class
                 new = take(ready[place], part.places)
                 old = take(messages[place], part.places)
                 mixed.append(self._mixed(new, old))
-            messages = written(field, messages, selected, mixed)
-            sums = refreshed(field, messages, sums, selected)
+            messages = written(equations, messages, selected, mixed)
+            sums = refreshed(equations, messages, sums, selected)
             self.updates += len(everything)
             again = torch.zeros(edges.count, dtype=torch.bool)
             again[affected(edges, selected)] = True
-            behind = selection(edges, again.nonzero().flatten())
-            ready = written(field, ready, behind, candidates(field, messages, sums, behind))
+            behind = edge_subset(edges, again.nonzero().flatten())
+            ready = written(equations, ready, behind, candidates(equations, messages, sums, behind))
             again[everything] = True
-            self._residual = _renewed(field, self._residual, again, ready, messages)
+            self._residual = _renewed(equations, self._residual, again, ready, messages)
             if clock.now() > self.deadline:
                 break  # the residuals are those of all messages, also of those not updated
         self._state = sums, ready
@@ -245,14 +249,16 @@ class _ByResidual(Sweeper):
 
 
 def _renewed(
-    field: Field, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
+    equations: Equations, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
 ) -> Tensor:
     """Residuals of some edges anew."""
     residual = residual.clone()
-    for c, new, old in zip(field.edges.classes, ready, messages, strict=True):
+    for c, new, old in zip(equations.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()
         if len(places):
-            residual[places + c.first] = change(take(new, places), take(old, places), field.seen)[0]
+            residual[places + c.first] = change(
+                take(new, places), take(old, places), equations.seen
+            )[0]
     return residual
 
 
@@ -266,10 +272,10 @@ def _none() -> Tensor:
 
 
 @torch.no_grad()
-def residual_of_all(field: Field, messages: Messages) -> Tensor:
+def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
     """(B,) the largest change that any message would make now."""
-    pairs = zip(field.update(messages), messages, strict=True)
-    return _largest([change(new, old, field.seen) for new, old in pairs])
+    pairs = zip(equations.update(messages), messages, strict=True)
+    return _largest([change(new, old, equations.seen) for new, old in pairs])
 
 
 def _largest(parts: list[Tensor]) -> Tensor:

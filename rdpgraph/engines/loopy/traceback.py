@@ -15,10 +15,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import normalised
-from rdpgraph.engines.loopy.field import Field, Messages
+from rdpgraph.engines.loopy.arithmetic import rescaled
+from rdpgraph.engines.loopy.equations import Equations, Messages
+from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
-from rdpgraph.engines.loopy.whole import WholeKernel
 from rdpgraph.plan import clock
 
 _BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
@@ -31,46 +31,48 @@ _LEVEL = 1e-6
 
 
 def traced(
-    field: Field, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
+    equations: Equations, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
 ) -> Tensor:
     """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
     states = states.clone()
-    logs = [normalised(part, vanishing=True)[0] for part in _cavities(field, messages)]
-    for number, c in enumerate(field.edges.classes):
+    logs = [rescaled(part, vanishing=True)[0] for part in _cavities(equations, messages)]
+    for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
-        logs[number] = torch.where(open_, logs[number], _held(field, number, states))
-    _decide(field, logs, states, free, order, end)
+        logs[number] = torch.where(open_, logs[number], _held(equations, number, states))
+    _decide(equations, logs, states, free, order, end)
     return states
 
 
-def ascended(field: Field, states: Tensor, order: Order, passes: Tensor, end: float) -> Tensor:
+def ascended(
+    equations: Equations, states: Tensor, order: Order, passes: Tensor, end: float
+) -> Tensor:
     """(B, V) states that no change of one variable betters, as far as (B,) passes go.
 
     Of several best states a variable takes any, so that level ground is crossed.
     """
     generator = torch.Generator().manual_seed(0)
-    most = max(c.size for c in field.edges.classes)
-    rows, every = torch.arange(field.batch), states.clone()
+    most = max(c.size for c in equations.edges.classes)
+    rows, every = torch.arange(equations.batch), states.clone()
     for number in range(int(passes.amax())):
         luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64)
         going = (passes[rows] > number).nonzero().flatten()
         if len(going) < len(rows):
-            rows, field = rows[going], field.items(going)
+            rows, equations = rows[going], equations.items(going)
         own = every[rows]
-        logs = [_held(field, place, own) for place in range(len(field.edges.classes))]
-        _decide(field, logs, own, torch.ones_like(own, dtype=torch.bool), order, end, luck)
+        logs = [_held(equations, place, own) for place in range(len(equations.edges.classes))]
+        _decide(equations, logs, own, torch.ones_like(own, dtype=torch.bool), order, end, luck)
         every[rows] = own
     return every
 
 
-def _cavities(field: Field, messages: Messages) -> tuple[Tensor, ...]:
-    return field.cavities(messages, () if field.vanishing else field.beliefs(messages))
+def _cavities(equations: Equations, messages: Messages) -> tuple[Tensor, ...]:
+    return equations.cavities(messages, () if equations.vanishing else equations.beliefs(messages))
 
 
-def _held(field: Field, number: int, states: Tensor) -> Tensor:
+def _held(equations: Equations, number: int, states: Tensor) -> Tensor:
     """(B, K, E) what the variables of a class say that are held in their states."""
-    c = field.edges.classes[number]
-    return _only(states[:, c.variables[c.variable]], c.size, field.unary[number])
+    c = equations.edges.classes[number]
+    return _only(states[:, c.variables[c.variable]], c.size, equations.unary[number])
 
 
 def _only(chosen: Tensor, size: int, like: Tensor) -> Tensor:
@@ -82,25 +84,25 @@ def _only(chosen: Tensor, size: int, like: Tensor) -> Tensor:
 
 
 def _decide(
-    field: Field, logs: list[Tensor], states: Tensor, free: Tensor, order: Order,
+    equations: Equations, logs: list[Tensor], states: Tensor, free: Tensor, order: Order,
     end: float, luck: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Go through the layers; what decided variables say, and their states, are written."""
-    weights = [None] * len(logs) if field.weights is None else field.weights
+    weights = [None] * len(logs) if equations.weights is None else equations.weights
     for number in order.numbers[free.any(0).cpu()].unique().tolist():
         if clock.now() > end:
             return
         layer = order.layers[number]
         totals = [
-            _Total.of(unary.index_select(2, own).expand(field.batch, -1, -1))
-            for unary, own in zip(field.unary, layer.variables, strict=True)
+            _Total.of(unary.index_select(2, own).expand(equations.batch, -1, -1))
+            for unary, own in zip(equations.unary, layer.variables, strict=True)
         ]
         for part in layer.arrivals:
             incoming = [
                 logs[c][:, :, :0] if part.wanted == slot else logs[c].index_select(2, at)
                 for slot, (c, at) in enumerate(part.incoming)
             ]
-            answers = field.kernels[part.kernel].messages(
+            answers = equations.kernels[part.kernel].messages(
                 incoming, rows=part.rows, wanted=part.wanted
             )
             for port, c, which, places, target in part.ports:
@@ -109,20 +111,20 @@ def _decide(
                 answer = answer if which is None else answer.index_select(2, which)
                 weight = weights[c]
                 weight = None if weight is None else weight[places]
-                totals[c].add(answer.expand(field.batch, -1, -1), target, weight)
-        said = _chosen(field, layer, totals, states, free, luck)
+                totals[c].add(answer.expand(equations.batch, -1, -1), target, weight)
+        said = _chosen(equations, layer, totals, states, free, luck)
         for part in layer.arrivals:
             for _, c, _, places, target in part.ports:
                 logs[c].index_copy_(2, places, said[c].index_select(2, target))
 
 
 def _chosen(
-    field: Field, layer: Layer, totals: Sequence["_Total"], states: Tensor, free: Tensor,
+    equations: Equations, layer: Layer, totals: Sequence["_Total"], states: Tensor, free: Tensor,
     luck: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Write the best states of the layer's free variables; per class what they say now."""
     said: list[Tensor] = []
-    for c, own, summed in zip(field.edges.classes, layer.variables, totals, strict=True):
+    for c, own, summed in zip(equations.edges.classes, layer.variables, totals, strict=True):
         variables, total = c.variables[own], summed.of_fewest()
         if luck is not None and len(own):
             peak = total.amax(1, keepdim=True)
@@ -130,7 +132,7 @@ def _chosen(
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
         states[:, variables] = best
-        said.append(_only(best, c.size, field.unary[0]))
+        said.append(_only(best, c.size, equations.unary[0]))
     return said
 
 
@@ -181,12 +183,12 @@ class Costs:
     little: float
 
 
-def costs(field: Field, orders: Sequence[Order]) -> Costs:
+def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
     """By the numbers multiplied, and the time that it takes to begin a computation."""
     work, begins, tables, starts = 0.0, 0.0, 0.0, list[float]()
-    for kernel in field.kernels:
+    for kernel in equations.kernels:
         sizes = [float(port.size) for port in kernel.ports]
-        wide = isinstance(kernel, WholeKernel)
+        wide = isinstance(kernel, HighOrderKernel)
         work += kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
         begins += _BEGINS_WHOLE if wide else _BEGINS
         tables += 0.0 if wide else _BEGINS
@@ -199,17 +201,17 @@ def costs(field: Field, orders: Sequence[Order]) -> Costs:
     return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * tables / sweep, _LITTLE / sweep)
 
 
-def scores(field: Field, states: Tensor) -> Tensor:
+def scores(equations: Equations, states: Tensor) -> Tensor:
     """(B, 2) float64 of configurations (B, V): minus the number of hard zeros, and their score.
 
     The score leaves out hard zeros and the model's constant. The larger, in that order, the better.
     """
-    result = torch.zeros(field.batch, 2, dtype=torch.float64, device=states.device)
-    for c, unary in zip(field.edges.classes, field.unary, strict=True):
+    result = torch.zeros(equations.batch, 2, dtype=torch.float64, device=states.device)
+    for c, unary in zip(equations.edges.classes, equations.unary, strict=True):
         own = states[:, c.variables].unsqueeze(1)
-        _count(result, unary.expand(field.batch, -1, -1).gather(1, own).flatten(1), None)
-    for number, kernel in enumerate(field.kernels):
-        weight = None if field.factor_weights is None else field.factor_weights[number]
+        _count(result, unary.expand(equations.batch, -1, -1).gather(1, own).flatten(1), None)
+    for number, kernel in enumerate(equations.kernels):
+        weight = None if equations.factor_weights is None else equations.factor_weights[number]
         _count(result, kernel.log_values_at(states), weight)
     return result
 

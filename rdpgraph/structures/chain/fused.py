@@ -19,7 +19,7 @@ from rdpgraph.structures.chain.sweeps import Forward
 
 
 @dataclass(frozen=True)
-class Status:
+class KernelStatus:
     """Whether the kernels can be built, and if not, why: ``str(status)`` says it.
 
     Attributes:
@@ -58,16 +58,16 @@ class Blocks:
         return cls(rows, columns, 32, _power(-(-count // columns)))
 
 
-def status() -> Status:
+def status() -> KernelStatus:
     """Whether chains on a GPU use fused kernels here."""
     found = _loaded()[1]
     if found.version is None:
         return found
     if not _interpreted() and not torch.cuda.is_available():
-        return Status(None, "No GPU for fused kernels; using torch.")
+        return KernelStatus(None, "No GPU for fused kernels; using torch.")
     device = torch.device("cpu" if _interpreted() else "cuda")
     wrong = _trial(device, torch.float32, Blocks.of(1, 16), 16, turned=False)
-    return Status(None, f"Triton built no kernel ({wrong}); using torch.") if wrong else found
+    return KernelStatus(None, f"Triton built no kernel ({wrong}); using torch.") if wrong else found
 
 
 def serves(factors: Factors) -> bool:
@@ -203,7 +203,7 @@ def _kernel(name: str) -> Any:
 
 
 @functools.cache
-def _loaded() -> tuple[dict[str, Any] | None, Status]:
+def _loaded() -> tuple[dict[str, Any] | None, KernelStatus]:
     """The kernels, to be built for what they are called with, where Triton can be imported."""
     changing = ["step", "batch", "steps"]  # one build serves all
     try:
@@ -215,5 +215,5 @@ def _loaded() -> tuple[dict[str, Any] | None, Status]:
         functions = (kernels.forward_step, kernels.backward_step)
         built = {f.__name__: jit(f, do_not_specialize=changing) for f in functions}
     except Exception as error:  # whatever it is, there is another way
-        return None, Status(None, f"Triton cannot be used ({error}); using torch.")
-    return built, Status(triton.__version__, f"Fused kernels by Triton {triton.__version__}.")
+        return None, KernelStatus(None, f"Triton cannot be used ({error}); using torch.")
+    return built, KernelStatus(triton.__version__, f"Fused kernels by Triton {triton.__version__}.")

@@ -39,7 +39,7 @@ _WARNED: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Status:
+class KernelStatus:
     """Whether the kernel is there, and if not, why: ``str(status)`` says it.
 
     Attributes:
@@ -58,7 +58,7 @@ class NoFolderError(Exception):
     """There is no folder that the kernel may be kept in."""
 
 
-def status() -> Status:
+def status() -> KernelStatus:
     """Whether chains use a compiled kernel here; builds it if that was not tried yet."""
     return _loaded()[1]
 
@@ -94,11 +94,11 @@ def function(name: str, dtype: torch.dtype) -> Any:
 
 
 @functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, Status]:
+def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
     """The library, built unless the cache has it."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        return None, Status(
+        return None, KernelStatus(
             None,
             "No C++ compiler (c++, g++, clang++) is on the PATH; using torch. Install one (Debian: "
             "apt install g++; macOS: xcode-select --install).",
@@ -108,7 +108,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, Status]:
         try:
             library, file = _library(compiler, flags)
         except NoFolderError as error:
-            return None, Status(
+            return None, KernelStatus(
                 None,
                 f"The compiled kernel cannot be kept: {error}; using torch. Set XDG_CACHE_HOME to "
                 "the absolute path of a folder of your own.",
@@ -118,8 +118,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, Status]:
         except (OSError, subprocess.SubprocessError) as error:
             failure = str(error)
         else:
-            return library, Status(file, f"Compiled kernel {file}.")
-    return None, Status(
+            return library, KernelStatus(file, f"Compiled kernel {file}.")
+    return None, KernelStatus(
         None,
         f"{compiler} built no kernel ({failure}); using torch. Put a compiler of C++17 that works "
         "first on the PATH.",

@@ -10,14 +10,14 @@ from rdpgraph.model.gradients import regradient
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import lowrank_messages, lowrank_ranks
 from rdpgraph.structures.chain.factors import inside, masked, peak, product, step_of
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts
-from rdpgraph.structures.chain.thin import to_ranks, to_states
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
+from rdpgraph.structures.chain.panels import to_ranks, to_states
 
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 """The smallest mass of a rank for which underflow elsewhere is nothing; see `_doubtful`."""
 
 
-def parts_of(unary: Tensor, transition: LowRank, lengths: Tensor) -> LowRankParts:
+def parts_of(unary: Tensor, transition: LowRank, lengths: Tensor) -> LowRankTensors:
     """From (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
     *batch, total, states = unary.shape
     dtype = torch.promote_types(unary.dtype, transition.dtype)
@@ -32,10 +32,10 @@ def parts_of(unary: Tensor, transition: LowRank, lengths: Tensor) -> LowRankPart
         return flat.reshape([math.prod(own), total - 1, *ends]).to(dtype)
 
     flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
-    return LowRankParts(flat, side(transition.log_left), side(transition.log_right), lengths)
+    return LowRankTensors(flat, side(transition.log_left), side(transition.log_right), lengths)
 
 
-def log_partition(parts: LowRankParts) -> Tensor:
+def log_partition(parts: LowRankTensors) -> Tensor:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N r) per item, as two products of matrices at each step, or by the r x r matrices between
@@ -57,7 +57,7 @@ def log_partition(parts: LowRankParts) -> Tensor:
     return _first_safe(types, parts).to(dtype)
 
 
-def _first_safe(types: list[torch.dtype], parts: LowRankParts) -> Tensor:
+def _first_safe(types: list[torch.dtype], parts: LowRankTensors) -> Tensor:
     """In the first type; items it is in doubt about in the next, and then in logs."""
     if not types:
         return lowrank_messages.log_partition(parts)
@@ -113,12 +113,12 @@ class _Factors(NamedTuple):
     rows: Tensor
 
     @classmethod
-    def of(cls, parts: LowRankParts) -> "_Factors":
+    def of(cls, parts: LowRankTensors) -> "_Factors":
         columns, rows = peak(parts.left, (-2,)), peak(parts.right, (-1,))
         left, right = (parts.left - columns).exp_(), (parts.right - rows).exp_()
         return cls(left, right, columns.squeeze(-2), rows.squeeze(-1))
 
-    def emission(self, parts: LowRankParts, step: int) -> tuple[Tensor, Tensor]:
+    def emission(self, parts: LowRankTensors, step: int) -> tuple[Tensor, Tensor]:
         """(B, N), its maximum 1, and the log that was taken off, (B, 1); flat beyond the length."""
         logs = torch.where((step < parts.lengths).unsqueeze(1), parts.unary[:, step], 0.0)
         if step:
@@ -139,7 +139,7 @@ class _Scaled(torch.autograd.Function):
         ctx: Any, unary: Tensor, left: Tensor, right: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        parts = LowRankParts(unary, left, right, lengths)
+        parts = LowRankTensors(unary, left, right, lengths)
         factors = _Factors.of(parts)
         found = _forward(parts, factors)
         ctx.save_for_backward(*parts, *factors, *found[:4])
@@ -151,11 +151,11 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
         if gradient is None:
             return None, None, None, None
-        parts = LowRankParts(*ctx.saved_tensors[:4])
+        parts = LowRankTensors(*ctx.saved_tensors[:4])
         if torch.is_grad_enabled():
 
             def again(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
-                alike = LowRankParts(unary, left, right, parts.lengths)
+                alike = LowRankTensors(unary, left, right, parts.lengths)
                 return lowrank_messages.log_partition(alike)
 
             return *regradient(again, parts[:3], gradient), None
@@ -171,7 +171,7 @@ def _autocast(device: str) -> torch.autocast:
     )
 
 
-def _forward(parts: LowRankParts, factors: _Factors) -> _Sweep:
+def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
     """alpha_t = (alpha_t-1 L) R^T * e_t, normalised."""
     unary, (batch, total, _) = parts.unary, parts.unary.shape
     rank, least = parts.left.shape[-1], torch.finfo(parts.unary.dtype).tiny
@@ -204,7 +204,7 @@ def _forward(parts: LowRankParts, factors: _Factors) -> _Sweep:
     return _Sweep(states, ranks, turns, scales, values, doubtful)
 
 
-def _doubtful(parts: LowRankParts, arrived: Tensor, ranks: Tensor, scales: Tensor) -> Tensor:
+def _doubtful(parts: LowRankTensors, arrived: Tensor, ranks: Tensor, scales: Tensor) -> Tensor:
     """(B,) bool: whether what underflow took may matter.
 
     Factors are at most 1 on the left. So with v the messages back to the ranks, the future of any
@@ -227,7 +227,7 @@ def _doubtful(parts: LowRankParts, arrived: Tensor, ranks: Tensor, scales: Tenso
     return doubtful
 
 
-def _reached(parts: LowRankParts) -> tuple[Tensor, Tensor]:
+def _reached(parts: LowRankTensors) -> tuple[Tensor, Tensor]:
     """Ranks (B, T, r) that some prefix reaches, and steps (B, T) that it does."""
     unary = masked(parts.unary, parts.lengths)
     left, right = ((side > -math.inf).to(unary) for side in parts[1:3])
@@ -244,7 +244,7 @@ def _reached(parts: LowRankParts) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    parts: LowRankParts, factors: _Factors, found: tuple[Tensor, ...], gradient: Tensor
+    parts: LowRankTensors, factors: _Factors, found: tuple[Tensor, ...], gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Marginals of states, of states before a rank, of states after it; times the gradient."""
     states, ranks, turns, scales = found

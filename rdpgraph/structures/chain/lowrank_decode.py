@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.structures.chain.factors import inside, masked, peak, step_of
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
 
 _CELLS = 2**22
 
 
 @torch.no_grad()
-def viterbi(parts: LowRankParts) -> Tensor:
+def viterbi(parts: LowRankTensors) -> Tensor:
     """(B, T) the states of the best sequence; -1 beyond the length and where none is possible."""
     unary, (batch, total, _) = _levelled(parts), parts.unary.shape
     prefixes = unary + _before(unary, parts.left, parts.right, parts.lengths)
@@ -42,7 +42,7 @@ def viterbi(parts: LowRankParts) -> Tensor:
 
 
 @torch.no_grad()
-def max_marginals(parts: LowRankParts) -> Tensor:
+def max_marginals(parts: LowRankTensors) -> Tensor:
     """(B, T, N) the score of the best sequence through each state; no gradient."""
     unary = _levelled(parts)
     steps = torch.arange(unary.shape[1], device=unary.device)
@@ -60,7 +60,7 @@ def max_marginals(parts: LowRankParts) -> Tensor:
     return torch.where(possible & (through > -math.inf), through + shift, -math.inf)
 
 
-def _score(parts: LowRankParts, states: Tensor) -> Tensor:
+def _score(parts: LowRankTensors, states: Tensor) -> Tensor:
     """(B,) the score of sequences (B, T), -inf for one with -1 within the length; O(T r)."""
     unary, left, right, lengths = parts
     within, known = inside(lengths, states.shape[1]), states.clamp(min=0)
@@ -79,7 +79,7 @@ def _rows(side: Tensor, states: Tensor) -> Tensor:
     return side[items, torch.arange(states.shape[1], device=states.device), states]
 
 
-def _levelled(parts: LowRankParts) -> Tensor:
+def _levelled(parts: LowRankTensors) -> Tensor:
     unary = masked(parts.unary.detach(), parts.lengths)
     return unary - peak(unary, (2,))
 

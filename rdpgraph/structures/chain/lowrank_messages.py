@@ -12,7 +12,7 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import inside, masked, step_of
 
 
-class LowRankParts(NamedTuple):
+class LowRankTensors(NamedTuple):
     """Chains as tensors, batch dims flattened.
 
     Attributes:
@@ -27,17 +27,17 @@ class LowRankParts(NamedTuple):
     right: Tensor
     lengths: Tensor
 
-    def items(self, rows: Tensor) -> "LowRankParts":
+    def items(self, rows: Tensor) -> "LowRankTensors":
         """Some items."""
         left, right = (
             side if side.ndim == 2 or len(side) == 1 else side[rows] for side in self[1:3]
         )
-        return LowRankParts(self.unary[rows], left, right, self.lengths[rows])
+        return LowRankTensors(self.unary[rows], left, right, self.lengths[rows])
 
-    def to(self, dtype: torch.dtype) -> "LowRankParts":
+    def to(self, dtype: torch.dtype) -> "LowRankTensors":
         """In another floating type."""
         unary, left, right = (part.to(dtype) for part in self[:3])
-        return LowRankParts(unary, left, right, self.lengths)
+        return LowRankTensors(unary, left, right, self.lengths)
 
 
 class Links:
@@ -55,7 +55,7 @@ class Links:
         return matrix.times(rows) if rows.ndim == 3 else matrix.times(rows.unsqueeze(1)).squeeze(1)
 
 
-def log_partition(parts: LowRankParts) -> Tensor:
+def log_partition(parts: LowRankTensors) -> Tensor:
     """(B,) log Z, T > 0: exact at any range, any number of derivatives; O(T (N + r)) is kept."""
     totals: list[Tensor] = []
     for logs, shift in _forward(parts):
@@ -66,7 +66,7 @@ def log_partition(parts: LowRankParts) -> Tensor:
     return torch.where(last, values, 0.0).sum(1).to(parts.unary.dtype)
 
 
-def forward(parts: LowRankParts) -> Tensor:
+def forward(parts: LowRankTensors) -> Tensor:
     """(B, T, N) log-probability of the state given the prefix up to it, up to a constant.
 
     To that constant no gradient goes. -inf beyond the length, and where nothing leads.
@@ -77,7 +77,7 @@ def forward(parts: LowRankParts) -> Tensor:
     return torch.where(inside(parts.lengths, logs.shape[1]).unsqueeze(2), logs, -math.inf)
 
 
-def _forward(parts: LowRankParts) -> Iterator[tuple[Tensor, Tensor]]:
+def _forward(parts: LowRankTensors) -> Iterator[tuple[Tensor, Tensor]]:
     """Each step's log alpha, its maximum 0, and the log (B,), float64, that it lacks."""
     out, into = Links(parts.left.mT), Links(parts.right)
     unary = masked(parts.unary, parts.lengths)
@@ -89,7 +89,7 @@ def _forward(parts: LowRankParts) -> Iterator[tuple[Tensor, Tensor]]:
         yield state, total
 
 
-def backward(parts: LowRankParts) -> Tensor:
+def backward(parts: LowRankTensors) -> Tensor:
     """(B, T, N) log of the sum over suffixes after each step, up to a constant; -inf beyond."""
     total = parts.unary.shape[1]
     if not total:

@@ -9,12 +9,12 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import inside, masked
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts, backward, finite, forward
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors, backward, finite, forward
 
 _CELLS = 2**24
 
 
-def entropy(parts: LowRankParts) -> Tensor:
+def entropy(parts: LowRankTensors) -> Tensor:
     """(B,) nats; 0 for an impossible item. Factors are shared by all steps.
 
     The log of a sum of ranks has no form of low rank, so this costs O(T N^2) products and

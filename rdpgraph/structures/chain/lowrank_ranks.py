@@ -10,7 +10,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
 
 _CALL = 5e-6
 """Seconds of a call into torch."""
@@ -18,7 +18,7 @@ _MEMORY = 2**26
 """Elements of the matrices, and of the terms that they are sums of."""
 
 
-def worthwhile(parts: LowRankParts) -> bool:
+def worthwhile(parts: LowRankTensors) -> bool:
     """Whether r x r matrices are expected to be quicker than vectors over states.
 
     They take r / 2 times the arithmetic, in one call for all steps, and a scan in the place of a
@@ -37,7 +37,7 @@ def worthwhile(parts: LowRankParts) -> bool:
     return matrices + 40 * levels * _CALL < vectors
 
 
-def log_partition(parts: LowRankParts) -> Tensor:
+def log_partition(parts: LowRankTensors) -> Tensor:
     """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
     unary, left, right, lengths = parts
     unary = masked(unary, lengths)

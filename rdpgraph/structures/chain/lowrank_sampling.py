@@ -8,12 +8,12 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.factors import step_of
-from rdpgraph.structures.chain.lowrank_messages import Links, LowRankParts, forward
+from rdpgraph.structures.chain.lowrank_messages import Links, LowRankTensors, forward
 from rdpgraph.structures.draws import gumbel
 
 
 @torch.no_grad()
-def draw(parts: LowRankParts, count: int, generator: torch.Generator | None) -> Tensor:
+def draw(parts: LowRankTensors, count: int, generator: torch.Generator | None) -> Tensor:
     """As `sampling.draw`: (count, B, T) states; -1 beyond the length, and where none is possible.
 
     O(T N r) for the messages and again for each draw: the transitions into the state that
@@ -24,7 +24,7 @@ def draw(parts: LowRankParts, count: int, generator: torch.Generator | None) -> 
 
 
 def relaxed(
-    parts: LowRankParts, count: int, temperature: float, generator: torch.Generator | None
+    parts: LowRankTensors, count: int, temperature: float, generator: torch.Generator | None
 ) -> Tensor:
     """As `sampling.relaxed`: (count, B, T, N) weights, differentiable in every potential.
 
@@ -46,7 +46,7 @@ def relaxed(
 
 
 def _backwards(
-    parts: LowRankParts, messages: Tensor, count: int, generator: torch.Generator | None
+    parts: LowRankTensors, messages: Tensor, count: int, generator: torch.Generator | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """From the last step on: logits (count, B, N), noise included, and their argmaxes."""
     batch, total, size = parts.unary.shape
@@ -74,6 +74,6 @@ def _backwards(
         yield logits, following
 
 
-def _none(parts: LowRankParts, count: int) -> Tensor:
+def _none(parts: LowRankTensors, count: int) -> Tensor:
     shape = (count, *parts.unary.shape[:2])
     return torch.full(shape, -1, dtype=torch.long, device=parts.unary.device)

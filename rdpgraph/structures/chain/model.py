@@ -29,10 +29,10 @@ from rdpgraph.structures.chain.checks import (
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.chain.parts import MOST_TABULATED, Parts, table_of
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.restriction import restricted
-from rdpgraph.structures.chain.routes import ByRanks, ByTables, Route
+from rdpgraph.structures.chain.solvers import RankSolver, Solver, TableSolver
+from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, table_of
 from rdpgraph.structures.draws import checked_count
 
 
@@ -171,7 +171,7 @@ class Chain(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
-        return possible_alone(self._shaped(self._route.log_partition()))
+        return possible_alone(self._shaped(self._solver.log_partition()))
 
     def score(self, states: Tensor) -> Tensor:
         """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.
@@ -211,7 +211,7 @@ class Chain(Structure):
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
-        return self._shaped(self._route.entropy())
+        return self._shaped(self._solver.entropy())
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
@@ -232,7 +232,9 @@ class Chain(Structure):
                 f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}, lengths "
                 f"{own.lengths.tolist()} and {parts.lengths.tolist()}."
             )
-        parts = Parts(parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths)
+        parts = ChainTensors(
+            parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths
+        )
         messages = self._tables.messages, other._tables.messages
         found = moments.cross_entropy(own, parts, *messages)
         return self._shaped(found)
@@ -243,7 +245,7 @@ class Chain(Structure):
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
-        return self._shaped(self._route.max_marginals())
+        return self._shaped(self._solver.max_marginals())
 
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
@@ -255,7 +257,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        states = self._route.viterbi()
+        states = self._solver.viterbi()
         require_possible(states, self._flat_lengths(), "mode")
         return self._shaped(states)
 
@@ -277,7 +279,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        drawn = self._route.draw(checked_count(count), generator)
+        drawn = self._solver.draw(checked_count(count), generator)
         require_possible(drawn[:1], self._flat_lengths(), "samples")
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
@@ -296,7 +298,7 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        drawn = self._route.relaxed(checked_count(count), temperature, generator)
+        drawn = self._solver.relaxed(checked_count(count), temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -305,7 +307,7 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and from
         where on no sequence is possible.
         """
-        logs = self._route.forward()
+        logs = self._solver.forward()
         alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
         safe = torch.where(alive, logs, 0.0)
         return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
@@ -365,20 +367,20 @@ class Chain(Structure):
         width = 2 * low.rank if isinstance(low, LowRank) else states
         return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
-    def _parts(self) -> Parts:
-        return Parts.of(self.unary, table_of(self.transition), self._flat_lengths())
+    def _parts(self) -> ChainTensors:
+        return ChainTensors.of(self.unary, table_of(self.transition), self._flat_lengths())
 
     @property
-    def _tables(self) -> ByTables:
-        return ByTables(self._parts())
+    def _tables(self) -> TableSolver:
+        return TableSolver(self._parts())
 
     @property
-    def _route(self) -> Route:
+    def _solver(self) -> Solver:
         low = self.transition
         if not isinstance(low, LowRank):
             return self._tables
         parts = lowrank.parts_of(self.unary, low, self._flat_lengths())
-        return ByRanks(parts, lambda: self._tables, math.prod(low.shape) > MOST_TABULATED)
+        return RankSolver(parts, lambda: self._tables, math.prod(low.shape) > MOST_TABULATED)
 
     def _flat_lengths(self) -> Tensor:
         if self.lengths is not None:

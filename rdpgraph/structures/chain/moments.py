@@ -8,17 +8,19 @@ from torch import Tensor
 
 from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.structures.chain.pairs import inside_of, pair_sums, product
-from rdpgraph.structures.chain.parts import Parts
 from rdpgraph.structures.chain.recursion import Messages, log_partition
+from rdpgraph.structures.chain.tensors import ChainTensors
 
 
-def entropy(parts: Parts, found: Messages) -> Tensor:
+def entropy(parts: ChainTensors, found: Messages) -> Tensor:
     """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`."""
     # The gradient in q is zero where q is p.
     return cross_entropy(parts, parts.detach(), found, found)
 
 
-def cross_entropy(parts: Parts, other: Parts, inward: Messages, outward: Messages) -> Tensor:
+def cross_entropy(
+    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages
+) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
     A sum of small terms, one for each step, and not a difference of log Z and an expected score,
@@ -49,7 +51,10 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, other_unary: Tensor,
         other_transition: Tensor, inward: Messages, outward: Messages,
     ) -> Tensor:  # fmt: skip
-        p, q = Parts(unary, transition, lengths), Parts(other_unary, other_transition, lengths)
+        p, q = (
+            ChainTensors(unary, transition, lengths),
+            ChainTensors(other_unary, other_transition, lengths),
+        )
         means = (_probabilities(inward) * _finite(q.unary)).sum(-1)
         terms = _log_ratios(q, outward) - means
         if unary.shape[1] > 1:
@@ -98,7 +103,7 @@ def _gradients(
     )  # fmt: skip
 
 
-def edge_marginals(parts: Parts) -> Tensor:
+def edge_marginals(parts: ChainTensors) -> Tensor:
     """(B, T - 1, N, N) probabilities of neighbours' states, as large as that; differentiable."""
     unary, transition, lengths = parts
     batch, total, states = unary.shape
@@ -115,7 +120,7 @@ def edge_marginals(parts: Parts) -> Tensor:
     return found if tracked else found.detach()
 
 
-def _log_ratios(parts: Parts, found: Messages) -> Tensor:
+def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
     """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
     unary, transition, _ = parts
     forward = found.log_forward
@@ -143,13 +148,13 @@ def _probabilities(found: Messages) -> Tensor:
     return values / torch.where(total > 0, total, 1.0)
 
 
-def _possible(parts: Parts, found: Messages) -> Tensor:
+def _possible(parts: ChainTensors, found: Messages) -> Tensor:
     """(B,) whether any sequence is possible."""
     dead = ~(found.log_forward > -math.inf).any(-1)
     return ~(dead & inside_of(parts)).any(1)
 
 
-def _forbidden(parts: Parts, other: Parts, found: Messages) -> Tensor:
+def _forbidden(parts: ChainTensors, other: ChainTensors, found: Messages) -> Tensor:
     """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
     logs = found.log_forward + found.log_backward
     lost = (logs > -math.inf) & (other.unary == -math.inf) & inside_of(parts).unsqueeze(2)

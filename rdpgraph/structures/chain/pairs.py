@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.parts import Parts
 from rdpgraph.structures.chain.recursion import Messages, log_partition
+from rdpgraph.structures.chain.tensors import ChainTensors
 
 _CELLS = 2**22  # of the tables that are held at once where products of probabilities fail
 
 
-def inside_of(parts: Parts) -> Tensor:
+def inside_of(parts: ChainTensors) -> Tensor:
     """(B, T) bool: which steps are within the length."""
     steps = torch.arange(parts.unary.shape[1], device=parts.unary.device)
     return steps < parts.lengths.unsqueeze(1)
 
 
-def pair_sums(parts: Parts, found: Messages, values: Tensor) -> Tensor:
+def pair_sums(parts: ChainTensors, found: Messages, values: Tensor) -> Tensor:
     """(B, T - 1): the expectation of a function of neighbours at each step.
 
     Two matrix products. Where probabilities lie too far apart for those, in logs.
@@ -39,7 +39,7 @@ def pair_sums(parts: Parts, found: Messages, values: Tensor) -> Tensor:
     return result
 
 
-def edge_counts(parts: Parts, found: Messages) -> Tensor:
+def edge_counts(parts: ChainTensors, found: Messages) -> Tensor:
     """(B, N, N): for each item the expected number of steps with each pair of neighbours.
 
     O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
@@ -68,7 +68,7 @@ def edge_counts(parts: Parts, found: Messages) -> Tensor:
     return counts
 
 
-def _counts_of_one(parts: Parts, item: int) -> Tensor:
+def _counts_of_one(parts: ChainTensors, item: int) -> Tensor:
     """(N, N): the gradient of one item's log Z in transitions that all steps share."""
     unary, transition, lengths = (parts.unary[item : item + 1], parts.transition, parts.lengths)
     if transition.ndim == 4:
@@ -83,7 +83,7 @@ def _counts_of_one(parts: Parts, item: int) -> Tensor:
     return found if found.ndim == 2 else found.sum((0, 1))
 
 
-def _factors(parts: Parts, found: Messages) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(parts: ChainTensors, found: Messages) -> tuple[Tensor, Tensor, Tensor]:
     """Factors of the joint of neighbours, each at most 1; zero beyond the length."""
     before = found.log_forward[:, :-1].exp()
     right = (found.log_backward + parts.unary)[:, 1:]
@@ -109,7 +109,7 @@ def _least(dtype: torch.dtype) -> float:
 
 
 def _doubtful(
-    parts: Parts, found: Messages, sound: Tensor
+    parts: ChainTensors, found: Messages, sound: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Items and steps (n,) whose products vanish, and their joint (n, N, N) from logs."""
     unary, transition, _ = parts

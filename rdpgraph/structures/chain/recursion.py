@@ -53,33 +53,36 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> Log
         return unary.sum((1, 2))
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     work = dtype if dtype == torch.float64 else torch.float32
-    routes = _routes(work, unary.device)
+    attempts = _attempts(work, unary.device)
     if scan.worthwhile(unary, compiled=native.applies(unary, transition)):
-        routes = [(work, scan.log_partition), *routes]
-    values = _first_safe(routes, unary, transition, lengths)
+        attempts = [(work, scan.log_partition), *attempts]
+    values = _first_safe(attempts, unary, transition, lengths)
     return values.to(dtype)
 
 
-Route = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Attempt = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _routes(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype, Route]]:
+def _attempts(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype, Attempt]]:
     """Routes to try in turn, and the types they work in: the last one is never in doubt."""
     if device.type == "mps":  # it has no float64
         return [(dtype, scaled.log_partition), (dtype, _in_logs)]
     wide = torch.float64
-    last: list[tuple[torch.dtype, Route]] = [(wide, scaled.certified), (wide, _in_logs)]
-    first: list[tuple[torch.dtype, Route]] = [(dtype, scaled.log_partition)]
+    last: list[tuple[torch.dtype, Attempt]] = [(wide, scaled.certified), (wide, _in_logs)]
+    first: list[tuple[torch.dtype, Attempt]] = [(dtype, scaled.log_partition)]
     if dtype != wide:
         first.append((wide, scaled.log_partition))
     return first + last
 
 
 def _first_safe(
-    routes: list[tuple[torch.dtype, Route]], unary: Unary, transition: Transition, lengths: Lengths
+    attempts: list[tuple[torch.dtype, Attempt]],
+    unary: Unary,
+    transition: Transition,
+    lengths: Lengths,
 ) -> Tensor:
     """By the first route; items it is in doubt about by the next ones."""
-    (dtype, route), *others = routes
+    (dtype, route), *others = attempts
     values, doubtful = route(unary.to(dtype), transition.to(dtype), lengths)
     if not others or not bool(doubtful.any()):
         return values
@@ -107,7 +110,7 @@ def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Lo
 
 @torch.no_grad()
 def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages:
-    """Forward and backward messages; arguments and routes as for `log_partition`, no gradient."""
+    """Forward and backward messages; arguments and attempts as for `log_partition`, no gradient."""
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     work = dtype if dtype == torch.float64 else torch.float32
     if unary.shape[1] == 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.charts import Chart, Parts
+from rdpgraph.structures.hypertree.charts import Chart, HypertreeTensors
 from rdpgraph.structures.hypertree.ranks import Ranks
 
 _BLOCK = 2**22
@@ -16,7 +16,7 @@ parts of all splits (B, S, w, .): what is outside of those parts, of the same sh
 
 
 @torch.no_grad()
-def max_marginals(parts: Parts, rows: Sequence[Tensor], root: Tensor) -> Tensor:
+def max_marginals(parts: HypertreeTensors, rows: Sequence[Tensor], root: Tensor) -> Tensor:
     """(B, T, T, C) the score of the best tree with each constituent, -inf where there is none.
 
     O(T^2 N^3 + T^3 N^2) with dense rules, else of rank one.

@@ -17,7 +17,7 @@ from rdpgraph.structures.hypertree.rules import DenseRules
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class HypertreeTensors:
     """A hypertree as the kernels take it.
 
     Attributes:
@@ -44,22 +44,26 @@ class Parts:
         """All that gradients may flow to."""
         return (self.leaves, self.spans, *self.rules.parts)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "Parts":
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "HypertreeTensors":
         """Others in the place of `tensors`."""
         leaves, spans, *parts = tensors
-        return Parts(leaves, spans, self.rules.with_parts(parts), self.lengths, self.split)
+        return HypertreeTensors(
+            leaves, spans, self.rules.with_parts(parts), self.lengths, self.split
+        )
 
-    def rows(self, rows: Tensor) -> "Parts":
+    def rows(self, rows: Tensor) -> "HypertreeTensors":
         """Some of the items."""
-        return Parts(
+        return HypertreeTensors(
             self.leaves[rows], self.spans[rows], self.rules.item(rows), self.lengths[rows],
             self.split,
         )  # fmt: skip
 
-    def to(self, dtype: torch.dtype) -> "Parts":
+    def to(self, dtype: torch.dtype) -> "HypertreeTensors":
         """The same in another type."""
         rules = self.rules.with_parts([part.to(dtype) for part in self.rules.parts])
-        return Parts(self.leaves.to(dtype), self.spans.to(dtype), rules, self.lengths, self.split)
+        return HypertreeTensors(
+            self.leaves.to(dtype), self.spans.to(dtype), rules, self.lengths, self.split
+        )
 
     def phi(self, width: int) -> Tensor:
         """(B, T - width, N) log-potentials of spans of width + 1 words, -inf beyond the length."""
@@ -134,7 +138,7 @@ def limit(dtype: torch.dtype) -> float:
     return -70.0 if dtype == torch.float32 else -600.0
 
 
-def normalised(raw: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rescaled(raw: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values over their largest, that (1 if it is 0), and the log-scale (-inf if it is 0)."""
     top = raw.amax(-1, keepdim=True)
     alive = top > 0

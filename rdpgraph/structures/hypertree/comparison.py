@@ -30,7 +30,7 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
             f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
         )
     one, two = _written_out(own), _written_out(other)
-    log_p, found = moments.of(one)
+    log_p, found = moments.log_partition_with_gradients(one)
     possible = log_p.detach() > -math.inf
     compared = possible & ~_meets(one, _barred(one, two), possible)
     log_z = other.log_partition().flatten()

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rdpgraph.structures.hypertree.charts import (
     Chart,
-    Parts,
+    HypertreeTensors,
     limit,
     lowest,
     lowest_log,
-    normalised,
     peak,
     products,
+    rescaled,
     roots,
     times,
 )
@@ -28,7 +28,7 @@ from rdpgraph.structures.hypertree.plain import recomputed
 from rdpgraph.structures.hypertree.rules import DenseRules
 
 
-def log_roots(parts: Parts) -> tuple[Tensor, Tensor]:
+def log_roots(parts: HypertreeTensors) -> tuple[Tensor, Tensor]:
     """(B, N) the log inside values of whole sentences, and (B,) whether underflow may have hurt.
 
     O(T^2 N^3 + T^3 N^2) for each item; keeps O(T^2 N + T N (N + P)). Twice differentiable.
@@ -93,10 +93,10 @@ class _Inside:
     doubtful: Tensor
 
 
-def _forward(parts: Parts, rules: _Rules) -> _Inside:
+def _forward(parts: HypertreeTensors, rules: _Rules) -> _Inside:
     batch, total, _, states = parts.spans.shape
     low_enough = limit(parts.spans.dtype)
-    words, _, word_scales = normalised((parts.leaves - peak(parts.leaves)).exp(),
+    words, _, word_scales = rescaled((parts.leaves - peak(parts.leaves)).exp(),
                                        peak(parts.leaves))  # fmt: skip
     values = Chart.of(parts.leaves, states)
     scales, lows = Chart.of(parts.leaves), Chart.of(parts.leaves)
@@ -120,7 +120,7 @@ def _forward(parts: Parts, rules: _Rules) -> _Inside:
             raw += times(_outer(values, weights, width).flatten(2), rules.spans)
         phi = parts.phi(width)
         high = peak(phi)
-        found, tops, scale = normalised(raw * (phi - high).exp(), top + high + rules.top)
+        found, tops, scale = rescaled(raw * (phi - high).exp(), top + high + rules.top)
         peaks[:, : total - width, width] = tops.squeeze(2)
         values.put(width, found, found)
         scales.put(width, scale, scale)
@@ -153,7 +153,7 @@ def _applied(matrices: Tensor, rows: Tensor) -> Tensor:
 
 
 def _backward(
-    parts: Parts, rules: _Rules, found: _Inside, gradient: Tensor
+    parts: HypertreeTensors, rules: _Rules, found: _Inside, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the leaves, the spans and the rules (R, N, C, C), by the outside recursion."""
     batch, total, _, states = parts.spans.shape
@@ -207,7 +207,7 @@ def _backward(
 
 
 def _rule_grads(
-    parts: Parts, rules: _Rules, found: _Inside, by_left: Tensor, by_right: Tensor,
+    parts: HypertreeTensors, rules: _Rules, found: _Inside, by_left: Tensor, by_right: Tensor,
     rule_spans: Tensor, rule_words: Tensor, word_grads: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradient of the rules, (R, N, C, C); what words get from theirs is added to theirs."""
@@ -243,7 +243,7 @@ class _Dense(torch.autograd.Function):
         split: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # pyright: ignore
-        parts = Parts(leaves, spans, DenseRules(log_rule), lengths, split)
+        parts = HypertreeTensors(leaves, spans, DenseRules(log_rule), lengths, split)
         found = _forward(parts, _Rules.of(log_rule, split))
         ctx.split = split  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
@@ -260,7 +260,7 @@ class _Dense(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None, None
         leaves, spans, log_rule, lengths, *kept = ctx.saved_tensors  # pyright: ignore
-        parts = Parts(leaves, spans, DenseRules(log_rule), lengths, ctx.split)  # pyright: ignore
+        parts = HypertreeTensors(leaves, spans, DenseRules(log_rule), lengths, ctx.split)  # pyright: ignore
         if torch.is_grad_enabled():
             return *recomputed(parts, gradient), None, None
         found = _Inside(Chart(*kept[:2]), Chart(*kept[2:4]), *kept[4:])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import Pick
-from rdpgraph.structures.hypertree.charts import Parts, peak
+from rdpgraph.structures.hypertree.charts import HypertreeTensors, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
 
@@ -31,7 +31,12 @@ class Nodes:
 
 @torch.no_grad()
 def descend(
-    parts: Parts, rows: list[Tensor], root: Tensor, count: int, pick: Pick, temperature: float
+    parts: HypertreeTensors,
+    rows: list[Tensor],
+    root: Tensor,
+    count: int,
+    pick: Pick,
+    temperature: float,
 ) -> Tensor:
     """(count * B, T, T) states of the constituents of trees, -1 for what is none.
 
@@ -80,7 +85,9 @@ def _square(rows: list[Tensor], batch: int, total: int, children: int) -> Tensor
 class _Step:
     """Chooses the parts of spans."""
 
-    def __init__(self, parts: Parts, chart: Tensor, pick: Pick, temperature: float) -> None:
+    def __init__(
+        self, parts: HypertreeTensors, chart: Tensor, pick: Pick, temperature: float
+    ) -> None:
         self.rules, self.chart, self.pick = parts.rules, chart, pick
         self.states, self.temperature = parts.spans.shape[3], temperature
 

@@ -12,7 +12,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree import plain
-from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.descent import descend
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
@@ -66,26 +66,26 @@ class Form:
         return pad(root, (0, tree.preterminals), value=-math.inf)
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> HypertreeTensors:
         """Leaves, spans and rules."""
         return self._with(self.rules)
 
     @property
-    def unruled(self) -> Parts:
+    def unruled(self) -> HypertreeTensors:
         """The same for those who do not read the rules."""
         return self._with(NoRules())
 
-    def _with(self, rules: Rules) -> Parts:
+    def _with(self, rules: Rules) -> HypertreeTensors:
         tree = self.tree
         unary = tree.unary.reshape(self.batch, *tree.unary.shape[-3:])
         spans = unary[..., : self.states]
         first = self.states if tree.preterminals else 0
         leaves = unary.diagonal(dim1=1, dim2=2).mT[..., first:]
         form, spans = kernel_form(rules, spans, unary.shape[-1])
-        return _alike(Parts(leaves, spans, form, self.lengths, tree.preterminals > 0))
+        return _alike(HypertreeTensors(leaves, spans, form, self.lengths, tree.preterminals > 0))
 
     @torch.no_grad()
-    def best(self) -> tuple[Parts, list[Tensor]]:
+    def best(self) -> tuple[HypertreeTensors, list[Tensor]]:
         """In doubles what maxima are of, and by width (B, T - width, C) the best scores of spans.
 
         Raises:
@@ -100,7 +100,13 @@ class Form:
         return parts, plain.with_leaves(parts, plain.exact(parts, 0.0))
 
     def descended(
-        self, parts: Parts, rows: list[Tensor], *, count: int, pick: Pick, temperature: float
+        self,
+        parts: HypertreeTensors,
+        rows: list[Tensor],
+        *,
+        count: int,
+        pick: Pick,
+        temperature: float,
     ) -> Tensor:
         """(count, *batch, T, T) trees from the root downwards, all in doubles.
 
@@ -144,7 +150,7 @@ class Form:
         return replace(tree, unary=unary, rules=rules, root=root, lengths=self.lengths)
 
 
-def _alike(parts: Parts) -> Parts:
+def _alike(parts: HypertreeTensors) -> HypertreeTensors:
     """Spans and rules of one floating type."""
     dtype = parts.spans.dtype
     for part in parts.rules.parts:

@@ -8,11 +8,11 @@ from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.hypertree import dense, plain, ranked
-from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import DenseRules
 
 
-def log_partition(parts: Parts, root: Tensor) -> Tensor:
+def log_partition(parts: HypertreeTensors, root: Tensor) -> Tensor:
     """(B,) log Z in nats; 0 for items of length 0.
 
     Args:
@@ -23,7 +23,7 @@ def log_partition(parts: Parts, root: Tensor) -> Tensor:
     return torch.where(parts.lengths > 0, total, 0.0)
 
 
-def log_roots(parts: Parts) -> Tensor:
+def log_roots(parts: HypertreeTensors) -> Tensor:
     """(B, C) log inside values of whole sentences, single words included."""
     words = parts.children - parts.spans.shape[3]
     batch, total = parts.leaves.shape[:2]
@@ -39,7 +39,7 @@ def log_roots(parts: Parts) -> Tensor:
     return torch.where((parts.lengths == 1).unsqueeze(1), parts.leaves[:, 0], wide)
 
 
-def _wide(parts: Parts) -> Tensor:
+def _wide(parts: HypertreeTensors) -> Tensor:
     """(B, N) of items of two words and more."""
     kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     if parts.spans.dtype not in (torch.float32, torch.float64):
@@ -57,7 +57,7 @@ def _wide(parts: Parts) -> Tensor:
 
 
 @torch.no_grad()
-def charts(parts: Parts) -> list[Tensor]:
+def charts(parts: HypertreeTensors) -> list[Tensor]:
     """By width (B, T - width, C) log inside values of all spans, in doubles, without gradient."""
     parts = parts.to(torch.float64)
     if parts.spans.shape[1] < 2:

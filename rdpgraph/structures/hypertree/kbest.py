@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import DenseRules
 
 Node = tuple[int, int, int]
@@ -16,7 +16,7 @@ Edge = tuple[float, int, int, int]
 
 
 @torch.no_grad()
-def k_best(parts: Parts, rows: list[Tensor], root: Tensor, k: int) -> Tensor:
+def k_best(parts: HypertreeTensors, rows: list[Tensor], root: Tensor, k: int) -> Tensor:
     """(k, B, T, T) states of the k best trees of each item, -1 throughout where there are fewer.
 
     Args:
@@ -40,7 +40,7 @@ def k_best(parts: Parts, rows: list[Tensor], root: Tensor, k: int) -> Tensor:
 class _Lists:
     """The lists of one item, grown when they are asked for."""
 
-    def __init__(self, parts: Parts, rows: list[Tensor], item: int, k: int) -> None:
+    def __init__(self, parts: HypertreeTensors, rows: list[Tensor], item: int, k: int) -> None:
         self.parts, self.rows, self.item, self.k = parts, rows, item, k
         rules = parts.rules
         self.table = None

@@ -15,7 +15,7 @@ from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
-from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.checks import (
     checked_mask,
     checked_trees,
@@ -24,7 +24,7 @@ from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.laid import LaidHypertree
+from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
@@ -142,7 +142,7 @@ class Hypertree(HypertreeFields):
         return Form(self)
 
     @property
-    def _best(self) -> tuple[Parts, list[Tensor]]:
+    def _best(self) -> tuple[HypertreeTensors, list[Tensor]]:
         return self.form.best()
 
     def log_partition(self) -> Tensor:
@@ -179,7 +179,7 @@ class Hypertree(HypertreeFields):
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
         wide = self.form.flat(self.rules)
-        _, found = moments.of(wide)
+        _, found = moments.log_partition_with_gradients(wide)
         found = found[1 : 1 + len(wide.rules.parts)]
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in found)
 
@@ -336,7 +336,7 @@ class Hypertree(HypertreeFields):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        return LaidHypertree.of(self).restrict(states, log_weights)
+        return HypertreeRecursion.of(self).restrict(states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of spans that trees can have, with the root's at the whole; else -inf."""

@@ -15,7 +15,7 @@ def parts(tree: HypertreeFields) -> list[Tensor]:
     return [tree.unary, *tree.rules.parts, *([] if tree.root is None else [tree.root])]
 
 
-def of(tree: HypertreeFields) -> tuple[Tensor, list[Tensor]]:
+def log_partition_with_gradients(tree: HypertreeFields) -> tuple[Tensor, list[Tensor]]:
     """Log Z, (B,), and its gradients in all `parts`, zero for impossible items.
 
     With a graph of their own if anything in the hypertree has one.
@@ -43,7 +43,7 @@ def of(tree: HypertreeFields) -> tuple[Tensor, list[Tensor]]:
 
 def entropy(tree: HypertreeFields) -> Tensor:
     """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
-    log_z, found = of(tree)
+    log_z, found = log_partition_with_gradients(tree)
     expected = log_z.new_zeros(())
     for values, chances in zip(parts(tree), found, strict=True):
         expected = expected + dot(values, chances)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.model.gradients import regradient
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree.charts import Parts, peak
+from rdpgraph.structures.hypertree.charts import HypertreeTensors, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
 
@@ -25,7 +25,7 @@ Rows: TypeAlias = list[Tensor]
 """Log-values of the spans of each width, (B, T - width, ...)."""
 
 
-def recomputed(parts: Parts, gradient: Tensor) -> list[Tensor | None]:
+def recomputed(parts: HypertreeTensors, gradient: Tensor) -> list[Tensor | None]:
     """The gradient of `scaled` in leaves, spans and rules, with a graph of its own."""
 
     def again(*tensors: Tensor) -> Tensor:
@@ -36,43 +36,43 @@ def recomputed(parts: Parts, gradient: Tensor) -> list[Tensor | None]:
     return regradient(again, parts.tensors, gradient)
 
 
-def log_roots(parts: Parts) -> Tensor:
+def log_roots(parts: HypertreeTensors) -> Tensor:
     """(B, N) the log inside values of whole sentences, exact at any range; slow."""
     item = torch.arange(len(parts.lengths), device=parts.lengths.device)
     return _at_root(exact(parts), parts, item)
 
 
-def scaled(parts: Parts) -> Rows:
+def scaled(parts: HypertreeTensors) -> Rows:
     """Log inside values of spans of two words and more, by products of scaled values."""
     return _inside(parts, _Scaled(parts))
 
 
-def exact(parts: Parts, temperature: float = 1.0) -> Rows:
+def exact(parts: HypertreeTensors, temperature: float = 1.0) -> Rows:
     """The same in log-space, exact at any range; at temperature 0 the best score of each."""
     return _inside(parts, _Exact(parts, temperature))
 
 
-def with_leaves(parts: Parts, rows: Rows) -> Rows:
+def with_leaves(parts: HypertreeTensors, rows: Rows) -> Rows:
     """Log-values over all C states: those of single words in front."""
     leaves = _leaves(parts)
     words = parts.children - parts.spans.shape[3]
     return [leaves, *(pad(row, (0, words), value=-math.inf) for row in rows)]
 
 
-def _at_root(rows: Rows, parts: Parts, item: Tensor) -> Tensor:
+def _at_root(rows: Rows, parts: HypertreeTensors, item: Tensor) -> Tensor:
     if not rows:
         return parts.spans.new_full((len(item), parts.spans.shape[3]), -math.inf)
     firsts = torch.stack([row[:, 0] for row in rows], 1)
     return firsts[item, (parts.lengths - 2).clamp(min=0)]
 
 
-def _leaves(parts: Parts) -> Tensor:
+def _leaves(parts: HypertreeTensors) -> Tensor:
     if not parts.split:
         return parts.leaves
     return pad(parts.leaves, (parts.spans.shape[3], 0), value=-math.inf)
 
 
-def _inside(parts: Parts, algebra: "_Algebra") -> Rows:
+def _inside(parts: HypertreeTensors, algebra: "_Algebra") -> Rows:
     total, words = parts.spans.shape[1], parts.children - parts.spans.shape[3]
     sides = [algebra.sides(_leaves(parts))]
     found: Rows = []
@@ -89,7 +89,7 @@ def _inside(parts: Parts, algebra: "_Algebra") -> Rows:
 class _Algebra:
     """How parts are summed into a span: what a span is to its left and right, and the join."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: HypertreeTensors) -> None:
         self.rules, self.states = parts.rules, parts.spans.shape[3]
 
     def sides(self, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ class _Scaled(_Algebra):
 
 
 class _Exact(_Algebra):
-    def __init__(self, parts: Parts, temperature: float) -> None:
+    def __init__(self, parts: HypertreeTensors, temperature: float) -> None:
         super().__init__(parts)
         self.temperature = temperature
 

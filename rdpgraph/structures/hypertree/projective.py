@@ -54,15 +54,15 @@ class ProjectiveDependencies(Dependencies):
 
         Not differentiable. O(n^3).
         """
-        return self._laid().max_marginals()
+        return self._recursion().max_marginals()
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        tape = self._laid().laid(double=True)
+        tape = self._recursion().to_tape(double=True)
         with torch.no_grad():
             heads, _ = best(tape, up(tape, 0.0), k)
         return heads.reshape(k, *unary.shape[:2])
 
-    def _laid(self) -> ProjectiveArcs:
+    def _recursion(self) -> ProjectiveArcs:
         return ProjectiveArcs(self.unary.detach(), self.multiroot, self.lengths)
 
     def _descended(

@@ -12,20 +12,20 @@ from torch import Tensor
 
 from rdpgraph.structures.hypertree.charts import (
     Chart,
-    Parts,
+    HypertreeTensors,
     limit,
     lowest,
     lowest_log,
-    normalised,
     peak,
     products,
+    rescaled,
     times,
 )
 from rdpgraph.structures.hypertree.plain import recomputed
 from rdpgraph.structures.hypertree.ranks import Ranks
 
 
-def log_roots(parts: Parts) -> tuple[Tensor, Tensor]:
+def log_roots(parts: HypertreeTensors) -> tuple[Tensor, Tensor]:
     """(B, N) the log inside values of whole sentences, and (B,) whether underflow may have hurt.
 
     Keeps O(T^2 (r + N)). Twice differentiable.
@@ -84,7 +84,7 @@ class _Inside:
 class _Sweep:
     """The factors of one hypertree, and the two sweeps over its spans."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: HypertreeTensors) -> None:
         assert isinstance(parts.rules, Ranks)
         self.parts, rules = parts, parts.rules
         self.left, self.right = _Factor.of(rules.left), _Factor.of(rules.right)
@@ -108,7 +108,7 @@ class _Sweep:
         values, peaks, sums = list[Tensor](), list[Tensor](), list[Tensor]()
         root = parts.spans.new_full((batch, self.states), -torch.inf)
         base = peak(parts.leaves)
-        words, _, word_scale = normalised((parts.leaves - base).exp(), base)
+        words, _, word_scale = rescaled((parts.leaves - base).exp(), base)
         doubtful = (lowest_log(parts.leaves - base) < least).any(1)
 
         def project(width: int, value: Tensor, scale: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class _Sweep:
             own, worst = lowest(value), list[Tensor]()
             for factor, put in zip(self.sides(width), ("left", "right"), strict=True):
                 raw = times(value, factor.values)
-                found, top, scaled = normalised(raw, scale.unsqueeze(2) + factor.top)
+                found, top, scaled = rescaled(raw, scale.unsqueeze(2) + factor.top)
                 getattr(ranks, put)(width).copy_(found)
                 getattr(tops, put)(width).copy_(top.squeeze(2))
                 getattr(scales, put)(width).copy_(scaled)
@@ -136,7 +136,7 @@ class _Sweep:
                 high, low = high + self.parent.top, low + self.parent.low
             phi = parts.phi(width)
             offset = peak(phi)
-            value, divisor, scale = normalised(raw * (phi - offset).exp(), high + offset)
+            value, divisor, scale = rescaled(raw * (phi - offset).exp(), high + offset)
             peaks.append(divisor)
             low = low + lowest_log(phi - offset).clamp(max=0.0)
             low = torch.minimum(low, project(width, value, scale))
@@ -224,7 +224,7 @@ class _Ranked(torch.autograd.Function):
         parent: Tensor | None, lengths: Tensor, split: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # pyright: ignore
-        sweep = _Sweep(Parts(leaves, spans, Ranks(left, right, parent), lengths, split))
+        sweep = _Sweep(HypertreeTensors(leaves, spans, Ranks(left, right, parent), lengths, split))
         found = sweep.forward()
         ctx.split, ctx.many = split, len(found.values)  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
@@ -240,7 +240,7 @@ class _Ranked(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None, None, None, None
         leaves, spans, left, right, parent, lengths, *kept = ctx.saved_tensors  # pyright: ignore
-        parts = Parts(leaves, spans, Ranks(left, right, parent), lengths, ctx.split)  # pyright: ignore
+        parts = HypertreeTensors(leaves, spans, Ranks(left, right, parent), lengths, ctx.split)  # pyright: ignore
         if torch.is_grad_enabled():
             given = recomputed(parts, gradient)
             return *given, *(None,) * (7 - len(given))

@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.charts import Parts
+from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import Rules
 
 
-def score(states: Tensor, parts: Parts, root: Tensor, rules: Rules) -> Tensor:
+def score(states: Tensor, parts: HypertreeTensors, root: Tensor, rules: Rules) -> Tensor:
     """(R, B) the log-potentials of trees, -inf for what is none; O(T^2) for each.
 
     Args:

@@ -18,7 +18,7 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.checks import as_lengths
-from rdpgraph.structures.chain.parts import table_of
+from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import checked_count
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (

@@ -11,7 +11,7 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.parts import table_of
+from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov.kept import KeptSegments

@@ -58,7 +58,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Looked:
+class LookupLink:
     """Log-values between the labels that are kept, looked up when they are asked for.
 
     Attributes:
@@ -99,9 +99,11 @@ class Looked:
         """(B, P, J) sums over the labels of (B, P, I)."""
         return by_places(self, x, temperature)
 
-    def part(self, first: int, last: int) -> "Looked":
+    def part(self, first: int, last: int) -> "LookupLink":
         """At some of the places."""
-        return Looked(self.source, _some(self.before, first, last), _some(self.after, first, last))
+        return LookupLink(
+            self.source, _some(self.before, first, last), _some(self.after, first, last)
+        )
 
     def _states(self, slot: int) -> Tensor:
         given = (self.before, self.after)[slot]
@@ -123,7 +125,7 @@ class Looked:
 
 
 @dataclass(frozen=True, eq=False)
-class Ruled:
+class RuleLink:
     """Rules from the pairs of labels of two parts to those of the whole, all of them kept ones.
 
     Attributes:
@@ -157,18 +159,18 @@ class Ruled:
         """(B, P, J) sums over the pairs of labels, (B, P, C * E)."""
         return by_places(self, x, temperature)
 
-    def part(self, first: int, last: int) -> "Ruled":
+    def part(self, first: int, last: int) -> "RuleLink":
         """At some of the places."""
         cut = (part[:, first:last] for part in (self.left, self.right, self.whole))
-        return Ruled(self.rules, *cut)
+        return RuleLink(self.rules, *cut)
 
 
-Link = Table | Looked | Ruled
+Link = Table | LookupLink | RuleLink
 
 
-def by_places(link: Looked | Ruled, x: Tensor, temperature: float) -> Tensor:
+def by_places(link: LookupLink | RuleLink, x: Tensor, temperature: float) -> Tensor:
     """(B, P, J) soft sums, a part of the places at a time, whose terms the gradient makes again."""
-    after = link.after if isinstance(link, Looked) else link.whole
+    after = link.after if isinstance(link, LookupLink) else link.whole
     places = max(x.shape[1], after.shape[1] if after is not None else 1)
     width = max(1, _BLOCK // max(1, len(x) * x.shape[2] * link.width))
     if places <= width:

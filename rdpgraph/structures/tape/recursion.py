@@ -83,7 +83,7 @@ class Recursion(Structure):
     def _dims(self) -> int:
         return self.site_dims
 
-    def laid(
+    def to_tape(
         self, *, unary: Tensor | None = None, ranks: bool = True, double: bool = False
     ) -> Tape:
         """The tape.
@@ -103,7 +103,7 @@ class Recursion(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
-        tape = self.laid()
+        tape = self.to_tape()
         return goal(tape, up(tape)).to(self.unary)
 
     def score(self, states: Tensor) -> Tensor:
@@ -130,14 +130,14 @@ class Recursion(Structure):
         weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
         only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
         wanted = used.flatten(states.ndim - self._dims).sum(-1)
-        return exhausting(only.laid(double=True), wanted).to(self.unary)
+        return exhausting(only.to_tape(double=True), wanted).to(self.unary)
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where nothing is possible. Of derivations; differentiable.
 
         Links and rules of low rank are written out.
         """
-        tape = self.laid(ranks=False, double=True)
+        tape = self.to_tape(ranks=False, double=True)
         return cross_entropy(tape).to(self.unary)
 
     def cross_entropy(self, other: "Recursion") -> Tensor:
@@ -166,7 +166,7 @@ class Recursion(Structure):
                 f"{tuple(self.unary.shape)}; got {type(other).__name__} of "
                 f"{tuple(other.unary.shape)}."
             )
-        tapes = [each.laid(ranks=False, double=True) for each in (self, other)]
+        tapes = [each.to_tape(ranks=False, double=True) for each in (self, other)]
         return cross_entropy(*tapes, divergence=divergence).to(self.unary)
 
     @torch.no_grad()
@@ -175,7 +175,7 @@ class Recursion(Structure):
 
         Links and rules of low rank are written out. Not differentiable.
         """
-        tape = self.laid(ranks=False, double=True)
+        tape = self.to_tape(ranks=False, double=True)
         through = down(tape, up(tape, 0.0), 0.0)
         return of_sites(tape, through, 0.0).to(self.unary)
 
@@ -186,7 +186,7 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape = self.laid(ranks=False, double=True)
+        tape = self.to_tape(ranks=False, double=True)
         return descend(tape, up(tape, 0.0), 1, largest)[0]
 
     def k_best(self, k: int) -> KBestConfigurations:
@@ -200,7 +200,7 @@ class Recursion(Structure):
         if k < 1:
             raise ModelError(f"{self.name}.k_best needs k >= 1; got {k}.")
         with torch.no_grad():
-            tape = self.laid(ranks=False, double=True)
+            tape = self.to_tape(ranks=False, double=True)
             states, there = best(tape, up(tape, 0.0), k)
         return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
 
@@ -211,7 +211,7 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape = self.laid(double=True)
+        tape = self.to_tape(double=True)
         return descend(tape, up(tape), checked_count(count), drawn(generator))
 
     @by_autograd
@@ -234,7 +234,7 @@ class Recursion(Structure):
             )
             noisy = noisy * temperature
             noisy = noisy if noisy.requires_grad else noisy.requires_grad_()
-            tape = self.laid(unary=noisy, ranks=False)
+            tape = self.to_tape(unary=noisy, ranks=False)
             log_z = goal(tape, up(tape, temperature))
             possible = (log_z.detach() > -math.inf).to(log_z)
             (found,) = torch.autograd.grad(log_z, noisy, possible, create_graph=tracked)
@@ -262,8 +262,8 @@ class Recursion(Structure):
     def _shape_only(self) -> Tape:
         """The tape on one state of each site, whatever it is; on all where it chooses by them."""
         unary = torch.zeros_like(self.unary)
-        one = KeptStates(unary[..., :1], unary[..., :1].long(), self).laid()
-        return self.laid(unary=unary) if one.tells_states else one
+        one = KeptStates(unary[..., :1], unary[..., :1].long(), self).to_tape()
+        return self.to_tape(unary=unary) if one.tells_states else one
 
     def proposal_graph(self) -> None:
         """None: the links of the recursion stand for factors, see `mean_values`."""
@@ -276,12 +276,12 @@ class Recursion(Structure):
         Of each link the mean over random states at its other end; links by which one site may be
         reached in turn are averaged. Rules say nothing.
         """
-        return mean_values(self.laid(), landmarks, generator).to(self.unary)
+        return mean_values(self.to_tape(), landmarks, generator).to(self.unary)
 
     def work(self) -> float:
         """The terms of log Z."""
         with torch.no_grad():
-            return self.laid().work
+            return self.to_tape().work
 
 
 @dataclass(frozen=True, eq=False)

@@ -169,7 +169,7 @@ class Total(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Together(Step):
+class Concatenated(Step):
     """The labels of several places side by side: (B, P, M K).
 
     Attributes:

@@ -14,10 +14,10 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
-from rdpgraph.structures.tape.links import Link, Looked, Ruled
-from rdpgraph.structures.tape.picking import Apart, Picked
+from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
+from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.tape.sources import Sources, collected, widened
-from rdpgraph.structures.tape.steps import Leaf, Linked, Pairs, Step, Together, Total
+from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Step, Total
 from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
 
 Given = Value | View
@@ -201,7 +201,7 @@ class Tape:
         if before is None and after is None:
             link = self.sources.table(source)
         else:
-            link = Looked(source, before, after)
+            link = LookupLink(source, before, after)
         places = x.places if after is None else after.shape[1]
         made = self._add(Linked(x, link, places), places, link.width, to_labels)
         self.sources.known[key] = made
@@ -231,13 +231,13 @@ class Tape:
             parts.append(states.unflatten(1, (view.ways, -1)).transpose(1, 2).flatten(2))
         labels = Labels(torch.full((1,), -1, device=self.device), torch.cat(parts, 2))
         width = sum(view.ways * view.width for view in taken)
-        return self._add(Together(taken), places, width, labels)
+        return self._add(Concatenated(taken), places, width, labels)
 
     def beside(self, *views: Given) -> Value:
         """The labels of several views, and of their alternatives, side by side: labels of none."""
         taken = [as_view(view) for view in views]
         width = sum(view.ways * view.width for view in taken)
-        return self._add(Together(taken), taken[0].places, width, Labels())
+        return self._add(Concatenated(taken), taken[0].places, width, Labels())
 
     def pick(self, x: Value, which: Tensor, *, to: Value) -> Value:
         """For each label n of another value, of as many places, the label `which[n]` of x.
@@ -250,7 +250,7 @@ class Tape:
         states, places = to.labels.states, x.places
         if states is not None:
             which, places = which[states], states.shape[1]
-        return self._add(Picked(x, which, places), places, which.shape[-1], to.labels)
+        return self._add(Relabelled(x, which, places), places, which.shape[-1], to.labels)
 
     def apart(self, x: Value, states: int) -> Value:
         """The states of sites as places of one label: place p * states + s is state s of place p.
@@ -262,7 +262,7 @@ class Tape:
         if x.labels.states is not None:
             same = torch.eye(states, dtype=torch.bool, device=self.device)
             x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))
-        return self._add(Apart(x), x.places * x.width, 1, Labels())
+        return self._add(LabelsAsPlaces(x), x.places * x.width, 1, Labels())
 
     def pairs(self, left: Given, right: Given) -> Value:
         """The pairs of labels of two parts, C * E side by side, summed over their alternatives."""
@@ -324,7 +324,7 @@ class Tape:
         parents = rules.shape[0] if rules.shape else self.unary.shape[-1]
         whole = to.labels.states.clamp(max=parents - 1).repeat(1, ways, 1)
         flat = self.sources.once(("rules", id(rules)), lambda: (rules, self._rules(rules)))[1]
-        link = Ruled(flat, first.labels.states, second.labels.states, whole)
+        link = RuleLink(flat, first.labels.states, second.labels.states, whole)
         each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
         index = torch.arange(ways * places, device=self.device).reshape(ways, places)
         made = self.total(self.view(each, index))
@@ -361,7 +361,7 @@ class Tape:
     @property
     def tells_states(self) -> bool:
         """Whether what a site is made of is another thing for each of its states."""
-        return any(isinstance(step, Picked) for step in self.steps)
+        return any(isinstance(step, Relabelled) for step in self.steps)
 
     def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:
         self.steps.append(step)

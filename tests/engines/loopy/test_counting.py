@@ -36,7 +36,7 @@ def pairwise(count, pairs, states=2, seed=0):
 
 
 def edges_of(graph):
-    return edges_in(reduce_graph(graph, whole=True))
+    return edges_in(reduce_graph(graph, high_order=True))
 
 
 def appearances(graph, how=None):

@@ -42,8 +42,8 @@ def swept(monkeypatch):
     """The sweeps of every fixing of variables, as they are made."""
     found = []
 
-    def counted(field, start, limits):
-        outcome = propagate(field, start, limits)
+    def counted(equations, start, limits):
+        outcome = propagate(equations, start, limits)
         found.append(outcome.sweeps)
         return outcome
 
@@ -91,7 +91,7 @@ def test_a_search_ends_with_the_time(monkeypatch):
     solution = loopy(graph).solution.maximal
     monkeypatch.setattr(decoding.clock, "now", itertools.count().__next__)
     limits = replace(solution.limits, seconds=0.5)
-    found = decoding.decode(solution.field, solution.outcome, limits)
+    found = decoding.decode(solution.equations, solution.outcome, limits)
     assert found.states.tolist() == [[0] * 12]
     assert found.cut
 
@@ -109,20 +109,20 @@ def test_the_status_says_that_a_search_was_cut():
 def test_coordinate_ascent_never_loses_and_ends_where_no_variable_gains(seed):
     tables = [table.round() for table in mixed_tables(seed, 1.5, (6,))]
     solution = loopy(mixed(tables), sweeps=5).solution.maximal
-    field, sizes = solution.field, solution.network.sizes
-    _, colours = orders(field.edges)
+    equations, sizes = solution.equations, solution.network.sizes
+    _, colours = orders(equations.edges)
     states = torch.zeros(6, 5, dtype=torch.long)
-    before = traceback.scores(field, states)
+    before = traceback.scores(equations, states)
     for _ in range(20):
-        again = traceback.ascended(field, states, colours, torch.ones(6).long(), float("inf"))
-        after = traceback.scores(field, again)
+        again = traceback.ascended(equations, states, colours, torch.ones(6).long(), float("inf"))
+        after = traceback.scores(equations, again)
         assert bool((after >= before - 1e-9).all())
         states, before = again, after
     for variable in range(5):
         for state in range(sizes[variable]):
             other = states.clone()
             other[:, variable] = state
-            assert bool((traceback.scores(field, other) <= before + 1e-9).all())
+            assert bool((traceback.scores(equations, other) <= before + 1e-9).all())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -130,7 +130,7 @@ def test_scores_are_those_of_the_model_up_to_a_constant(seed):
     drawn = random_tree(seed, batch=(3,))
     posterior = loopy(drawn.graph)
     solution = posterior.solution.maximal
-    zeros, found = traceback.scores(solution.field, solution.decoded.states).unbind(1)
+    zeros, found = traceback.scores(solution.equations, solution.decoded.states).unbind(1)
     assert not zeros.any()
     same(found + solution.network.constant, drawn.graph.score({**posterior.mode()}))
 
@@ -139,13 +139,13 @@ def test_fewer_hard_zeros_come_before_a_higher_score():
     x = rg.VariableArray("x", (3,), 2)
     apart = torch.tensor([[-torch.inf, 1e9], [0.0, -torch.inf]], dtype=torch.float64)
     graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(apart))])
-    field = loopy(graph).solution.maximal.field
+    equations = loopy(graph).solution.maximal.equations
     few, many = (
-        traceback.scores(field, torch.tensor([states])) for states in ([0, 1, 1], [0, 0, 0])
+        traceback.scores(equations, torch.tensor([states])) for states in ([0, 1, 1], [0, 0, 0])
     )
     assert few.tolist() == [[-1.0, 1e9]]
     assert many.tolist() == [[-2.0, 0.0]]
-    none = traceback.scores(field, torch.tensor([[0, 1, 0]]))
+    none = traceback.scores(equations, torch.tensor([[0, 1, 0]]))
     ranked = [none - torch.tensor([[0.0, 2e9]]), few, many]
     for place, one in enumerate(ranked):
         for other in ranked[place + 1 :]:

@@ -46,7 +46,7 @@ def tree(potential, *, seed=0, batch=(), dense=False):
 
 
 def is_whole(posterior):
-    return bool(posterior.solution.network.wholes)
+    return bool(posterior.solution.network.high_order)
 
 
 def check(graph, name="flooding", **options):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy.arithmetic import normalised
+from rdpgraph.engines.loopy.arithmetic import rescaled
 from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.contract import log_sum, maximum
 from rdpgraph.testing import brute_force
@@ -88,8 +88,10 @@ def test_messages_at_a_small_counting_number_are_waited_for(name):
     _, graph = random_grid(0, 3, 3, coupling=0.2)
     posterior = loopy(graph, name, counting=rg.loopy.Fractional(0.03), tolerance=1e-6, sweeps=2000)
     assert posterior.status.converged
-    field, messages = posterior.solution.field, posterior.solution.outcome.messages
-    before, after = (field.normalised_beliefs(m) for m in (messages, field.update(messages)))
+    equations, messages = posterior.solution.equations, posterior.solution.outcome.messages
+    before, after = (
+        equations.normalised_beliefs(m) for m in (messages, equations.update(messages))
+    )
     for one, other in zip(before, after, strict=True):
         same(one, other, 1e-4)
 
@@ -211,7 +213,7 @@ def fast_and_general(tables, damping, dtype=torch.float64, **options):
         **{"tolerance": 1e-12, "sweeps": 5000} | options,
     )
     general = rg.infer(graph, scheduler=every)
-    assert LogOdds.applies(fast.solution.field)
+    assert LogOdds.applies(fast.solution.equations)
     return fast, general
 
 
@@ -240,15 +242,15 @@ def test_log_odds_are_the_general_path(damping, coupling, shared):
 @pytest.mark.parametrize("keep", [0.0, 0.3])
 def test_a_step_of_log_odds_is_an_update_of_the_field(keep):
     for seed in range(3):
-        field = loopy(random_grid(seed, 4, 5, coupling=1.0)[1]).solution.field
+        equations = loopy(random_grid(seed, 4, 5, coupling=1.0)[1]).solution.equations
         start = tuple(
-            normalised(randn(seed, *m.shape), vanishing=False)[0] for m in field.flat_messages()
+            rescaled(randn(seed, *m.shape), vanishing=False)[0] for m in equations.flat_messages()
         )
-        odds = LogOdds(field, start)
+        odds = LogOdds(equations, start)
         for before, after in zip(start, odds.messages(), strict=True):
             same(before, after, 1e-12)
         odds.step(keep)
-        plain = field.update(start)
+        plain = equations.update(start)
         (mixed_one,) = (
             (1 - keep) * new + keep * old for new, old in zip(plain, start, strict=True)
         )
@@ -269,7 +271,7 @@ def test_log_odds_on_variables_of_every_degree():
         [*factors, rg.Factor((alone,), rg.Table(randn(1, 2)))], variables=[alone, hub, *leaves]
     )
     fast = loopy(graph)
-    assert LogOdds.applies(fast.solution.field)
+    assert LogOdds.applies(fast.solution.equations)
     general = rg.infer(
         graph, scheduler=rg.Loopy(schedule=rg.loopy.RandomSubsets(1.0), tolerance=1e-12)
     )
@@ -304,9 +306,9 @@ def test_log_odds_are_used_only_within_their_range(dtype, scale):
     truth = brute_force(exact)
     posterior = loopy(graph, tolerance=1e-7)
     if scale == 1.0:
-        assert LogOdds.applies(posterior.solution.field)
+        assert LogOdds.applies(posterior.solution.equations)
     if scale == 1000.0:
-        assert not LogOdds.applies(posterior.solution.field)
+        assert not LogOdds.applies(posterior.solution.equations)
     tolerance = 1e-3 if dtype == torch.float32 else 1e-8
     same(posterior.log_partition.double(), truth.log_partition, tolerance)
     marginals = posterior.marginal(chain).double()
@@ -317,7 +319,7 @@ def test_log_odds_are_used_only_within_their_range(dtype, scale):
 
 def test_log_odds_do_not_take_what_is_not_theirs():
     _, plain = random_grid(0, 3, 3)
-    assert LogOdds.applies(loopy(plain).solution.field)
+    assert LogOdds.applies(loopy(plain).solution.equations)
     others = [
         loopy(random_grid(0, 3, 3, 3)[1]),
         loopy(mixed(mixed_tables(0))),
@@ -325,12 +327,12 @@ def test_log_odds_do_not_take_what_is_not_theirs():
         loopy(plain, counting=rg.loopy.TreeReweighted()),
     ]
     for posterior in others:
-        assert not LogOdds.applies(posterior.solution.field)
+        assert not LogOdds.applies(posterior.solution.equations)
     across, down, unary = grid_tables(0, 3, 3, 2, 1.0)
     across[0, 0, 0, 1] = -math.inf
     _, zeros = grid(across, down, unary)
     posterior = loopy(zeros)
-    assert not LogOdds.applies(posterior.solution.field)
+    assert not LogOdds.applies(posterior.solution.equations)
     general = rg.Loopy(schedule=rg.loopy.RandomSubsets(1.0), tolerance=1e-12)
     same(posterior.log_partition, rg.infer(zeros, scheduler=general).log_partition, 1e-9)
 

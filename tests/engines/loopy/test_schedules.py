@@ -133,14 +133,14 @@ def test_residuals_need_fewer_updates_than_flooding():
 
 def naive_sweep(posterior, steps):
     """One sweep of messages into sets of variables, straight from the equations."""
-    field = posterior.solution.field
-    messages = field.flat_messages()
+    equations = posterior.solution.equations
+    messages = equations.flat_messages()
     for variables in steps:
-        new = field.update(messages)
-        at = field.edges.variable
+        new = equations.update(messages)
+        at = equations.edges.variable
         chosen = torch.isin(at, torch.tensor(variables))
         parts = []
-        for c, fresh, old in zip(field.edges.classes, new, messages, strict=True):
+        for c, fresh, old in zip(equations.edges.classes, new, messages, strict=True):
             here = chosen[c.first : c.first + c.count]
             parts.append(torch.where(here, fresh, old))
         messages = tuple(parts)
@@ -488,7 +488,7 @@ def test_items_that_have_converged_are_swept_no_more(size, monkeypatch):
         plain = kind.sweep
 
         def counted(self, messages, sets, plain=plain):
-            swept.append(self.field.batch)
+            swept.append(self.equations.batch)
             return plain(self, messages, sets)
 
         monkeypatch.setattr(kind, "sweep", counted)

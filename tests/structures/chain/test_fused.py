@@ -220,7 +220,7 @@ class Broken:
 @pytest.mark.parametrize("error", [RuntimeError("no C compiler"), None])
 def test_kernels_that_fail_are_left_for_torch(error, monkeypatch):
     kernels = dict.fromkeys(("forward_step", "backward_step"), Broken(error))
-    monkeypatch.setattr(fused, "_loaded", lambda: (kernels, fused.Status("0", "There.")))
+    monkeypatch.setattr(fused, "_loaded", lambda: (kernels, fused.KernelStatus("0", "There.")))
     monkeypatch.setattr(fused, "_interpreted", lambda: True)
     monkeypatch.setattr(native, "serves", lambda factors: False)
     case = Factors.of(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3]))

@@ -13,7 +13,7 @@ from rdpgraph.structures.chain import (
     lowrank_ranks,
     model,
 )
-from rdpgraph.structures.chain.thin import to_ranks, to_states
+from rdpgraph.structures.chain.panels import to_ranks, to_states
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64

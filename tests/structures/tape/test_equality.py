@@ -127,4 +127,4 @@ def test_segments_of_kept_labels_go_by_way_of_ranks():
     model = Segments(draw(3, 2, 50), low)
     states = torch.arange(6).expand(3, 2, 6)
     few = model.restrict(states, torch.zeros(3, 2, 6, dtype=torch.float64))
-    assert few.work() < few.laid(ranks=False).work
+    assert few.work() < few.to_tape(ranks=False).work

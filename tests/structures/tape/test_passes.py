@@ -38,7 +38,7 @@ def test_conformance(name):
 @each
 def test_log_marginals_from_the_pass_down_are_the_gradient(name):
     model, _ = PAIRS[name]
-    tape = model.laid()
+    tape = model.to_tape()
     reader = up(tape)
     through = of_sites(tape, down(tape, reader), 1.0)
     log_z = goal(tape, reader).reshape(-1, *(1,) * (through.ndim - 1))

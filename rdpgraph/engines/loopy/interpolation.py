@@ -17,7 +17,7 @@ _MOST_AT_ONCE = 1 << 22  # log-values
 
 
 @dataclass(frozen=True, eq=False)
-class Beyond:
+class InterpolatedMessages:
     """What the messages of a restricted model say of all states of the whole one.
 
     A message is a sum over the states kept of the other variables, weights included, of a factor's
@@ -68,12 +68,12 @@ class Beyond:
                     found[number, slot] = known[number, slot]
                     continue
                 rows = few.nonzero().flatten()
-                new = self._beyond(number, slot, rows, incoming)
+                new = self._interpolated(number, slot, rows, incoming)
                 empty = new.new_zeros(new.shape[0], block.count, new.shape[2])
                 found[number, slot] = empty.index_copy(1, rows.to(new.device), new)
         return found
 
-    def _beyond(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
+    def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
         """(B', n, states) from some factors of a block to their slot's variables."""
         block = self.restricted.blocks[number]
         whole, origin = self._origins

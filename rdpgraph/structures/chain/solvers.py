@@ -20,12 +20,12 @@ from rdpgraph.structures.chain import (
     recursion,
     sampling,
 )
-from rdpgraph.structures.chain.lowrank_messages import LowRankParts
-from rdpgraph.structures.chain.parts import Parts
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors
 
 
 @dataclass(frozen=True, eq=False)
-class Route(ABC):
+class Solver(ABC):
     """The answers whose recursion depends on the form of the transition; batch dims flattened."""
 
     @abstractmethod
@@ -58,10 +58,10 @@ class Route(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class ByTables(Route):
+class TableSolver(Solver):
     """With the transition as a table."""
 
-    parts: Parts
+    parts: ChainTensors
 
     @cached_property
     def messages(self) -> recursion.Messages:
@@ -98,7 +98,7 @@ class ByTables(Route):
 
 
 @dataclass(frozen=True, eq=False)
-class ByRanks(Route):
+class RankSolver(Solver):
     """With the transition as factors; what has no shortcut is read off a table that fits.
 
     Attributes:
@@ -107,8 +107,8 @@ class ByRanks(Route):
         streamed: whether that table is larger than what is written out.
     """
 
-    parts: LowRankParts
-    tables: Callable[[], ByTables]
+    parts: LowRankTensors
+    tables: Callable[[], TableSolver]
     streamed: bool
 
     def log_partition(self) -> Tensor:

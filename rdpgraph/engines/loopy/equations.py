@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, normalised, share, take
+from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, rescaled, share, take
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
 from rdpgraph.model.semiring import soft_sum
@@ -62,7 +62,7 @@ def sums_of(unary: Tensor, arrive: Callable[[Tensor], Tensor], logs: Tensor) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class Field:
+class Equations:
     """A model in message-passing form; its methods are the equations.
 
     Attributes:
@@ -132,12 +132,12 @@ class Field:
     def update(self, messages: Messages) -> Messages:
         """All messages anew from all messages (undamped)."""
         cavities = self.cavities(messages, () if self.vanishing else self.beliefs(messages))
-        cavities = [normalised(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
+        cavities = [rescaled(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
         return tuple(self.message(new) for new in self.outgoing(cavities))
 
     def message(self, logs: Tensor) -> Tensor:
-        """What a factor answers as a message: normalised, and floored if it might be unbounded."""
-        logs = normalised(logs, vanishing=self.vanishing)[0]
+        """What a factor answers as a message: rescaled, and floored if it might be unbounded."""
+        logs = rescaled(logs, vanishing=self.vanishing)[0]
         return logs if self.bounded else floored(logs, self.lowest)
 
     @cached_property
@@ -151,7 +151,7 @@ class Field:
         return BOTTOM if self.bounded or self.forest else FAINT
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the factors answer, not normalised."""
+        """What the factors answer, not rescaled."""
         edges = self.edges
         found: list[list[Tensor]] = [[] for _ in edges.classes]
         answers: dict[int, list[Tensor | None]] = {}
@@ -198,7 +198,7 @@ class Field:
 
     def _prepared(self, messages: Messages) -> tuple[list[Tensor], list[Tensor]]:
         pairs = [
-            normalised(cavity, vanishing=self.vanishing)
+            rescaled(cavity, vanishing=self.vanishing)
             for cavity in self.cavities(messages, self.beliefs(messages))
         ]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -248,12 +248,12 @@ class Field:
             found.append(1.0 - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
         return found
 
-    def with_unary(self, unary: tuple[Tensor, ...]) -> "Field":
-        """The field with other unary log-potentials, which may hold hard zeros."""
+    def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":
+        """The equations with other unary log-potentials, which may hold hard zeros."""
         return replace(self, unary=unary, vanishing=True)
 
-    def items(self, chosen: slice | Tensor) -> "Field":
-        """The field of some batch items: a range of them, or their numbers."""
+    def items(self, chosen: slice | Tensor) -> "Equations":
+        """The equations of some batch items: a range of them, or their numbers."""
         return replace(
             self,
             kernels=tuple(kernel.items(chosen) for kernel in self.kernels),

@@ -12,7 +12,7 @@ from rdpgraph.structures.tape.values import Reader, Value, View
 
 
 @dataclass(frozen=True, eq=False)
-class Picked(Step):
+class Relabelled(Step):
     """For each new label one of the labels of a value.
 
     Attributes:
@@ -61,7 +61,7 @@ class Picked(Step):
 
 
 @dataclass(frozen=True, eq=False)
-class Apart(Step):
+class LabelsAsPlaces(Step):
     """The labels of a value as places of one label, those of each place side by side: (B, P K, 1).
 
     Attributes:

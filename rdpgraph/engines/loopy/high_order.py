@@ -11,7 +11,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import Kernel
-from rdpgraph.engines.network import Network, Whole
+from rdpgraph.engines.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 
@@ -19,18 +19,18 @@ _MOST_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class WholeKernel(Kernel):
+class HighOrderKernel(Kernel):
     """A block of factors by their potential's `messages`.
 
     Attributes:
-        whole: the block.
+        block: its factors.
         network: where it belongs: its variables may have lost states, or be settled.
         weights: (F,) counting numbers, or None.
         temperature: 0 for maxima.
         chosen: (n,) numbers of the batch items that it is for, or None for all.
     """
 
-    whole: Whole
+    block: HighOrderBlock
     network: Network
     weights: Tensor | None
     temperature: float
@@ -39,7 +39,7 @@ class WholeKernel(Kernel):
     @property
     def count(self) -> int:
         """The number of factors."""
-        return len(self.whole.scopes)
+        return len(self.block.scopes)
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -50,8 +50,8 @@ class WholeKernel(Kernel):
     def _ports(self) -> tuple[Port, ...]:
         network, found = self.network, list[Port]()
         sizes = torch.tensor(network.sizes, dtype=torch.long)
-        for slot in range(self.whole.scopes.shape[1]):
-            active = network.active[self.whole.scopes[:, slot]]
+        for slot in range(self.block.scopes.shape[1]):
+            active = network.active[self.block.scopes[:, slot]]
             left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)
             for size in torch.unique(left).tolist():
                 rows = (left == size).nonzero().flatten()
@@ -73,7 +73,7 @@ class WholeKernel(Kernel):
     def _states(self) -> tuple[Tensor, ...]:
         """Per port (n, K) the states left."""
         return tuple(
-            self.network.states_left(self.whole.scopes[port.rows, port.slot], port.size).to(
+            self.network.states_left(self.block.scopes[port.rows, port.slot], port.size).to(
                 self.network.constant.device
             )
             for port in self.ports
@@ -96,17 +96,17 @@ class WholeKernel(Kernel):
         settled = self.network.settled
         if self.chosen is not None and len(settled) > 1:
             settled = settled[self.chosen]
-        return settled[:, self.whole.scopes]
+        return settled[:, self.block.scopes]
 
     @property
     def _slots(self) -> tuple[int, ...]:
-        return self.whole.potential.slots(self.whole.scopes.shape[1])
+        return self.block.potential.slots(self.block.scopes.shape[1])
 
-    def weighted(self, weights: Tensor) -> "WholeKernel":
+    def weighted(self, weights: Tensor) -> "HighOrderKernel":
         """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
-    def items(self, chosen: slice | Tensor) -> "WholeKernel":
+    def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
         """The kernel of some batch items."""
         before = torch.arange(self.network.batch) if self.chosen is None else self.chosen
         return replace(self, chosen=before[chosen])
@@ -118,7 +118,7 @@ class WholeKernel(Kernel):
 
     @cached_property
     def _each(self) -> bool:
-        return math.prod(self.whole.potential.lead(len(self._slots))[:-1]) > 1
+        return math.prod(self.block.potential.lead(len(self._slots))[:-1]) > 1
 
     def _spread(self, incoming: Sequence[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k) log-messages over all states."""
@@ -146,7 +146,7 @@ class WholeKernel(Kernel):
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
         spread = [self._placed(part) for part in spread]
-        answers = self.whole.potential.messages(spread, temperature=temperature)
+        answers = self.block.potential.messages(spread, temperature=temperature)
         found = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in found]
 
@@ -186,12 +186,12 @@ class WholeKernel(Kernel):
 
     def _of(self, rows: Tensor, incoming: Sequence[Tensor]) -> list[Tensor | None]:
         """The messages of some factors, of which a port may have none."""
-        whole, weights = self.whole, self.weights
-        scopes = whole.scopes[rows]
-        potential = whole.potential.select((self.count,), rows, scopes.shape[1])
+        block, weights = self.block, self.weights
+        scopes = block.scopes[rows]
+        potential = block.potential.select((self.count,), rows, scopes.shape[1])
         own = replace(
             self,
-            whole=replace(whole, scopes=scopes, potential=potential),
+            block=replace(block, scopes=scopes, potential=potential),
             weights=None if weights is None else weights[rows],
         )
         found: list[Tensor | None] = [None] * len(incoming)
@@ -228,7 +228,7 @@ class WholeKernel(Kernel):
             rows = torch.arange(len(left), device=states.device)
             every[:, port.rows.to(states.device), port.slot] = left[rows, own]
         slots = [self._placed(part).unsqueeze(-1) for part in every.unbind(2)]
-        values = self.whole.potential.evaluate(slots)
+        values = self.block.potential.evaluate(slots)
         values = self._picked(values.reshape(-1, *values.shape[-1 - len(slots) :]).flatten(1))
         values = values.expand(-1, self.count)
         return values if self.weights is None else values / self.weights
@@ -241,14 +241,14 @@ class WholeKernel(Kernel):
         """
         if math.prod(self._slots) * self.count > _MOST_ENTRIES:
             raise UnsupportedError(
-                f"Beliefs of {type(self.whole.potential).__name__} over {len(self._slots)} "
+                f"Beliefs of {type(self.block.potential).__name__} over {len(self._slots)} "
                 "variables are not formed; ask for the marginals of its variables."
             )
 
     def _table(self) -> Tensor:
         """(b, F or 1, *sizes), where that is not too large."""
         self.check_table()
-        logs = self.whole.potential.table(len(self._slots))
+        logs = self.block.potential.table(len(self._slots))
         lead = logs.shape[: logs.ndim - len(self._slots)]
         factors = lead[-1] if lead else 1
         return self._picked(logs.reshape(-1, factors, *self._slots))
@@ -272,7 +272,7 @@ class WholeKernel(Kernel):
         """The derivative of ``log sum exp(s theta + messages)`` in s."""
         if self.temperature == 0:
             raise UnsupportedError(
-                f"The expected score of {type(self.whole.potential).__name__} at temperature 0 is "
+                f"The expected score of {type(self.block.potential).__name__} at temperature 0 is "
                 "not available; use a small temperature."
             )
         spread = self._spread(incoming)

@@ -13,7 +13,7 @@ MOST_TABULATED = 2**28
 """Entries of the transitions that a `Potential` is written out to, where a table is needed."""
 
 
-class Parts(NamedTuple):
+class ChainTensors(NamedTuple):
     """Chains as tensors, batch dims flattened.
 
     Attributes:
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
     lengths: Tensor
 
     @staticmethod
-    def of(unary: Tensor, transition: Tensor, lengths: Tensor) -> "Parts":
+    def of(unary: Tensor, transition: Tensor, lengths: Tensor) -> "ChainTensors":
         """From (*batch, T, N), (N, N) or dims that broadcast to (*batch, T - 1, N, N), and (B,)."""
         *batch, total, states = unary.shape
         if transition.ndim > 2:
@@ -38,11 +38,11 @@ class Parts(NamedTuple):
         dtype = torch.promote_types(unary.dtype, transition.dtype)
         if len(batch) != 1:
             unary = unary.reshape([math.prod(batch), total, states])
-        return Parts(unary.to(dtype), transition.to(dtype), lengths)
+        return ChainTensors(unary.to(dtype), transition.to(dtype), lengths)
 
-    def detach(self) -> "Parts":
+    def detach(self) -> "ChainTensors":
         """The same without gradients."""
-        return Parts(self.unary.detach(), self.transition.detach(), self.lengths)
+        return ChainTensors(self.unary.detach(), self.transition.detach(), self.lengths)
 
 
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:

@@ -14,7 +14,7 @@ from rdpgraph.structures.tape.values import Value
 
 
 @dataclass(frozen=True, eq=False)
-class LaidHypertree(Recursion):
+class HypertreeRecursion(Recursion):
     """The trees of a `Hypertree`, laid out on a tape.
 
     Args:
@@ -34,7 +34,7 @@ class LaidHypertree(Recursion):
     site_dims = 2
 
     @classmethod
-    def of(cls, tree: HypertreeFields) -> "LaidHypertree":
+    def of(cls, tree: HypertreeFields) -> "HypertreeRecursion":
         """The trees of a hypertree."""
         unary, words = tree.unary, tree.preterminals
         if words:

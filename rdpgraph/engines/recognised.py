@@ -27,7 +27,7 @@ def plan_of(structure: Structure) -> Plan:
 
 
 @dataclass(frozen=True, eq=False)
-class MatchedSolution(Solution):
+class RecognisedSolution(Solution):
     """Answers for a recognised graph.
 
     Attributes:
