@@ -17,11 +17,12 @@ from rdpgraph.estimate.proposals import (
     SoftmaxGlobal,
     Uniform,
 )
-from rdpgraph.estimate.selection import Selection
+from rdpgraph.estimate.selection import Inversion, Selection
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 
 __all__ = [
     "Global",
+    "Inversion",
     "Landmark",
     "Local",
     "LocalGlobal",

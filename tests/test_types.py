@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 PROMPT = re.compile(r"^(?:>>>|\.\.\.) ?")
 RULES = {
@@ -97,7 +97,8 @@ def test_pages_and_calls_have_no_type_errors(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed: `make check` installs it and runs this")
     for page in PAGES:
-        (tmp_path / f"{page.stem.lower()}_md.py").write_text(code_of(page.read_text()))
+        name = "_".join(page.relative_to(ROOT).with_suffix("").parts).lower()
+        (tmp_path / f"{name}_md.py").write_text(code_of(page.read_text()))
     (tmp_path / "calls.py").write_text(CALLS)
     settings = {**RULES, "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
