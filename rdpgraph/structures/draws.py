@@ -9,6 +9,8 @@ from rdpgraph.errors import ModelError
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
+Noise = Callable[[int, int], Tensor]
+"""Noise of so many steps, of which the one with a number is the last: (steps, ...), it first."""
 
 
 def checked_count(count: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain import native
+from rdpgraph.structures.chain import array_paths, arrays, native
 from rdpgraph.structures.chain.factors import finite, step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
@@ -63,6 +63,8 @@ def prefixes(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
     if native.applies(unary, transition):
         return native.prefixes(unary, transition, lengths)
     values = _levelled(unary, lengths)
+    if unary.shape[1] and arrays.applies(unary, transition):
+        return array_paths.prefixes(values, transition)
     return values + _before(values, transition, _linked(values, lengths))
 
 

@@ -1,16 +1,15 @@
 """Sequences of states: traced back through messages, and scored."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.chain import native
+from rdpgraph.structures.chain import array_paths, arrays, native
+from rdpgraph.structures.draws import Noise
 
-Noise = Callable[[int, int], Tensor]
 _CELLS = 2**20  # numbers of noise at a time
 
 
@@ -34,6 +33,8 @@ def traceback(
     """
     batch, total, width = messages.shape
     if not native.applies(messages, transition):
+        if arrays.applies(messages, transition):
+            return array_paths.traced(messages, transition, lengths, count, noise)
         return _traced(messages, transition, lengths, count, noise)
     states = torch.empty(count, batch, total, dtype=torch.long)
     messages, turned = messages.contiguous(), transition.mT.contiguous()

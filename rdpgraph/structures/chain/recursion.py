@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.structures.chain import filtering, logs, native, scaled, scan
+from rdpgraph.structures.chain import filtering, logs, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
 
 
@@ -54,7 +54,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> Log
     dtype = torch.promote_types(unary.dtype, transition.dtype)
     work = dtype if dtype == torch.float64 else torch.float32
     attempts = _attempts(work, unary.device)
-    if scan.worthwhile(unary, compiled=native.applies(unary, transition)):
+    if scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
         attempts = [(work, scan.log_partition), *attempts]
     values = _first_safe(attempts, unary, transition, lengths)
     return values.to(dtype)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import filtering, recursion
-from rdpgraph.structures.chain.paths import Noise, conditionals, traceback
-from rdpgraph.structures.draws import gumbel
+from rdpgraph.structures.chain.paths import conditionals, traceback
+from rdpgraph.structures.draws import Noise, gumbel
 from rdpgraph.structures.relaxation import checked_temperature
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.model.gradients import regradient
-from rdpgraph.structures.chain import fused, native, ranges, sweeps
+from rdpgraph.structures.chain import arrays, fused, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, masked
 from rdpgraph.structures.chain.sweeps import Forward
 
@@ -75,6 +75,13 @@ class _Scaled(torch.autograd.Function):
         return *backward(own, found, gradient, edges=needed), None, None
 
 
+def step_seconds(unary: Tensor, transition: Tensor) -> float:
+    """What the calls of a step take, forward and backward, on a CPU."""
+    if native.applies(unary, transition):
+        return 1e-6
+    return 3.5e-6 if arrays.applies(unary, transition) else 11e-6
+
+
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     """Scaled factors of log-potentials, by the compiled kernel if it serves, or in torch."""
     if native.applies(unary, transition):
@@ -83,9 +90,11 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
 
 
 def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """A forward sweep by the compiled kernel or the fused one, if one serves, or in torch."""
+    """A forward sweep: compiled, on arrays or fused, if one of these serves, or in torch."""
     if native.serves(factors):
         return native.forward(factors, floor=floor, upward=upward)
+    if not floor and arrays.serves(factors):
+        return arrays.forward(factors)
     if fused.serves(factors):
         return fused.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
@@ -100,7 +109,10 @@ def backward(
         return marginals, native.edge_gradient(
             factors.matrix, found.states, ahead
         ) if edges else None
-    sweep = fused.backward if fused.serves(factors) else sweeps.backward
+    if arrays.serves(factors):
+        sweep = arrays.backward
+    else:
+        sweep = fused.backward if fused.serves(factors) else sweeps.backward
     marginals, ahead = sweep(factors, found, gradient)
     return marginals, sweeps.edge_gradient(factors.matrix, found.states, ahead) if edges else None
 

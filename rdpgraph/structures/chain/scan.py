@@ -13,24 +13,28 @@ from torch import Tensor
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
-_STEP, _LEVEL, _MATRIX = 11e-6, 165e-6, 1.2e-6
-"""Seconds of a step of the recursion, a level of the tree and each of its matrices, on a CPU."""
-_COMPILED_STEP = 1e-6
+_LEVEL, _MATRIX = 165e-6, 1.2e-6
+"""Seconds of a level of the tree and each of its matrices, on a CPU."""
 _LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
-"""The same on a GPU, where launches are what takes the time."""
+"""The same on a GPU, and that of a step, where launches are what takes the time."""
 _MEMORY = 2**28
 """Bytes of matrices."""
 
 
-def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
-    """Whether a scan is expected to be quicker than the recursion, compiled or in torch."""
+def worthwhile(unary: Tensor, *, step: float) -> bool:
+    """Whether a scan is expected to be quicker than the recursion.
+
+    Args:
+        unary: (B, T, N).
+        step: seconds of the calls of a step of the recursion, on a CPU.
+    """
     batch, steps, states = unary.shape
     if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
         return False
     levels = math.ceil(math.log2(steps))
     if unary.device.type == "cpu":
         work = 6 * batch * steps * states**2 / 2e10
-        recursion = steps * (_COMPILED_STEP if compiled else _STEP)
+        recursion = steps * step
         scan = levels * _LEVEL + batch * steps * _MATRIX
     else:
         work = 6 * batch * steps * states**2 / 1e12
