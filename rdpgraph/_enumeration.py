@@ -117,42 +117,33 @@ class Enumeration:
 
     Attributes:
         structure: whose.
-        states: (C, S) of its sites, row by row; -1: not used.
+        uses: (C, S, states) how often each has every state of its sites, row by row.
         scores: (C, *batch) nats.
     """
 
     structure: Structure
-    states: Tensor
+    uses: Tensor
     scores: Tensor
 
     @classmethod
     def of(cls, structure: Structure) -> "Enumeration":
-        """All that use possible states of sites, by the structure's `score`.
+        """All that it lists, or that use possible states of sites, by the structure's `score`.
 
         Raises:
             ModelError: there are too many.
         """
-        unary = structure.proposal_unary().detach()
         batch = structure.log_partition().ndim
-        possible = (unary > -math.inf).reshape(unary.shape[:batch].numel(), -1, unary.shape[-1])
-        lists = [[-1, *row.nonzero().flatten().tolist()] for row in possible.any(0)]
-        count = math.prod(len(row) for row in lists)
-        if count > MOST_SCORED:
-            raise ModelError(
-                f"check_structure scores at most {MOST_SCORED:,} configurations; this "
-                f"{type(structure).__name__} has {count:,}: give it fewer sites or states."
-            )
-        states = torch.tensor(list(itertools.product(*lists)), device=unary.device).reshape(
-            count, -1
-        )
-        shape = (*(1,) * batch, *unary.shape[batch:-1])
-        spread = states.reshape(count, *shape).expand(count, *unary.shape[:-1])
-        # What an item lacks it has in no state.
-        some = states.clamp(min=0).T.expand(len(possible), -1, -1)
-        has = possible.gather(2, some) | (states < 0).T
-        scores = structure.score(spread).detach().reshape(count, -1)
-        scores = torch.where(has.all(1).T, scores, -math.inf)
-        return cls(structure, states, scores.reshape(count, *unary.shape[:batch]))
+        shape, lead = structure.unary.shape[batch:], structure.unary.shape[:batch]
+        states, there = structure.listed(), None
+        if states is None:
+            states, there = _combined(structure, batch)
+        spread = states.reshape(len(states), *(1,) * batch, *states.shape[1:])
+        spread = spread.expand(len(states), *lead, *states.shape[1:])
+        scores = structure.score(spread).detach()
+        if there is not None:
+            scores = torch.where(there.reshape(scores.shape), scores, -math.inf)
+        one = structure.uses(spread).reshape(len(states), lead.numel(), -1, shape[-1])[:, 0]
+        return cls(structure, one, scores)
 
     @property
     def log_partition(self) -> Tensor:
@@ -173,16 +164,22 @@ class Enumeration:
     @property
     def marginals(self) -> Tensor:
         """(*batch, *sites, states)."""
-        hot = self._hot.to(self.scores)
-        found = torch.einsum("c...,csn->...sn", self._probabilities, hot)
+        uses = self.uses.to(self.scores)
+        found = torch.einsum("c...,csn->...sn", self._probabilities, uses)
         return found.reshape(self.structure.unary.shape)
 
     @property
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states)."""
-        flat = self.scores.reshape(len(self.scores), -1).T
-        found = [torch.where(self._hot, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
+        flat, used = self.scores.reshape(len(self.scores), -1).T, self.uses > 0
+        found = [torch.where(used, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
         return torch.stack(found).reshape(self.structure.unary.shape)
+
+    @property
+    def most(self) -> Tensor:
+        """(*sites) how often a configuration uses each site at most."""
+        batch = self.scores.ndim - 1
+        return self.uses.sum(-1).amax(0).reshape(self.structure.unary.shape[batch:-1])
 
     def score(self, states: Tensor) -> Tensor:
         """That of configurations (*lead, *batch, *sites)."""
@@ -193,11 +190,27 @@ class Enumeration:
         log_z = self.log_partition
         return (self.scores - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
 
-    @property
-    def _hot(self) -> Tensor:
-        """(C, S, states) which configurations have which state."""
-        every = torch.arange(self.structure.unary.shape[-1], device=self.states.device)
-        return self.states.unsqueeze(-1) == every
+
+def _combined(structure: Structure, batch: int) -> tuple[Tensor, Tensor]:
+    """(C, *sites) the combinations of the sites' states that an item may have, -1 for none.
+
+    And (C, items) which items have them.
+    """
+    unary = structure.proposal_unary().detach()
+    possible = (unary > -math.inf).reshape(unary.shape[:batch].numel(), -1, unary.shape[-1])
+    lists = [[-1, *row.nonzero().flatten().tolist()] for row in possible.any(0)]
+    count = math.prod(len(row) for row in lists)
+    if count > MOST_SCORED:
+        raise ModelError(
+            f"check_structure scores at most {MOST_SCORED:,} configurations; this "
+            f"{type(structure).__name__} has {count:,}: give it fewer sites or states."
+        )
+    states = torch.tensor(list(itertools.product(*lists)), device=unary.device)
+    states = states.reshape(count, -1)
+    # What an item lacks it has in no state.
+    some = states.clamp(min=0).T.expand(len(possible), -1, -1)
+    has = possible.gather(2, some) | (states < 0).T
+    return states.reshape(count, *unary.shape[batch:-1]), has.all(1).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +249,11 @@ class OnGraph:
     def score(self, states: Tensor) -> Tensor:
         """A site that an item lacks has state -1, and is held in state 0 in the graph."""
         return self.graph.score({self.graph.variables[0]: states.clamp(min=0)})
+
+    @property
+    def most(self) -> Tensor:
+        """() how often a configuration uses a site."""
+        return torch.tensor(1)
 
     def _of_sites(self, answer: Callable[[Named], Tensor]) -> Tensor:
         shape = self.structure.unary.shape

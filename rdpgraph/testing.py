@@ -83,7 +83,7 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
 
 
 def check_structure(structure: Structure) -> None:
-    """Hold a structure against brute force: on its own `factor_graph`, or by its `score` if none.
+    """Hold a structure against brute force: on its `factor_graph`, or by its `score` if it has none.
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
     them, the gradient in `unary`, hard zeros in it, every batch item on its own, what `restrict`
@@ -99,7 +99,7 @@ def check_structure(structure: Structure) -> None:
     posterior = infer(structure)
     assert isinstance(posterior, StructuredPosterior)
     _check_answers(posterior, truth)
-    _check_relaxed(posterior)
+    _check_relaxed(posterior, truth)
     _check_numbers(structure)
 
     unary = structure.unary.detach().requires_grad_()
@@ -160,11 +160,11 @@ def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration)
     shape = posterior.structure.unary.shape
     structure = posterior.structure
     mode = structure.site_states(posterior.mode())
-    _agree(mode.shape == shape[:-1], "mode() has the shape of unary without states")
+    _agree(structure.uses(mode).shape == shape, "mode() has the shape of unary without states")
     _close(truth.score(mode), truth.maximum, "the score of mode()")
     # In a graph a site that an item lacks is held in a state.
     fixed = isinstance(truth, OnGraph)
-    present = (mode >= 0).unsqueeze(-1) | (not fixed)
+    present = (mode >= 0).unsqueeze(-1) if fixed else mode.new_ones((), dtype=torch.bool)
     marginals, best = posterior.marginals(), posterior.max_marginals()
     for what, values, expected, absent in (
         ("marginals()", marginals, truth.marginals, 0.0),
@@ -183,8 +183,8 @@ def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration)
     _agree(bool((truth.score(drawn) > -math.inf).all()), "samples are possible")
 
 
-def _check_relaxed(posterior: StructuredPosterior) -> None:
-    """One-hot vectors made soft: weights that sum to one, or to zero where there is no site."""
+def _check_relaxed(posterior: StructuredPosterior, truth: OnGraph | Enumeration) -> None:
+    """Uses made soft: weights that sum to one, or to zero where there is no site."""
     structure = posterior.structure
     if type(structure).rsample is Structure.rsample:
         return
@@ -194,7 +194,10 @@ def _check_relaxed(posterior: StructuredPosterior) -> None:
     _agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
     _agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
     total = drawn.sum(-1)
-    _agree(bool((total < 1.0 + _ROUNDING).all()), "the weights of rsample() sum to one at most")
+    _agree(
+        bool((total < truth.most + _ROUNDING).all()),
+        "the weights of rsample() sum to the uses of a site at most",
+    )
     used = posterior.marginals().detach().sum(-1)
     # A site that is used sometimes has a weight of its own.
     sure = (used - used.round()).abs() < _CERTAIN

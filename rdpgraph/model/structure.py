@@ -96,6 +96,22 @@ class Structure(ABC):
         """(*lead, *batch, *sites) the states that `configuration` was made from."""
         return configuration
 
+    def uses(self, states: Tensor) -> Tensor:
+        """(*lead, *batch, *sites, states) how often each state of each site is used.
+
+        Of the states (*lead, *batch, *sites) of configurations: once or not at all, unless a
+        structure says otherwise. What marginals expect.
+        """
+        return (states.unsqueeze(-1) == torch.arange(self.unary.shape[-1]).to(states)).long()
+
+    def listed(self) -> Tensor | None:
+        """(C, *sites) all configurations of one item, possible or not, or None.
+
+        What `check_structure` scores where there is no graph; None: all combinations of the sites'
+        states, and of no state.
+        """
+        return None
+
     @classmethod
     def recognise(cls, graph: FactorGraph) -> "Match | None":
         """The structure that a graph is, or None; the default recognises nothing.

@@ -16,6 +16,11 @@ def factors(count, *shape):
     return [draw(*shape, seed=seed) for seed in range(1, count + 1)]
 
 
+def derivations(heads, tails):
+    rows = torch.tensor([[*tail, *[-1] * (2 - len(tail))] for tail in tails])
+    return rg.Derivations(draw(2, len(heads)), torch.tensor(heads), rows, nodes=max(heads) + 1)
+
+
 SOME = torch.tensor([3, 1])
 STRUCTURES = {
     "chain": lambda: rg.Chain(draw(2, 3, 3), draw(3, 3, seed=1), lengths=SOME),
@@ -43,6 +48,10 @@ STRUCTURES = {
     "segments of low rank": lambda: rg.SemiMarkov(draw(3, 2, 2), rg.LowRank(*factors(2, 2, 1))),
     "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
+    "derivations": lambda: derivations([0, 0, 1, 2, 2, 3], [[], [], [0], [0, 1], [1], [2, 2]]),
+    "derivations, each node once": lambda: derivations(
+        [0, 0, 1, 1, 2, 3, 3], [[], [], [], [], [1], [0, 1], [0, 2]]
+    ),
 }
 
 

@@ -20,6 +20,8 @@ from rdpgraph.structures.hypertree.derivation_lists import Forest
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
 
+MOST_LISTED = 1 << 18
+
 
 @dataclass(frozen=True, eq=False)
 class KBestDerivations:
@@ -145,6 +147,36 @@ class Derivations(Structure):
             needed = needed.index_add(-1, slot, uses)
         same = (derived == needed)[..., : self.nodes].all(-1)
         return same & (uses >= 0).all(-1)
+
+    def uses(self, states: Tensor) -> Tensor:
+        """The numbers of uses that configurations are."""
+        return states
+
+    def listed(self) -> Tensor:
+        """(D, E) how often each derivation of the goal uses every hyperedge.
+
+        Derivations that swap two parts of one node are listed as two, though their numbers of uses
+        are the same.
+
+        Raises:
+            ModelError: more than 2^18 derivations of a node.
+        """
+        found: list[Tensor] = []
+        for edges in self._edges:
+            ways: list[Tensor] = []
+            for edge in edges:
+                uses = torch.zeros(1, len(self.heads), dtype=torch.int64)
+                uses[0, edge] = 1
+                for tail in self.tails[edge].tolist():
+                    below = found[tail] if tail >= 0 else torch.zeros_like(uses[:1])
+                    if len(uses) * len(below) > MOST_LISTED:
+                        raise ModelError(
+                            f"Derivations lists at most {MOST_LISTED:,} of them; these are more."
+                        )
+                    uses = (uses.unsqueeze(1) + below).flatten(0, 1)
+                ways.append(uses)
+            found.append(torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64), *ways]))
+        return found[-1].to(self.unary.device)
 
     def mode(self) -> Tensor:
         """(*batch, E) how often one best derivation uses each hyperedge.
