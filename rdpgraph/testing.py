@@ -83,7 +83,7 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
 
 
 def check_structure(structure: Structure) -> None:
-    """Hold a structure against brute force: on its `factor_graph`, or by its `score` if it has none.
+    """Hold a structure against brute force: on its `factor_graph`, or by its `score` if none.
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
     them, the gradient in `unary`, hard zeros in it, every batch item on its own, what `restrict`
