@@ -22,14 +22,14 @@ class FeatureError:
     Attributes:
         log_relative: log of the mean squared error relative to the squared value, mean over pairs.
         log_absolute: log of the mean squared error, mean over pairs.
-        log_normalised: log of that mean over the mean squared value: of the pairs that weigh most.
+        log_weighted: log of that mean over the mean squared value: of the pairs that weigh most.
         norm: the root mean square of |x + y|, which decides over all of them.
         heavy_norm: the same with each pair weighed by its squared value.
     """
 
     log_relative: float
     log_absolute: float
-    log_normalised: float
+    log_weighted: float
     norm: float
     heavy_norm: float
 
@@ -98,11 +98,11 @@ class RandomFeatures:
     def _orthogonal(self) -> Tensor:
         """Directions uniform on the orthogonal group, lengths those of Gaussian vectors."""
         size, blocks = self.dimension, -(-self.features // self.dimension)
-        turned, upper = torch.linalg.qr(self._normal((*self.maps, blocks, size, size)))
+        orthogonal, upper = torch.linalg.qr(self._normal((*self.maps, blocks, size, size)))
         # With signs from the diagonal the distribution is uniform: Mezzadri 2007, section 5.
-        turned = turned * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        orthogonal = orthogonal * upper.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         lengths = self._normal((*self.maps, blocks, size, size)).norm(dim=-1, keepdim=True)
-        return (turned.mT * lengths).flatten(-3, -2)[..., : self.features, :]
+        return (orthogonal.mT * lengths).flatten(-3, -2)[..., : self.features, :]
 
     def log_features(self, embeddings: Tensor) -> Tensor:
         """(*lead, n, dimension) embeddings as (*lead, n, d) log-features (nats); O(n d dimension).

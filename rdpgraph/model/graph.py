@@ -17,7 +17,7 @@ from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.restriction import restricted
+from rdpgraph.model.restriction import restrict_blocks
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -257,7 +257,9 @@ class FactorGraph:
         Potentials are evaluated on the chosen states only. See `rdpgraph.model.restriction`.
         """
         like = torch.zeros((), dtype=self.dtype, device=self.device)
-        domain, blocks = restricted(self.domain, self.blocks, self.observed, supports, like=like)
+        domain, blocks = restrict_blocks(
+            self.domain, self.blocks, self.observed, supports, like=like
+        )
         return FactorGraph.from_blocks(domain, blocks)
 
     def score(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:

@@ -27,7 +27,7 @@ class _Kept:
     log_weights: Tensor
 
 
-def restricted(
+def restrict_blocks(
     domain: Domain,
     blocks: Sequence[Block],
     observed: Tensor | None,

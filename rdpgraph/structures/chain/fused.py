@@ -66,7 +66,7 @@ def status() -> KernelStatus:
     if not _interpreted() and not torch.cuda.is_available():
         return KernelStatus(None, "No GPU for fused kernels; using torch.")
     device = torch.device("cpu" if _interpreted() else "cuda")
-    wrong = _trial(device, torch.float32, Blocks.of(1, 16), 16, turned=False)
+    wrong = _trial(device, torch.float32, Blocks.of(1, 16), 16, transposed=False)
     return KernelStatus(None, f"Triton built no kernel ({wrong}); using torch.") if wrong else found
 
 
@@ -168,21 +168,21 @@ def _works(emission: Tensor, matrix: Tensor) -> bool:
     """Whether a small chain, of the same build of the kernels, gets the right answers."""
     count = len(matrix)
     small = min(count, 16 + count % 16)  # divisible by 16 where the count is, as builds differ by
-    turned = matrix.mT.is_contiguous() and not matrix.is_contiguous()
+    transposed = matrix.mT.is_contiguous() and not matrix.is_contiguous()
     blocks = Blocks.of(len(emission), count)
-    return not _trial(emission.device, emission.dtype, blocks, small, turned=turned)
+    return not _trial(emission.device, emission.dtype, blocks, small, transposed=transposed)
 
 
 @functools.cache
 def _trial(
-    device: torch.device, dtype: torch.dtype, blocks: Blocks, count: int, *, turned: bool
+    device: torch.device, dtype: torch.dtype, blocks: Blocks, count: int, *, transposed: bool
 ) -> str:
     """What is wrong with the kernels of this division; empty where nothing is."""
     numbers = torch.linspace(-1.0, 1.0, (6 + count) * count, dtype=dtype, device=device)
     unary, transition = numbers[: 6 * count].reshape(2, 3, count), numbers[6 * count :]
     transition = transition.reshape(count, count)
     lengths = torch.tensor([3, 2], device=device)
-    case = Factors.of(unary, transition.mT if turned else transition, lengths)
+    case = Factors.of(unary, transition.mT if transposed else transition, lengths)
     gradient = torch.ones_like(numbers[:2])
     plain = sweeps.forward(case)
     expected = (plain.states, *sweeps.backward(case, plain, gradient))

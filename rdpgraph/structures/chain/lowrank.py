@@ -83,7 +83,7 @@ class _Sweep(NamedTuple):
     Attributes:
         states: (B, T, N) alpha, each row summing to 1, or to 0 where nothing is possible.
         ranks: (B, T, r) the messages of the ranks into each step; zero at the first.
-        turns: (B, T, r) what a message back to a rank is multiplied by.
+        back_scales: (B, T, r) what a message back to a rank is multiplied by.
         scales: (B, T) the sum of each alpha before it was normalised.
         values: (B,) log Z.
         doubtful: (B,) bool.
@@ -91,7 +91,7 @@ class _Sweep(NamedTuple):
 
     states: Tensor
     ranks: Tensor
-    turns: Tensor
+    back_scales: Tensor
     scales: Tensor
     values: Tensor
     doubtful: Tensor
@@ -176,7 +176,7 @@ def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
     unary, (batch, total, _) = parts.unary, parts.unary.shape
     rank, least = parts.left.shape[-1], torch.finfo(parts.unary.dtype).tiny
     states = torch.empty_like(unary, memory_format=torch.contiguous_format)
-    ranks, turns = (unary.new_zeros(batch, total, rank) for _ in range(2))
+    ranks, back_scales = (unary.new_zeros(batch, total, rank) for _ in range(2))
     arrived = unary.new_zeros(batch, total, rank)
     scales, offsets = (unary.new_empty(batch, total) for _ in range(2))
     for step in range(total):
@@ -188,8 +188,9 @@ def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
             highest = peak(logs, (1,))
             ranks[:, step] = (logs - highest).exp()
             # A rank that nothing reaches has no part in what comes back.
-            turn = (columns - highest).exp().masked_fill(mass == 0, 0.0)
-            turns[:, step] = turn.clamp(max=1 / _LEAST[unary.dtype])  # more only where in doubt
+            back_scale = (columns - highest).exp().masked_fill(mass == 0, 0.0)
+            # Above that bound only where the answer is in doubt.
+            back_scales[:, step] = back_scale.clamp(max=1 / _LEAST[unary.dtype])
             arrived[:, step] = mass
             arriving = to_states(ranks[:, step], step_of(factors.right, step - 1))
             state = state.mul_(arriving)
@@ -201,7 +202,7 @@ def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
     states.masked_fill_(~within.unsqueeze(2), 0.0)
     values = torch.where(within, scales.double().log() + offsets, 0.0).sum(1).to(unary.dtype)
     doubtful = _doubtful(parts, arrived, ranks, scales)
-    return _Sweep(states, ranks, turns, scales, values, doubtful)
+    return _Sweep(states, ranks, back_scales, scales, values, doubtful)
 
 
 def _doubtful(parts: LowRankTensors, arrived: Tensor, ranks: Tensor, scales: Tensor) -> Tensor:
@@ -247,7 +248,7 @@ def _backward(
     parts: LowRankTensors, factors: _Factors, found: tuple[Tensor, ...], gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Marginals of states, of states before a rank, of states after it; times the gradient."""
-    states, ranks, turns, scales = found
+    states, ranks, back_scales, scales = found
     total = states.shape[1]
     least = torch.finfo(states.dtype).tiny
     seeds = torch.zeros_like(scales)
@@ -264,7 +265,7 @@ def _backward(
         share = emission.div_(scales[:, step].clamp(min=least).unsqueeze(1)).mul_(future)
         share.masked_fill_(states[:, step] == 0, 0.0)
         ahead[:, step] = share
-        back[:, step - 1] = to_ranks(share, step_of(factors.right, step - 1)) * turns[:, step]
+        back[:, step - 1] = to_ranks(share, step_of(factors.right, step - 1)) * back_scales[:, step]
         future = to_states(back[:, step - 1], step_of(factors.left, step - 1))
         future = future + seeds[:, step - 1 : step]
     return marginals, _pairs(states, back, factors.left, 0), _pairs(ahead, ranks, factors.right, 1)

@@ -30,7 +30,7 @@ from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-from rdpgraph.structures.chain.restriction import restricted
+from rdpgraph.structures.chain.restriction import restrict_chain
 from rdpgraph.structures.chain.solvers import RankSolver, Solver, TableSolver
 from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, table_of
 from rdpgraph.structures.draws import checked_count
@@ -328,7 +328,7 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        kept = restricted(self.unary, self.transition, states, log_weights)
+        kept = restrict_chain(self.unary, self.transition, states, log_weights)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
         return Chain(kept.unary, kept.transition, lengths=lengths)
 

@@ -144,9 +144,9 @@ def _safe_messages(
     dtype, *others = dtypes
     unary, transition = unary.to(dtype), transition.to(dtype)
     factors = scaled.factors(unary, transition, lengths)
-    turned = factors.reversed()
-    ahead, behind = scaled.forward(factors), scaled.forward(turned)
-    forward, backward = ahead.states.log(), _before(turned, behind.states, lengths)
+    reversed_factors = factors.reversed()
+    ahead, behind = scaled.forward(factors), scaled.forward(reversed_factors)
+    forward, backward = ahead.states.log(), _before(reversed_factors, behind.states, lengths)
     doubtful = ahead.doubtful | behind.doubtful
     if bool(doubtful.any()):
         rows = doubtful.nonzero().squeeze(1)
@@ -157,13 +157,13 @@ def _safe_messages(
     return forward, backward
 
 
-def _before(turned: Factors, states: Tensor, lengths: Tensor) -> Tensor:
+def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
     """Backward messages, from those that include the step's own unary, of the reversed chain."""
     found = torch.zeros_like(states)
-    if turned.matrix.ndim == 2:
-        found[:, 1:] = states[:, :-1] @ turned.matrix
+    if reversed_factors.matrix.ndim == 2:
+        found[:, 1:] = states[:, :-1] @ reversed_factors.matrix
     else:
-        found[:, 1:] = (states[:, :-1].unsqueeze(2) @ turned.matrix).squeeze(2)
+        found[:, 1:] = (states[:, :-1].unsqueeze(2) @ reversed_factors.matrix).squeeze(2)
     total = states.shape[1]
     within = inside(lengths, total).unsqueeze(2)
     last = within & ~inside(lengths - 1, total).unsqueeze(2)

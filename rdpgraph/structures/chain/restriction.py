@@ -11,7 +11,7 @@ from rdpgraph.model.table import Table
 
 
 @dataclass(frozen=True, eq=False)
-class Restricted:
+class RestrictedChain:
     """The potentials of a chain on a few states.
 
     Attributes:
@@ -23,13 +23,13 @@ class Restricted:
     transition: Tensor | LowRank
 
 
-def restricted(
+def restrict_chain(
     unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
-) -> Restricted:
+) -> RestrictedChain:
     """See `Chain.restrict`."""
     few = gathered("Chain", unary, states, log_weights, sites=1)
     potential = transition if isinstance(transition, Potential) else Table(transition)
     ends = states[..., :-1, :], states[..., 1:, :]
     if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
-        return Restricted(few, potential.rows(*ends))
-    return Restricted(few, potential.evaluate(ends))
+        return RestrictedChain(few, potential.rows(*ends))
+    return RestrictedChain(few, potential.evaluate(ends))

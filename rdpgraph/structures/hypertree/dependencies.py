@@ -18,7 +18,7 @@ from rdpgraph.structures.hypertree.checks import checked_lengths
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.hypertree.restricted_dependencies import (
     RestrictedDependencies,
-    restricted,
+    restrict_dependencies,
 )
 from rdpgraph.structures.relaxation import perturbed
 
@@ -302,7 +302,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit, or a head out of range.
         """
-        return restricted(self, self.lengths, states, log_weights)
+        return restrict_dependencies(self, self.lengths, states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of arcs that trees can have, else -inf."""

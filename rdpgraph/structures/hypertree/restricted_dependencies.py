@@ -113,7 +113,7 @@ def _answered(found: Tensor | None) -> Tensor:
     return found
 
 
-def restricted(
+def restrict_dependencies(
     trees: Structure, lengths: Tensor | None, states: Tensor, log_weights: Tensor
 ) -> RestrictedDependencies:
     """What `Dependencies.restrict` gives.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.semimarkov.recursion import Window
-from rdpgraph.structures.semimarkov.transitions import after, turned
+from rdpgraph.structures.semimarkov.transitions import after, reversed_transition
 
 
 @torch.no_grad()
@@ -30,7 +30,7 @@ def max_marginals(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tens
     valid = (ends >= reach) & (ends < lengths.reshape(-1, 1, 1))
     backwards = backwards.masked_fill(~valid.unsqueeze(3), -math.inf)
     prefix, base = _best_before(segments, transition)
-    suffix, tail = _best_before(backwards, turned(transition, lengths))
+    suffix, tail = _best_before(backwards, reversed_transition(transition, lengths))
     first = start.clamp(min=0)
     left = (lengths.reshape(-1, 1) - 1 - places.squeeze(2)).clamp(min=0)
     left = left.unsqueeze(2).expand(-1, -1, labels)

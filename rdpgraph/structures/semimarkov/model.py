@@ -33,7 +33,7 @@ from rdpgraph.structures.semimarkov import (
 )
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
-from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restricted
+from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restrict_segments
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.transitions import flattened
 
@@ -311,7 +311,7 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: shapes that do not fit, or a label out of range.
         """
-        return restricted(self.unary, self.transition, self.lengths, states, log_weights)
+        return restrict_segments(self.unary, self.transition, self.lengths, states, log_weights)
 
     def proposal_unary(self) -> Tensor:
         """The potentials of the segments within the sequence; else -inf."""

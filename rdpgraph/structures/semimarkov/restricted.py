@@ -143,7 +143,7 @@ class RestrictedSemiMarkov(Structure):
         return values.reshape(self.batch_shape).to(self.unary)
 
 
-def restricted(
+def restrict_segments(
     unary: Tensor,
     transition: Tensor | Potential,
     lengths: Tensor | None,

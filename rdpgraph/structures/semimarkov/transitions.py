@@ -123,7 +123,7 @@ def joints(transition: Tensor | Potential, before: Tensor, following: Tensor) ->
     return transition[item, torch.arange(steps, device=before.device), before, following]
 
 
-def turned(transition: Tensor, lengths: Tensor) -> Tensor:
+def reversed_transition(transition: Tensor, lengths: Tensor) -> Tensor:
     """The tables of the reversed sequences: from the label that starts later to the one before."""
     if transition.ndim == 2:
         return transition.T
