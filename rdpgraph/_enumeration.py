@@ -165,15 +165,15 @@ class Enumeration:
     def marginals(self) -> Tensor:
         """(*batch, *sites, states)."""
         uses = self.uses.to(self.scores)
-        found = torch.einsum("c...,csn->...sn", self._probabilities, uses)
-        return found.reshape(self.structure.unary.shape)
+        marginals = torch.einsum("c...,csn->...sn", self._probabilities, uses)
+        return marginals.reshape(self.structure.unary.shape)
 
     @property
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states)."""
         flat, used = self.scores.reshape(len(self.scores), -1).T, self.uses > 0
-        found = [torch.where(used, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
-        return torch.stack(found).reshape(self.structure.unary.shape)
+        best = [torch.where(used, row.reshape(-1, 1, 1), -math.inf).amax(0) for row in flat]
+        return torch.stack(best).reshape(self.structure.unary.shape)
 
     @property
     def most(self) -> Tensor:

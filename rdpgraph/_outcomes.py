@@ -30,7 +30,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
     bisection, however close together they are.
     """
     count = selection.num_uniforms(log_q.shape[-1])
-    found: list[tuple[float, Support]] = []
+    listed: list[tuple[float, Support]] = []
 
     def chosen(numbers: list[float]) -> Support:
         rest = [0.5] * (count - len(numbers))
@@ -56,7 +56,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
 
     def walk(before: list[float], probability: float) -> None:
         if len(before) == count:
-            found.append((probability, chosen(before)))
+            listed.append((probability, chosen(before)))
             return
         points = changes(before, 0.0, LAST, key([*before, 0.0]), key([*before, LAST]))
         for low, high in itertools.pairwise([0.0, *points, 1.0]):
@@ -64,7 +64,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
 
     walk([], 1.0)
     merged: dict[tuple[tuple[int, float], ...], tuple[float, Support]] = {}
-    for chance, support in found:
+    for chance, support in listed:
         # The order of the entries makes no difference to the model on them.
         alike = tuple(
             sorted(zip(support.states.tolist(), support.log_weights.tolist(), strict=True))

@@ -76,8 +76,8 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
     values: list[list[Any]] = [list[Any]() for _ in log_z]
     scores: list[float] = []
     if task is Task.MAR:
-        found = posterior.marginals()
-        values = _rows([found[entry] for entry in entries], len(log_z), vectors=True)
+        marginals = posterior.marginals()
+        values = _rows([marginals[entry] for entry in entries], len(log_z), vectors=True)
     elif task is Task.MAP:
         mode = mode or posterior.mode()
         scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
@@ -97,42 +97,42 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
     )
 
 
-def as_text(found: Answer, style: Format) -> str:
+def as_text(answer: Answer, style: Format) -> str:
     """The answer in the ``uai`` or ``json`` format."""
     if style is Format.JSON:
-        return _json(found)
-    if len(found.log_partition) > 1:
+        return _json(answer)
+    if len(answer.log_partition) > 1:
         raise ModelError(
-            f"The uai format holds one evidence row; got {len(found.log_partition)}. Use json."
+            f"The uai format holds one evidence row; got {len(answer.log_partition)}. Use json."
         )
-    if found.task is Task.PR:
-        return format_pr(next(iter(found.log_partition)) / math.log(10))
-    if found.task is Task.MAR:
-        return format_mar(found.values[0])
-    if found.task is Task.MAP:
-        return format_map(found.values[0])
-    return format_mmap(found.numbers, found.values[0])
+    if answer.task is Task.PR:
+        return format_pr(next(iter(answer.log_partition)) / math.log(10))
+    if answer.task is Task.MAR:
+        return format_mar(answer.values[0])
+    if answer.task is Task.MAP:
+        return format_map(answer.values[0])
+    return format_mmap(answer.numbers, answer.values[0])
 
 
-def print_table(found: Answer, console: Console) -> None:
+def print_table(answer: Answer, console: Console) -> None:
     """The answer for people."""
-    plan, status = found.posterior.plan, found.posterior.status
-    for row, log_z in enumerate(found.log_partition):
-        if len(found.log_partition) > 1:
+    plan, status = answer.posterior.plan, answer.posterior.status
+    for row, log_z in enumerate(answer.log_partition):
+        if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
         console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
-        bar = _error_bar(found.posterior, row)
+        bar = _error_bar(answer.posterior, row)
         if bar is not None:
             console.print(
                 f"standard error {bar.error:.2g} nats, from {bar.replicates} replicates; "
                 f"effective sample size {bar.size:.1f}"
             )
-        if found.task is not Task.PR:
-            console.print(_table(found, row, console))
-        if found.scores:
-            share = math.exp(min(found.scores[row] - log_z, 0.0))
-            console.print(f"log-score = {_shown(found.scores[row])} nats, probability {share:.4g}")
-    console.print(f"{_worth(found)}, by {status.method or plan.route} (width {plan.width:.1f})")
+        if answer.task is not Task.PR:
+            console.print(_table(answer, row, console))
+        if answer.scores:
+            share = math.exp(min(answer.scores[row] - log_z, 0.0))
+            console.print(f"log-score = {_shown(answer.scores[row])} nats, probability {share:.4g}")
+    console.print(f"{_worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
 
@@ -153,13 +153,13 @@ def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
     return _ErrorBar(float(error), float(size), posterior.solution.kept.replicates)
 
 
-def _worth(found: Answer) -> str:
+def _worth(answer: Answer) -> str:
     """Exact, or what kind of approximation."""
-    status = found.posterior.status
+    status = answer.posterior.status
     worth = "exact" if status.exact else "approximate"
-    if isinstance(found.posterior, EstimatedPosterior) and not status.exact:
+    if isinstance(answer.posterior, EstimatedPosterior) and not status.exact:
         worth = "estimated on a few states of each variable"
-        if found.task is Task.MAP:
+        if answer.task is Task.MAP:
             worth += ": the best assignment of these, which need not be the best of all"
     if status.bound:
         worth += f", log Z {'an' if status.bound == 'upper' else 'a'} {status.bound} bound"
@@ -169,17 +169,17 @@ def _worth(found: Answer) -> str:
     return f"{worth}, {how} {status.iterations} sweeps"
 
 
-def _table(found: Answer, row: int, console: Console) -> Table:
+def _table(answer: Answer, row: int, console: Console) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("variable", overflow="fold")
     table.add_column("state", overflow="fold")
-    if found.task is Task.MAR:
+    if answer.task is Task.MAR:
         table.add_column("probability", justify="right")
         table.add_column("")
     block = "█" if _can_write("█", console.encoding) else "#"
     count = 0
-    for name, states, value in zip(found.names, found.states, found.values[row], strict=True):
-        if found.task is not Task.MAR:
+    for name, states, value in zip(answer.names, answer.states, answer.values[row], strict=True):
+        if answer.task is not Task.MAR:
             table.add_row(name, states[value] if states else str(value))
             count += 1
         else:
@@ -202,39 +202,39 @@ def _can_write(text: str, encoding: str) -> bool:
     return True
 
 
-def _json(found: Answer) -> str:
-    status = found.posterior.status
+def _json(answer: Answer) -> str:
+    status = answer.posterior.status
     body: dict[str, Any] = {
-        "task": found.task.value,
+        "task": answer.task.value,
         "exact": status.exact,
         "biased": status.biased,
         "converged": status.converged,
         "sweeps": status.iterations,
         "residual": status.residual,
         "remedy": status.remedy,
-        "route": status.method or found.posterior.plan.route,
+        "route": status.method or answer.posterior.plan.route,
         "rows": [],
     }
-    for row, log_z in enumerate(found.log_partition):
+    for row, log_z in enumerate(answer.log_partition):
         entry: dict[str, Any] = {"log_partition": log_z, "log10_partition": log_z / math.log(10)}
-        pairs = zip(found.names, found.states, found.values[row], strict=False)
-        if found.task is Task.MAR:
+        pairs = zip(answer.names, answer.states, answer.values[row], strict=False)
+        if answer.task is Task.MAR:
             entry["marginals"] = {
                 name: dict(zip(states, value, strict=True)) if states else value
                 for name, states, value in pairs
             }
-        elif found.task is not Task.PR:
+        elif answer.task is not Task.PR:
             entry["assignment"] = {
                 name: states[value] if states else value for name, states, value in pairs
             }
-        bar = _error_bar(found.posterior, row)
+        bar = _error_bar(answer.posterior, row)
         if bar is not None:
             entry["standard_error"] = bar.error
             entry["effective_sample_size"] = bar.size
             entry["replicates"] = bar.replicates
-        if found.scores:
+        if answer.scores:
             # A configuration from messages may be impossible; JSON has no infinity.
-            score = found.scores[row]
+            score = answer.scores[row]
             entry["log_score"] = score if math.isfinite(score) else None
         body["rows"].append(entry)
     if len(body["rows"]) == 1:

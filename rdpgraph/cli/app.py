@@ -126,16 +126,16 @@ def infer_command(
         for name in names:
             graph.domain.place(name)  # refused before anything is planned
         posterior = posterior_of(graph, scheduler, rewrite, generator)
-        found = answer(posterior, task, names)
+        answered = answer(posterior, task, names)
     if style is Format.TABLE:
         if output is None:
-            print_table(found, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
+            print_table(answered, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
             return
         console = Console(file=(lines := StringIO()), width=120, highlight=False)
-        print_table(found, console)
+        print_table(answered, console)
         write_text_atomically(output, lines.getvalue())
         return
-    text = as_text(found, style)
+    text = as_text(answered, style)
     if output is None:
         sys.stdout.write(text)
     else:
@@ -246,9 +246,9 @@ def parse_command(
     generator = seeded(seed)
     rules = read_grammar(grammar, limit=int(limit or LIMIT), memory_bytes=memory_bytes or MEMORY)
     draws = count if task is ParseTask.SAMPLE else 1
-    found = parsed(rules, sentences, draws=draws, memory_bytes=memory_bytes)
-    rows = answers(found, task, count=count, generator=generator)
-    text = as_text(rows, found, style)
+    parses = parsed(rules, sentences, draws=draws, memory_bytes=memory_bytes)
+    rows = answers(parses, task, count=count, generator=generator)
+    text = as_text(rows, parses, style)
     if output is not None:
         write_text_atomically(output, text)
     if picture is not None:

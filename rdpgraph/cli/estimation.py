@@ -45,10 +45,10 @@ def estimator_of(
             )
         return None
     many = _REPLICATES if replicates is None else replicates
-    found = Randomized.default(keep=0.1 if keep is None else keep, replicates=many)
+    estimator = Randomized.default(keep=0.1 if keep is None else keep, replicates=many)
     if proposal is None or proposal is ProposalName.DEFAULT:
-        return found
-    return replace(found, proposal=_PROPOSALS[proposal]())
+        return estimator
+    return replace(estimator, proposal=_PROPOSALS[proposal]())
 
 
 def seeded(seed: int | None) -> torch.Generator | None:

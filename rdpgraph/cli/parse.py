@@ -67,18 +67,18 @@ def parsed(
 
 
 def answers(
-    found: Parsed, task: ParseTask, *, count: int, generator: torch.Generator | None
+    parses: Parsed, task: ParseTask, *, count: int, generator: torch.Generator | None
 ) -> list[dict[str, Any]]:
     """What was asked of each sentence, as plain values.
 
     Raises:
         ImpossibleEvidenceError: a sentence that the grammar does not have, unless log Z is asked.
     """
-    tree, names = found.hypertree, found.grammar.symbols
+    tree, names = parses.hypertree, parses.grammar.symbols
     log_z = tree.log_partition().tolist()
     rows: list[dict[str, Any]] = [
         {"sentence": " ".join(words), "log_partition": value}
-        for words, value in zip(found.sentences, log_z, strict=True)
+        for words, value in zip(parses.sentences, log_z, strict=True)
     ]
     if task is ParseTask.LOGZ:
         return rows
@@ -110,7 +110,7 @@ def answers(
     for item, row in enumerate(rows):
         row["trees"] = [
             {
-                "tree": trees[draw][item].bracketed(found.sentences[item], names),
+                "tree": trees[draw][item].bracketed(parses.sentences[item], names),
                 "log_probability": float(scores[draw, item]),
             }
             for draw in range(trees.lead[0])
@@ -118,15 +118,15 @@ def answers(
     return rows
 
 
-def as_text(rows: Sequence[dict[str, Any]], found: Parsed, style: ParseFormat) -> str:
+def as_text(rows: Sequence[dict[str, Any]], parses: Parsed, style: ParseFormat) -> str:
     """The answers, as they are printed."""
-    return _as_json(rows) if style is ParseFormat.JSON else _as_lines(rows, found)
+    return _as_json(rows) if style is ParseFormat.JSON else _as_lines(rows, parses)
 
 
-def _as_lines(rows: Sequence[dict[str, Any]], found: Parsed) -> str:
+def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
     """One line for each tree, or span, or sentence."""
     lines: list[str] = []
-    for row, words in zip(rows, found.sentences, strict=True):
+    for row, words in zip(rows, parses.sentences, strict=True):
         if "trees" in row:
             lines += [tree["tree"] for tree in row["trees"]]
         elif "spans" in row:

@@ -211,8 +211,8 @@ class CircuitSolution(Solution):
         """(entries,) that of log Z: for each entry the probability of its configuration."""
         own = self.circuit
         weights = self._cells.take(own.entry)
-        found = np.bincount(own.factors.cells, weights, minlength=own.entries + 1)
-        return torch.from_numpy(found[:-1])
+        gradient = np.bincount(own.factors.cells, weights, minlength=own.entries + 1)
+        return torch.from_numpy(gradient[:-1])
 
     def unrolled(self, entries: Tensor) -> Tensor:
         """(1,) log Z as operations of torch on the entries."""
@@ -299,13 +299,15 @@ def downward(circuit: Circuit, up: Upward) -> Floats:
         return np.zeros_like(up.cells)
     inverse = np.where(up.messages > 0, up.messages, math.inf)
     np.divide(1.0, inverse, out=inverse)
-    found = np.empty_like(up.cells)
+    probabilities = np.empty_like(up.cells)
     for level in circuit.levels:
         factor = inverse[level.messages]
         if len(level.above.cells):
-            factor *= np.add.reduceat(found.take(level.above.cells), level.above.starts)
-        np.multiply(up.cells[level.cells], factor.take(level.spread), out=found[level.cells])
-    return found
+            factor *= np.add.reduceat(probabilities.take(level.above.cells), level.above.starts)
+        np.multiply(
+            up.cells[level.cells], factor.take(level.spread), out=probabilities[level.cells]
+        )
+    return probabilities
 
 
 def _log_values(block: Block) -> Tensor:

@@ -91,15 +91,15 @@ class JoinedSolution(Approximation):
         tables = [group.each() for group in groups]
         scopes = [group.scopes.tolist() for group in groups]
         for scope, members in zip(self.graph.scopes, self.graph.tensors, strict=True):
-            found: list[Tensor] = []
+            aligned: list[Tensor] = []
             for tensor in members:
                 group, row = self._tensors[tensor]
                 own = tables[group][:, row if tables[group].shape[1] > 1 else 0]
-                found.append(_aligned(own, scopes[group][row], scope))
-            yield scope, found
+                aligned.append(_aligned(own, scopes[group][row], scope))
+            yield scope, aligned
 
     def _clusters(self) -> list[_Cluster]:
-        found: list[_Cluster] = []
+        clusters: list[_Cluster] = []
         for scope, tables in self._tables():
             sizes = [self.graph.sizes[v] for v in scope]
             total = torch.zeros(1, *(1 for _ in sizes), dtype=torch.float64)
@@ -110,8 +110,8 @@ class JoinedSolution(Approximation):
             peak = total.detach().flatten(1).amax(1)
             peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
             values = (total - peak.reshape(-1, *(1,) * len(sizes))).exp()
-            found.append(_Cluster(scope, values, peak))
-        return found
+            clusters.append(_Cluster(scope, values, peak))
+        return clusters
 
     @cached_property
     def _fixed(self) -> list[_Cluster]:
@@ -133,11 +133,11 @@ class JoinedSolution(Approximation):
     @cached_property
     def _at(self) -> list[list[int]]:
         """Per cluster the numbers of its links."""
-        found: list[list[int]] = [[] for _ in self.graph.scopes]
+        links: list[list[int]] = [[] for _ in self.graph.scopes]
         for number, link in enumerate(self.graph.links):
-            found[link.child].append(number)
-            found[link.parent].append(number)
-        return found
+            links[link.child].append(number)
+            links[link.parent].append(number)
+        return links
 
     @cached_property
     def _run(self) -> _Run:

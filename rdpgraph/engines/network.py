@@ -147,12 +147,12 @@ def reduce_graph(
 
 
 def _high_order_blocks(graph: FactorGraph) -> tuple[HighOrderBlock, ...]:
-    found: list[HighOrderBlock] = []
+    blocks: list[HighOrderBlock] = []
     for number, block in enumerate(graph.blocks):
         own = type(block.potential).messages is not Potential.messages
         if own and math.prod(block.sizes) > _SMALL_TABLE:
-            found.append(HighOrderBlock(number, block.select(), block.scopes))
-    return tuple(found)
+            blocks.append(HighOrderBlock(number, block.select(), block.scopes))
+    return tuple(blocks)
 
 
 def _dense(
@@ -218,10 +218,10 @@ def _uniform(
     lonely = settled[0] == MISSING
     for part in tables:
         lonely[part.scopes.reshape(-1)] = False
-    found = lonely.nonzero().flatten()
+    numbers = lonely.nonzero().flatten()
     result: list[_Tables] = []
-    for size in torch.unique(sizes[found]).tolist():
-        chosen = found[sizes[found] == size].unsqueeze(1)
+    for size in torch.unique(sizes[numbers]).tolist():
+        chosen = numbers[sizes[numbers] == size].unsqueeze(1)
         zeros = torch.zeros(1, 1, size, dtype=graph.dtype, device=graph.device)
         result.append(_Tables(chosen, zeros, None, None))
     return result

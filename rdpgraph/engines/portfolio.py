@@ -47,33 +47,33 @@ class FirstConverged(Solution):
         """The one that answers."""
         with self.allowance.spending():
             end = clock.now() + self.allowance.left()
-            found = self.attempts[0](end - clock.now())
+            solution = self.attempts[0](end - clock.now())
             for attempt in self.attempts[1:]:
                 # What stopped at the end of the time is no worse than what does not begin.
-                if found.status().converged or clock.now() > end:
+                if solution.status().converged or clock.now() > end:
                     break
-                found = attempt(end - clock.now())
-        return found
+                solution = attempt(end - clock.now())
+        return solution
 
     @cached_property
     def _best(self) -> tuple[Solution, Tensor, Tensor]:
         """The last solution tried for modes, and the best modes of all: states, consistency."""
         with self.allowance.spending(), torch.no_grad():
             end = clock.now() + self.allowance.left(_MODES)
-            found = self.modal[0](end - clock.now())
-            states, sure = found.mode(), found.mode_is_consistent()
+            solution = self.modal[0](end - clock.now())
+            states, sure = solution.mode(), solution.mode_is_consistent()
             score = self._score(states)
             for attempt in self.modal[1:]:
                 if bool(sure.all()) or clock.now() > end:
                     break
-                found = attempt(end - clock.now())
-                others = found.mode()
-                value, agrees = self._score(others), found.mode_is_consistent()
+                solution = attempt(end - clock.now())
+                others = solution.mode()
+                value, agrees = self._score(others), solution.mode_is_consistent()
                 better = (value > score) | (agrees & ~sure)
                 states = torch.where(better.unsqueeze(1), others, states)
                 score = torch.where(better, value, score)
                 sure = torch.where(better.to(sure.device), agrees, sure)
-        return found, states, sure
+        return solution, states, sure
 
     def _score(self, states: Tensor) -> Tensor:
         """(B,) of (B, V) states."""

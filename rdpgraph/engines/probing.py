@@ -51,7 +51,7 @@ def refuted_states(
 def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
     """Every impossible configuration, as values (flat numbers of a variable's state)."""
     starts = _starts(network.sizes)
-    found: set[tuple[int, ...]] = set()
+    zeros: set[tuple[int, ...]] = set()
     for group in network.groups:
         impossible = (group.each().detach() == -math.inf).all(0).cpu()
         if int(impossible.sum()) * max(len(group.scopes) // len(impossible), 1) > most:
@@ -59,10 +59,10 @@ def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
         impossible = impossible.expand(len(group.scopes), *impossible.shape[1:])
         cells = impossible.nonzero()
         values = torch.tensor(starts)[group.scopes[cells[:, 0]]] + cells[:, 1:]
-        found.update(map(tuple, values.tolist()))
-        if len(found) > most:
+        zeros.update(map(tuple, values.tolist()))
+        if len(zeros) > most:
             return None
-    return list(found)
+    return list(zeros)
 
 
 def _starts(sizes: tuple[int, ...]) -> list[int]:
@@ -96,9 +96,9 @@ class _Search:
     def run(self) -> set[int]:
         """The values refuted."""
         truth = self._truth
-        found = True
-        while found:
-            found = False
+        refuting = True
+        while refuting:
+            refuting = False
             for value in range(len(truth)):
                 if truth[value] is not None or not self._held[value]:
                     continue
@@ -109,7 +109,7 @@ class _Search:
                     return self._false()
                 if possible:
                     continue
-                found = True
+                refuting = True
                 if not self._follow(value, [], holds=False):
                     return set(range(len(truth)))  # nothing is possible
         return self._false()

@@ -215,13 +215,13 @@ class _Compiler:
             by_pool.setdefault(pool, []).append((row, place))
         pieces: list[tuple[int, Tensor | None]] = []
         order: list[int] = []
-        for pool, found in by_pool.items():
-            rows = [row for row, _ in found]
+        for pool, entries in by_pool.items():
+            rows = [row for row, _ in entries]
             # Lengths first: a chain reads one row of a large pool at every step.
             whole = len(rows) == self.pool_counts[pool] and rows == list(range(len(rows)))
             pieces.append((pool, None if whole else torch.tensor(rows)))
-            order.extend(place for _, place in found)
-        counts = tuple(len(found) for found in by_pool.values())
+            order.extend(place for _, place in entries)
+        counts = tuple(len(entries) for entries in by_pool.values())
         if order == list(range(len(order))):
             return Operand(tuple(pieces), counts, None)
         return Operand(tuple(pieces), counts, torch.argsort(torch.tensor(order)))

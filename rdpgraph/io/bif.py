@@ -225,10 +225,10 @@ def _read_table(
 
 def _numbers_alone(text: str, block: _Block) -> NDArray[np.float64] | None:
     """The values of a block that is one ``table`` of numbers, if it is, without its tokens."""
-    found = _TABLE.fullmatch(text, block.start, block.end)
-    if found is None:
+    match = _TABLE.fullmatch(text, block.start, block.end)
+    if match is None:
         return None
-    at, end = found.span(1)
+    at, end = match.span(1)
     parts: list[NDArray[np.float64]] = []
     while at < end:
         cut = min(text.find(",", min(at + _PIECE, end), end) % (end + 1) + 1, end)

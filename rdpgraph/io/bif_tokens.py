@@ -87,16 +87,16 @@ class Tokens:
         Names that hold spaces without quotes are read too, where commas alone give the count.
         """
         span = self.words[start:end]
-        found = [unquoted(word) for word in span if word != ","]
-        if len(found) != count:
+        names = [unquoted(word) for word in span if word != ","]
+        if len(names) != count:
             groups = _between_commas(span)
             if len(groups) != count:
-                self.fail(start, f"{count} {what} here (there are {len(found)})")
-            found = groups
+                self.fail(start, f"{count} {what} here (there are {len(names)})")
+            names = groups
         for offset, word in enumerate(span):
             if word in _PUNCTUATION and word != ",":
                 self.fail(start + offset, what)
-        return found
+        return names
 
 
 def unquoted(word: str) -> str:
@@ -131,8 +131,8 @@ def items_of(text: str, source: str) -> Iterator[Item]:
         FileFormatError: another word, or a brace or semicolon that lacks.
     """
     at = 0
-    while (found := _next(text, at)) is not None:
-        word, start, body = found[0], found.start(), found.end()
+    while (match := _next(text, at)) is not None:
+        word, start, body = match[0], match.start(), match.end()
         if word == "variable":
             at = _after_variable(text, source, body)
         elif word in ("network", "probability"):
@@ -164,9 +164,9 @@ def _next(text: str, at: int) -> re.Match[str] | None:
 
 def _after(text: str, source: str, at: int, mark: str) -> int:
     """The place after the next brace or semicolon of a kind."""
-    found = text.find(mark, at) + 1
-    if found and _is_plain(text, at, found):
-        return found
+    end = text.find(mark, at) + 1
+    if end and _is_plain(text, at, end):
+        return end
     skip = _TO_END if mark == ";" else _TO_BRACE
     while (at := _skipped(skip, text, at, len(text)) + 1) <= len(text):
         if text[at - 1] == mark:
@@ -177,11 +177,11 @@ def _after(text: str, source: str, at: int, mark: str) -> int:
 def _after_variable(text: str, source: str, at: int) -> int:
     """The place after the closing brace of a variable, whose properties may hold any braces."""
     at = _after(text, source, at, "{")
-    while (found := _next(text, at)) is not None and found[0] != "}":
-        at = found.end()
-        if found[0] != ";":
-            at = _after(text, source, at, ";" if found[0] == "property" else "}")
-    return len(text) if found is None else found.end()
+    while (mark := _next(text, at)) is not None and mark[0] != "}":
+        at = mark.end()
+        if mark[0] != ";":
+            at = _after(text, source, at, ";" if mark[0] == "property" else "}")
+    return len(text) if mark is None else mark.end()
 
 
 def _is_plain(text: str, start: int, end: int) -> bool:
@@ -191,6 +191,6 @@ def _is_plain(text: str, start: int, end: int) -> bool:
 
 def _skipped(skip: re.Pattern[str], text: str, at: int, end: int) -> int:
     """The place of the next mark, or the end."""
-    found = skip.match(text, at, end)
-    assert found is not None  # it may be empty
-    return found.end()
+    match = skip.match(text, at, end)
+    assert match is not None  # it may be empty
+    return match.end()

@@ -98,8 +98,8 @@ class Formats:
 
         Where none does, the packages that are installed are asked for theirs, once.
         """
-        found = self._find(name, first_word)
-        if found is None and not self._looked:
+        fitting = self._find(name, first_word)
+        if fitting is None and not self._looked:
             self._looked = True
             for entry in entry_points(group=ENTRY_POINTS):
                 offered: Any = entry.load()
@@ -110,8 +110,8 @@ class Formats:
                     )
                 if self._known.get(offered.suffix) != offered:
                     self.add(offered)
-            found = self._find(name, first_word)
-        return found
+            fitting = self._find(name, first_word)
+        return fitting
 
     @property
     def suffixes(self) -> tuple[str, ...]:

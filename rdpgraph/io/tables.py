@@ -84,15 +84,15 @@ def _shortest(values: Array, log_values: Array) -> Array:
 
     exp(log(0.1)) is 0.10000000000000002, and log-values of float32 are those of 0.1 to 8 digits.
     """
-    found, left = values.copy(), np.ones(values.shape, dtype=np.bool_)
+    short, left = values.copy(), np.ones(values.shape, dtype=np.bool_)
     for digits in (6, 7, 8, 9) if log_values.dtype == np.float32 else (15, 16):
         rounded = np.array([float(f"{value:.{digits}g}") for value in values[left].tolist()])
         again = torch.from_numpy(rounded).log().numpy()
         fits = again.astype(log_values.dtype) == log_values[left]
         places = np.flatnonzero(left)[fits]
-        found.flat[places] = rounded[fits]
+        short.flat[places] = rounded[fits]
         left.flat[places] = False
-    return found
+    return short
 
 
 def conditional_tables(graph: FactorGraph) -> list[Conditional]:
@@ -107,7 +107,7 @@ def conditional_tables(graph: FactorGraph) -> list[Conditional]:
     # Clipped where no probability can be: a large log-value is refused, not an overflow.
     tables = [(scope, log_values.clip(max=1.0)) for scope, log_values in factor_tables(graph)]
     for slot in (0, -1):
-        found = {
+        by_name = {
             scope[slot].name: Conditional(
                 scope[slot],
                 tuple(v for v in scope if v != scope[slot]),
@@ -116,9 +116,9 @@ def conditional_tables(graph: FactorGraph) -> list[Conditional]:
             for scope, log_values in tables
             if scope and is_conditional(np.exp(log_values), slot)
         }
-        parents = {name: [v.name for v in c.parents] for name, c in found.items()}
-        if len(found) == len(tables) == graph.num_variables and find_cycle(parents) is None:
-            return [found[variable.name] for variable in all_variables(graph)]
+        parents = {name: [v.name for v in c.parents] for name, c in by_name.items()}
+        if len(by_name) == len(tables) == graph.num_variables and find_cycle(parents) is None:
+            return [by_name[variable.name] for variable in all_variables(graph)]
     raise UnsupportedError(
         "Not a Bayesian network: expected one table P(x | parents) per variable, x first or last "
         f"in its scope; got {len(tables)} factors over {graph.num_variables} variables. "

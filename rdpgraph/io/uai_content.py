@@ -101,10 +101,10 @@ def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], ND
         used = min(at, len(listed))
         body = np.ones(used, dtype=np.bool_)
         body[heads] = False
-        found = piece[:used]
-        good = (found >= 0) & (found < variables) & (found % 1 == 0) | ~body
+        numbers_read = piece[:used]
+        good = (numbers_read >= 0) & (numbers_read < variables) & (numbers_read % 1 == 0) | ~body
         numbers.check(good, numbers.place, f"a variable from 0 to {variables - 1}")
-        members.frombytes(found[body].astype(np.int32).tobytes())
+        members.frombytes(numbers_read[body].astype(np.int32).tobytes())
         pending = at - used
         numbers.skip(used)
     return arities, np.frombuffer(members, dtype=np.int32)

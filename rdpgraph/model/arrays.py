@@ -93,8 +93,8 @@ def array_of(value: Any) -> Any:
     """A NumPy array of one's own, contiguous, in the machine's byte order."""
     import numpy
 
-    found = numpy.array(value)
-    return found.astype(found.dtype.newbyteorder("="))
+    array = numpy.array(value)
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _converted(name: str, given: Any, wanted: str) -> Tensor:

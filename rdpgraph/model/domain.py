@@ -176,9 +176,9 @@ class Domain:
             i >= n for i, n in zip(where, array.shape, strict=True)
         ):
             raise ModelError(f"{name!r} is outside array {array.name!r} of shape {array.shape}.")
-        found = array[tuple(where)]
-        assert isinstance(found, Variable)
-        return found
+        member = array[tuple(where)]
+        assert isinstance(member, Variable)
+        return member
 
     def _unknown(self, name: str) -> str:
         names = list(self.by_name)

@@ -46,10 +46,10 @@ def states_given(given: Any, domain: Domain) -> Tensor:
             their.append(_state(item, value, single[1]))
             continue
         places = domain.numbers(item)
-        found = _states(item, value, places, domain)
-        batch = _joint_batch(item, batch, tuple(found.shape[:-1]))
+        given_states = _states(item, value, places, domain)
+        batch = _joint_batch(item, batch, tuple(given_states.shape[:-1]))
         numbers.append(places.reshape(-1))
-        states.append(found)
+        states.append(given_states)
     if ones:
         numbers.append(torch.tensor(ones))
         states.append(torch.tensor(their))
@@ -64,8 +64,8 @@ def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for item, value in given.items():
         numbers, states = domain.numbers(item), domain.states_of(item)
-        found = _states(item, value, numbers, domain)
-        shaped = found.reshape([*found.shape[:-1], *numbers.shape]).tolist()
+        indices = _states(item, value, numbers, domain)
+        shaped = indices.reshape([*indices.shape[:-1], *numbers.shape]).tolist()
         result[_name(item)] = _renamed(shaped, states)
     return result
 
@@ -178,10 +178,10 @@ def _indices(name: str, value: Any, entry: Entry) -> Any:
     if isinstance(value, Tensor):
         return value.tolist()
     if is_array(value):
-        found = array_of(value)
+        array = array_of(value)
         # There are names and gaps in arrays of strings, objects and floats only.
-        direct = found.ndim and found.dtype.kind not in "OUSf"
-        return found if direct else _indices(name, found.tolist(), entry)
+        direct = array.ndim and array.dtype.kind not in "OUSf"
+        return array if direct else _indices(name, array.tolist(), entry)
     if is_gap(value):
         return MISSING
     if isinstance(value, float) and value.is_integer():

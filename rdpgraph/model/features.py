@@ -188,12 +188,12 @@ class RandomFeatures:
         """Judged by some of the states, and by the first of many items or factors."""
         sides = (left.detach().double(), right.detach().double())
         first, second = (_some(side.reshape(-1, *side.shape[-2:])[0], _TRIED) for side in sides)
-        found = self._predicted(first, second, centred=centred)
-        most, worst = math.sqrt(math.log1p(self.features)), found.heavy_norm
+        error = self._predicted(first, second, centred=centred)
+        most, worst = math.sqrt(math.log1p(self.features)), error.heavy_norm
         if worst > most:
             warnings.warn(
                 f"Random features are useless here: the norm |x + y| is {worst:.3g} for the pairs "
-                f"of largest value (root mean square; {found.norm:.3g} for all), at which "
+                f"of largest value (root mean square; {error.norm:.3g} for all), at which "
                 f"{self.features} features have a relative mean squared error of "
                 f"e^{worst**2 - math.log(self.features):.3g}; it should be below {most:.3g}. "
                 "Scale the embeddings down, or learn the features (rdpgraph.nn.FeatureMap).",

@@ -68,12 +68,12 @@ def regradient(
     values = function(*aliases)
     if not values.requires_grad:  # no input has a part in it
         return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(
             values, wanted, gradient, create_graph=True, allow_unused=True, materialize_grads=True
         )
     )
-    return [next(found) if part.requires_grad else None for part in inputs]
+    return [next(gradients) if part.requires_grad else None for part in inputs]
 
 
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,8 +97,8 @@ _ONCE = "This answer is differentiable once: its gradient has no gradient of its
 
 def refused(values: Tensor, why: str) -> Tensor:
     """The same values, whose gradient is an error."""
-    found: Tensor = _Refused.apply(values, why)  # pyright: ignore
-    return found
+    guarded: Tensor = _Refused.apply(values, why)  # pyright: ignore
+    return guarded
 
 
 class _Refused(torch.autograd.Function):

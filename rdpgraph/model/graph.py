@@ -318,7 +318,7 @@ class FactorGraph:
 
     def factors(self) -> Iterator[Factor]:
         """Every factor with a table of its own, in order of declaration."""
-        found: list[tuple[int, int, int]] = []
+        places: list[tuple[int, int, int]] = []
         for block in self.blocks:
             if math.prod(block.sizes) > _MOST_TABULATED:
                 raise UnsupportedError(
@@ -328,9 +328,11 @@ class FactorGraph:
                 )
         tables = [block.select().table(block.arity) for block in self.blocks]
         for place, block in enumerate(self.blocks):
-            found.extend((number, place, row) for row, number in enumerate(block.declared.tolist()))
+            places.extend(
+                (number, place, row) for row, number in enumerate(block.declared.tolist())
+            )
         scopes = [block.scopes.tolist() for block in self.blocks]
-        for _, place, row in sorted(found):
+        for _, place, row in sorted(places):
             block, table = self.blocks[place], tables[place]
             if table.ndim > block.arity:
                 axis = table.ndim - block.arity - 1
@@ -354,7 +356,7 @@ def _outliving(
     blocks: Iterable[Block], observed: Tensor | None
 ) -> tuple[tuple[Block, ...], Tensor | None]:
     """The same with numbers that gradients may pass, which those of inference mode are not."""
-    found = tuple(
+    copies = tuple(
         replace(
             block,
             scopes=block.scopes.clone(),
@@ -363,7 +365,7 @@ def _outliving(
         )
         for block in blocks
     )
-    return found, None if observed is None else observed.clone()
+    return copies, None if observed is None else observed.clone()
 
 
 _MOST_TABULATED = 2**28

@@ -58,14 +58,14 @@ class LogMatrix:
         lead = result.shape[:-2]
         own = rows.expand(*lead, *rows.shape[-2:]).reshape(-1, *rows.shape[-2:])
         other = self.logs.expand(*lead, *self.logs.shape[-2:]).reshape(-1, *self.logs.shape[-2:])
-        found = [
+        exact = [
             soft_sum(own[item, i] + other[item, j], 1)
             for item, i, j in (
                 part.unbind(1) for part in places.split(max(1, _CELLS // rows.shape[-1]))
             )
         ]
         flat = result.reshape(-1, *result.shape[-2:])
-        return flat.index_put(places.unbind(1), torch.cat(found)).reshape(result.shape)
+        return flat.index_put(places.unbind(1), torch.cat(exact)).reshape(result.shape)
 
 
 def steep(dtype: torch.dtype) -> float:

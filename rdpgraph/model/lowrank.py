@@ -166,13 +166,13 @@ class LowRank(Potential):
         first, second = incoming
         left, right = self.log_left, self.log_right
         if not isinstance(temperature, Tensor) and temperature == 1.0:
-            found = (_through(right, left, second), _through(left, right, first))
+            messages = (_through(right, left, second), _through(left, right, first))
         else:
-            found = (
+            messages = (
                 _reduced(left, right, second, temperature),
                 _reduced(right, left, first, temperature),
             )
-        return tuple(values.expand(*lead, -1) for values in found)
+        return tuple(values.expand(*lead, -1) for values in messages)
 
 
 def _through(source: Tensor, target: Tensor, message: Tensor) -> Tensor:

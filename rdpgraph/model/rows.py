@@ -28,8 +28,8 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _ranked(codes: Tensor, spread: int) -> tuple[Tensor, int]:
     """Codes below a number, as ranks among those that occur, and how many do."""
     if spread > 4 * len(codes) + 1024:
-        found, ranks = torch.unique(codes, return_inverse=True)
-        return ranks, len(found)
+        distinct, ranks = torch.unique(codes, return_inverse=True)
+        return ranks, len(distinct)
     occurs = torch.zeros(spread, dtype=torch.long)
     occurs[codes] = 1
     return (occurs.cumsum(0) - 1)[codes], int(occurs.sum())

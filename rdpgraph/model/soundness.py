@@ -79,7 +79,7 @@ def _names(graph: FactorGraph, block: Block) -> list[str]:
         wrong = ~(tables < math.inf)
         for _ in range(block.arity):
             wrong = wrong.any(-1)
-        found = wrong.reshape(-1, wrong.shape[-1]).any(0).nonzero()
-        row = int(found[0]) if len(found) else 0
+        rows = wrong.reshape(-1, wrong.shape[-1]).any(0).nonzero()
+        row = int(rows[0]) if len(rows) else 0
     scope = block.scopes[row].tolist() if block.count else []
     return [graph.domain.variable(number).name for number in scope]

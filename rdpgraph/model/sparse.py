@@ -105,7 +105,7 @@ class Sparse(Potential):
         levels, order = self._levels
         lead = torch.broadcast_shapes(*(s.shape[:-1] for s in states)) if states else ()
         rank = torch.zeros(lead, dtype=torch.long, device=self.device)
-        found = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
+        listed = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
         for codes, size, chosen in zip(levels, self.sizes, states, strict=True):
             slot = rank.ndim - len(lead)
             spread = chosen.to(self.device).reshape(
@@ -114,15 +114,15 @@ class Sparse(Potential):
             wanted = rank.unsqueeze(-1) * size + spread
             rank = torch.searchsorted(codes, wanted).clamp(max=max(len(codes) - 1, 0))
             matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
-            found = found.unsqueeze(-1) & matches
+            listed = listed.unsqueeze(-1) & matches
         if not len(order):
-            empty = (*self._joint_lead(lead), *found.shape[len(lead) :])
+            empty = (*self._joint_lead(lead), *listed.shape[len(lead) :])
             return self.log_values.new_full(empty, -math.inf)
         joint = self._joint_lead(lead)
-        grid = found.shape[len(lead) :]
+        grid = listed.shape[len(lead) :]
         place = order[rank].expand([*joint, *grid]).reshape([*joint, math.prod(grid)])
         values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
-        return torch.where(found, values, -math.inf)
+        return torch.where(listed, values, -math.inf)
 
     def _joint_lead(self, lead: Sequence[int]) -> torch.Size:
         return torch.broadcast_shapes(self.log_values.shape[:-1], lead)

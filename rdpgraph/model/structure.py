@@ -133,9 +133,11 @@ class Structure(ABC):
             unary = alias if alias.requires_grad else alias.detach().requires_grad_()
             log_z = self.with_unary(unary).log_partition()
             possible = log_z.detach() > -torch.inf
-            (found,) = torch.autograd.grad(log_z, unary, possible.to(log_z), create_graph=tracked)
-        found = found.to(log_z.dtype)
-        return found if tracked else found.detach()
+            (gradient,) = torch.autograd.grad(
+                log_z, unary, possible.to(log_z), create_graph=tracked
+            )
+        gradient = gradient.to(log_z.dtype)
+        return gradient if tracked else gradient.detach()
 
     def entropy(self) -> Tensor | None:
         """(*batch,) nats, or None."""

@@ -93,13 +93,13 @@ def _parts(labels: Sequence[str], letters: str) -> list[tuple[str, str]]:
     """Letters and kinds; the kind of a letter alone is empty."""
     if isinstance(labels, str) or not labels:
         raise ModelError(f"{letters} labels are a list of one or more; got {labels!r:.80}.")
-    found: list[tuple[str, str]] = []
+    parts: list[tuple[str, str]] = []
     for label in labels:
         letter, hyphen, kind = str(label).partition("-")
         if letter not in tuple(letters) or bool(hyphen) != bool(kind) or (letter == "O" and kind):
             forms = ", ".join(f'"{one}-x"' for one in letters if one != "O")
             raise ModelError(f'{letters} labels are "O" or {forms}, x a kind; got {label!r:.80}.')
-        if (letter, kind) in found:
+        if (letter, kind) in parts:
             raise ModelError(f"{letters} labels differ from each other; got {label!r:.80} twice.")
-        found.append((letter, kind))
-    return found
+        parts.append((letter, kind))
+    return parts

@@ -253,7 +253,7 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     kids: list[list[int]] = [[] for _ in cliques]
     for place, parent in enumerate(parents):
         kids[parent].append(place)
-    found: list[Level] = []
+    levels: list[Level] = []
     bounds = [n for n, c in enumerate(cliques) if not n or c.depth != cliques[n - 1].depth]
     for low, high in zip(bounds, [*bounds[1:], len(cliques)], strict=True):
         last = high - 1
@@ -271,8 +271,8 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
         else:
             runs = Runs(np.zeros(0, np.int64), np.zeros(0, np.int64))
         own = starts[message] - cell.start
-        found.append(Level(cell, message, tuple(pulls), own, runs, spread[cell] - message.start))
-    return tuple(found), total
+        levels.append(Level(cell, message, tuple(pulls), own, runs, spread[cell] - message.start))
+    return tuple(levels), total
 
 
 def _message_strides(shared: tuple[int, ...], sizes: list[int]) -> dict[int, int]:

@@ -110,12 +110,12 @@ def _hung(members: list[set[int]], links: list[list[int]]) -> list[Clique]:
             parents.append((clique, parent, depth))
         level = ahead
         depth += 1
-    found: list[Clique] = []
+    hung: list[Clique] = []
     for clique, parent, depth in parents:
         above: set[int] = members[parents[parent][0]] if parent >= 0 else set()
         shared = tuple(sorted(members[clique] & above))
-        found.append(Clique(shared, tuple(sorted(members[clique] - above)), parent, depth))
-    return found
+        hung.append(Clique(shared, tuple(sorted(members[clique] - above)), parent, depth))
+    return hung
 
 
 def _reached(start: int, links: list[list[int]]) -> list[tuple[int, int]]:

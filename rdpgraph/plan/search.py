@@ -127,7 +127,7 @@ def _parts(
     topology: Topology, last: Set[int], memory_elements: float, batch: int, deadline: float
 ) -> list["_Part"]:
     """The distinct components, each with all its places in the topology."""
-    found: dict[object, _Part] = {}
+    parts: dict[object, _Part] = {}
     for tensors in topology.components():
         scopes = [topology.scopes[t] for t in tensors]
         names = tuple(sorted(set(chain.from_iterable(scopes))))
@@ -136,15 +136,15 @@ def _parts(
         sizes = tuple([topology.sizes[v] for v in names])
         late = frozenset([rank[v] for v in last if v in rank])
         signature = ranked, sizes, late
-        part = found.get(signature)
+        part = parts.get(signature)
         if part is None:
             part = _Part(Topology(ranked, sizes), late, deadline)
-            found[signature] = part
+            parts[signature] = part
         part.places.append((tensors, names))
-    for part in found.values():
+    for part in parts.values():
         part.copies = len(part.places) * batch
         part.memory = memory_elements / part.copies
-    return list(found.values())
+    return list(parts.values())
 
 
 class _Part:

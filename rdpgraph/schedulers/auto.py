@@ -73,10 +73,10 @@ class Auto(Scheduler):
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """That of a small graph which is no registered structure."""
-        found = within(self.memory, self.seconds, graph)
-        if found is None or (graph.observed is None and REGISTRY.recognise(graph) is not None):
+        circuit = within(self.memory, self.seconds, graph)
+        if circuit is None or (graph.observed is None and REGISTRY.recognise(graph) is not None):
             return None
-        return found
+        return circuit
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()
@@ -98,14 +98,14 @@ class Auto(Scheduler):
             loopy = self._fallback(for_messages, begin)
             return plan, partial(_exact_first, run, loopy)
         why = f"exact inference {plan.remedy.split(';')[0]}"
-        found = None
+        planned = None
         if joint <= MOST_JOINED:
             deadline = max(begin + clock.PLANNING * self.seconds, least)
             part = JoinGraph(self.memory, _JOINED * self.seconds)
-            found = part.plan_network(graph, network, why, deadline=deadline)
-        if found is None:
+            planned = part.plan_network(graph, network, why, deadline=deadline)
+        if planned is None:
             return for_messages.plan(why), self._fallback(for_messages, begin)
-        return found[0], self._fallback(for_messages, begin, partial(_at_once, found[1]))
+        return planned[0], self._fallback(for_messages, begin, partial(_at_once, planned[1]))
 
     def _fallback(
         self, for_messages: "_ForMessages", begin: float, *before: Callable[[float], Solution]

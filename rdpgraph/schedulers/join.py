@@ -61,9 +61,9 @@ class JoinGraph(Scheduler):
         """
         deadline = clock.now() + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
         network, why = reduce_graph(graph), "approximate, as asked for"
-        found = self.plan_network(graph, network, why, deadline=deadline)
-        if found is not None:
-            return found
+        planned = self.plan_network(graph, network, why, deadline=deadline)
+        if planned is not None:
+            return planned
         loopy = Loopy(
             sweeps=self.sweeps, damping=_DAMPING, seconds=self.seconds, memory=self.memory
         )

@@ -52,10 +52,10 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     deadline = clock.now() + max(_PROBING * seconds, clock.LEAST_PLANNING)
     if is_easy(topology_of(network), deadline=deadline) or clock.now() > deadline:
         return network
-    found = refuted_states(network, seconds=seconds, deadline=deadline)
-    if not found:
+    refuted = refuted_states(network, seconds=seconds, deadline=deadline)
+    if not refuted:
         return network
-    for number, states in found:
+    for number, states in refuted:
         network.possible.allow_only(number, torch.tensor(states, dtype=torch.long))
     return reduce_graph(graph, possible=network.possible)
 

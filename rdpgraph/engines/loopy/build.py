@@ -85,7 +85,7 @@ def _unary(network: Network, edges: Edges) -> tuple[Tensor, ...]:
     """Per class (1 or B, K, n)."""
     lone = [group for group in network.groups if group.scopes.shape[1] == 1]
     batch = max([len(group.log_tables) for group in lone], default=1)
-    found: list[Tensor] = []
+    unaries: list[Tensor] = []
     for c in edges.classes:
         total = network.constant.new_zeros(batch, c.size, len(c.variables))
         for group in lone:
@@ -94,5 +94,5 @@ def _unary(network: Network, edges: Edges) -> tuple[Tensor, ...]:
             places = edges.local[group.scopes[:, 0]].to(total.device)
             values = group.each().transpose(1, 2).expand(-1, -1, len(places))
             total = total.index_add(2, places, values.expand(batch, -1, -1))
-        found.append(total)
-    return tuple(found)
+        unaries.append(total)
+    return tuple(unaries)

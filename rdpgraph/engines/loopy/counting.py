@@ -90,11 +90,11 @@ class TreeReweighted(Counting):
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
         if count <= _DENSE and pairwise:
             joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long)])
-            found = _uniform_trees(joined, count)
+            appearances = _uniform_trees(joined, count)
         else:
             listed = [tuple(v for v in row if v >= 0) for s in scopes for row in s.tolist()]
-            found = _drawn_trees(listed, count, self.trees, self.seed)
-        return torch.split(found, [len(scope) for scope in scopes])
+            appearances = _drawn_trees(listed, count, self.trees, self.seed)
+        return torch.split(appearances, [len(scope) for scope in scopes])
 
     @property
     def bounds_above(self) -> bool:

@@ -58,9 +58,9 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     tied = _tied(equations, beliefs)
     items = tied.any(1).nonzero().flatten().cpu()
     if len(items) and clock.now() < end:
-        found = _Search(*_some(equations, messages, items), outcome.sweeps[items], limits, end)
-        found.run(converged[items])
-        states[items.to(states.device)] = found.states
+        search = _Search(*_some(equations, messages, items), outcome.sweeps[items], limits, end)
+        search.run(converged[items])
+        states[items.to(states.device)] = search.states
     cut = bool(len(items)) and clock.now() > end
     consistent = _consistent(equations, messages, states)
     return Decoded(states, consistent.cpu() & converged, cut)
@@ -132,9 +132,9 @@ class _Search:
         """Keep what is better than what was found."""
         equations = _some(self.equations, self.messages, rows)[0]
         rows = rows.to(states.device)
-        found = scores(equations, states)
-        taken = better(found, self.scores[rows]).unsqueeze(1)
-        self.scores[rows] = torch.where(taken, found, self.scores[rows])
+        new = scores(equations, states)
+        taken = better(new, self.scores[rows]).unsqueeze(1)
+        self.scores[rows] = torch.where(taken, new, self.scores[rows])
         self.states[rows] = torch.where(taken, states, self.states[rows])
 
 

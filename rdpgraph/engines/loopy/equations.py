@@ -153,17 +153,17 @@ class Equations:
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the factors answer, not rescaled."""
         edges = self.edges
-        found: list[list[Tensor]] = [[] for _ in edges.classes]
+        by_class: list[list[Tensor]] = [[] for _ in edges.classes]
         answers: dict[int, list[Tensor | None]] = {}
         for number, kernel in enumerate(self.kernels):
             answers[number] = kernel.messages(self.at(number, cavities))
         for segment in edges.segments:
             part = answers[segment.kernel][segment.port]
             assert part is not None
-            found[segment.size_class].append(part)
+            by_class[segment.size_class].append(part)
         return tuple(
             torch.cat(parts, 2) if parts else cavity
-            for parts, cavity in zip(found, cavities, strict=True)
+            for parts, cavity in zip(by_class, cavities, strict=True)
         )
 
     def at(self, kernel: int, values: Sequence[Tensor]) -> list[Tensor]:
@@ -242,11 +242,11 @@ class Equations:
 
     def _variable_counts(self) -> list[Tensor]:
         """Per class (n,): one less the counting numbers of the factors at each variable."""
-        found: list[Tensor] = []
+        counts: list[Tensor] = []
         for c, unary, weight in zip(self.edges.classes, self.unary, self._weights, strict=True):
             each = unary.new_ones(c.count) if weight is None else weight
-            found.append(1.0 - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
-        return found
+            counts.append(1.0 - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
+        return counts
 
     def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":
         """The equations with other unary log-potentials, which may hold hard zeros."""

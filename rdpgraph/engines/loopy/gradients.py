@@ -104,10 +104,10 @@ class _AtFixedPoint(torch.autograd.Function):
 
         def transposed(vector: Tensor) -> Tensor:
             parts = _split(vector, inputs)
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 outputs, inputs, parts, retain_graph=True, allow_unused=True
             )
-            return vector - _joined(found, inputs)
+            return vector - _joined(gradients, inputs)
 
         solved, residual = gmres(
             transposed,

@@ -48,7 +48,7 @@ class HighOrderKernel(Kernel):
 
     @cached_property
     def _ports(self) -> tuple[Port, ...]:
-        network, found = self.network, list[Port]()
+        network, ports = self.network, list[Port]()
         sizes = torch.tensor(network.sizes, dtype=torch.long)
         for slot in range(self.block.scopes.shape[1]):
             active = network.active[self.block.scopes[:, slot]]
@@ -56,8 +56,8 @@ class HighOrderKernel(Kernel):
             for size in torch.unique(left).tolist():
                 rows = (left == size).nonzero().flatten()
                 if size:
-                    found.append(Port(slot, rows, active[rows], size))
-        return tuple(found)
+                    ports.append(Port(slot, rows, active[rows], size))
+        return tuple(ports)
 
     @property
     def bounded(self) -> bool:
@@ -83,12 +83,12 @@ class HighOrderKernel(Kernel):
     @cached_property
     def _settled(self) -> tuple[Tensor, ...]:
         """Per slot (b, F, k) log-messages: nothing, but of settled variables their state."""
-        like, found = self.network.constant, list[Tensor]()
+        like, messages = self.network.constant, list[Tensor]()
         settled = self._settled_states
         for slot, size in enumerate(self._slots):
             agrees = settled[:, :, slot].unsqueeze(-1) == torch.arange(size)
-            found.append(torch.where(agrees, 0.0, -math.inf).to(like))
-        return tuple(found)
+            messages.append(torch.where(agrees, 0.0, -math.inf).to(like))
+        return tuple(messages)
 
     @property
     def _settled_states(self) -> Tensor:
@@ -122,14 +122,14 @@ class HighOrderKernel(Kernel):
 
     def _spread(self, incoming: Sequence[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k) log-messages over all states."""
-        found = list(self._settled)
+        messages = list(self._settled)
         for port, states, part in zip(self.ports, self._states, incoming, strict=True):
             assert port.rows is not None
-            base = found[port.slot].expand(len(part), -1, -1)
+            base = messages[port.slot].expand(len(part), -1, -1)
             rows = port.rows.to(part.device).unsqueeze(1)
             index = (torch.arange(len(part), device=part.device).reshape(-1, 1, 1), rows, states)
-            found[port.slot] = base.index_put(index, part.transpose(1, 2))
-        return found
+            messages[port.slot] = base.index_put(index, part.transpose(1, 2))
+        return messages
 
     def _answers(self, spread: list[Tensor]) -> list[Tensor]:
         """Per slot (B, F, k): messages over counting numbers."""
@@ -137,8 +137,8 @@ class HighOrderKernel(Kernel):
             return self._asked(spread, self.temperature)
         scale = self.weights.unsqueeze(1)
         temperature = self.temperature * self.weights if self.temperature else 0.0
-        found = self._asked([part * scale for part in spread], temperature)
-        return [part / scale for part in found]
+        answers = self._asked([part * scale for part in spread], temperature)
+        return [part / scale for part in answers]
 
     def _asked(self, spread: list[Tensor], temperature: float | Tensor) -> list[Tensor]:
         """The potential's messages, batch dims flattened: per slot (B, F, k)."""
@@ -147,8 +147,8 @@ class HighOrderKernel(Kernel):
             temperature = self._placed(temperature)
         spread = [self._placed(part) for part in spread]
         answers = self.block.potential.messages(spread, temperature=temperature)
-        found = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
-        return [part.expand(max(batch, len(part)), self.count, -1) for part in found]
+        messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
+        return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]
 
     def _placed(self, values: Tensor) -> Tensor:
         """(B or 1, ...) values with the batch dims of a potential that differs between items."""
@@ -174,15 +174,15 @@ class HighOrderKernel(Kernel):
         if rows is not None:
             return self._of(rows, incoming)
         answers = self._answers(self._spread(incoming))
-        found: list[Tensor | None] = []
+        messages: list[Tensor | None] = []
         for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
             if wanted not in (None, number):
-                found.append(None)
+                messages.append(None)
                 continue
             assert port.rows is not None
             answer = answers[port.slot][:, port.rows.to(states.device)]
-            found.append(answer.gather(2, states.expand(len(answer), -1, -1)).transpose(1, 2))
-        return found
+            messages.append(answer.gather(2, states.expand(len(answer), -1, -1)).transpose(1, 2))
+        return messages
 
     def _of(self, rows: Tensor, incoming: Sequence[Tensor]) -> list[Tensor | None]:
         """The messages of some factors, of which a port may have none."""
@@ -194,7 +194,7 @@ class HighOrderKernel(Kernel):
             block=replace(block, scopes=scopes, potential=potential),
             weights=None if weights is None else weights[rows],
         )
-        found: list[Tensor | None] = [None] * len(incoming)
+        messages: list[Tensor | None] = [None] * len(incoming)
         ports, left, some = list[Port](), list[Tensor](), list[int]()
         place = torch.full((self.count,), -1)
         place[rows] = torch.arange(len(rows))
@@ -209,8 +209,8 @@ class HighOrderKernel(Kernel):
         vars(own).update(_ports=tuple(ports), _states=tuple(left))
         answers = own.messages([incoming[number] for number in some])
         for number, answer in zip(some, answers, strict=True):
-            found[number] = answer
-        return found
+            messages[number] = answer
+        return messages
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """From the answer to the first slot."""
@@ -287,8 +287,8 @@ class HighOrderKernel(Kernel):
             logs = _times(first + hot[0], scale.unsqueeze(2)).transpose(1, 2)
             total = soft_sum(logs, 1, 1.0)
             total = torch.where(total.detach() > -math.inf, total, 0.0).sum()
-            (found,) = torch.autograd.grad(total, scale, create_graph=recorded)
-        return found.sum(1)
+            (derivative,) = torch.autograd.grad(total, scale, create_graph=recorded)
+        return derivative.sum(1)
 
 
 def _times(logs: Tensor, factor: Tensor) -> Tensor:

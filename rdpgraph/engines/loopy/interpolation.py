@@ -58,20 +58,20 @@ class InterpolatedMessages:
         """
         incoming = cavities(self.solution)
         known = arriving_messages(self.solution)
-        found: dict[tuple[int, int], Tensor] = {}
+        messages: dict[tuple[int, int], Tensor] = {}
         for number, block in enumerate(self.restricted.blocks):
             if block.arity < 2:
                 continue
             for slot in range(block.arity):
                 few = self._few[block.scopes[:, slot]]
                 if not bool(few.any()):
-                    found[number, slot] = known[number, slot]
+                    messages[number, slot] = known[number, slot]
                     continue
                 rows = few.nonzero().flatten()
                 new = self._interpolated(number, slot, rows, incoming)
                 empty = new.new_zeros(new.shape[0], block.count, new.shape[2])
-                found[number, slot] = empty.index_copy(1, rows.to(new.device), new)
-        return found
+                messages[number, slot] = empty.index_copy(1, rows.to(new.device), new)
+        return messages
 
     def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
         """(B', n, states) from some factors of a block to their slot's variables."""

@@ -196,18 +196,18 @@ class TableKernel(Kernel):
         if scale == 0:
             return _exchanged(table, list(incoming), maximum, wanted)
         vectors = [(part if scale == 1 else part / scale).exp() for part in incoming]
-        found = _exchanged(table, vectors, product, wanted)
-        logs = [None if part is None else safe_log(part) for part in found]
+        products = _exchanged(table, vectors, product, wanted)
+        logs = [None if part is None else safe_log(part) for part in products]
         if not self.bounded:
-            logs = self._mended(incoming, rows, wanted, found, logs)
+            logs = self._mended(incoming, rows, wanted, products, logs)
         return [part if scale == 1 or part is None else part * scale for part in logs]
 
     def _mended(
         self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: int | None,
-        found: list[Tensor | None], logs: list[Tensor | None],
+        products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
         """The factors whose products underflowed, again in logs."""
-        low = [(part.detach() < self._least).any(1).any(0) for part in found if part is not None]
+        low = [(part.detach() < self._least).any(1).any(0) for part in products if part is not None]
         bad = torch.stack(low).any(0).nonzero().flatten()
         if not len(bad):
             return logs
@@ -287,21 +287,21 @@ def _exchanged(
     half = _balanced(sizes)
     left, right = math.prod(sizes[:half]), math.prod(sizes[half:])
     matrix = table.reshape(table.shape[0], left, right, table.shape[-1])
-    found: list[Tensor | None] = []
+    results: list[Tensor | None] = []
     if wanted is None or wanted < half:
         part = contract(matrix, _joint(vectors[half:], contract))
         part = part.reshape(part.shape[0], *sizes[:half], part.shape[-1])
-        found += _exchanged(part, vectors[:half], contract, wanted)
+        results += _exchanged(part, vectors[:half], contract, wanted)
     else:
-        found += [None] * half
+        results += [None] * half
     if wanted is None or wanted >= half:
         part = contract(matrix.transpose(1, 2), _joint(vectors[:half], contract))
         part = part.reshape(part.shape[0], *sizes[half:], part.shape[-1])
         rest = None if wanted is None else wanted - half
-        found += _exchanged(part, vectors[half:], contract, rest)
+        results += _exchanged(part, vectors[half:], contract, rest)
     else:
-        found += [None] * (count - half)
-    return found
+        results += [None] * (count - half)
+    return results
 
 
 def _balanced(sizes: Sequence[int]) -> int:

@@ -75,7 +75,7 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
 
 def _scopes(edges: Edges) -> list[list[int]] | None:
     """Per factor its variables."""
-    found: list[list[int]] = []
+    scopes: list[list[int]] = []
     for kernel, ports in enumerate(edges.ports):
         if len({port.slot for port in ports}) > _WIDEST:
             return None
@@ -84,8 +84,8 @@ def _scopes(edges: Edges) -> list[list[int]] | None:
             rows = range(len(own)) if port.rows is None else port.rows.tolist()
             for row, variable in zip(rows, port.variables.tolist(), strict=True):
                 own[row].append(variable)
-        found += own
-    return found
+        scopes += own
+    return scopes
 
 
 def _breadth_first(
@@ -145,15 +145,15 @@ def _order(edges: Edges, layers: list[int]) -> Order:
         sizes = own.bincount(minlength=count)
         begins = sizes.cumsum(0) - sizes
         place[variables[order]] = torch.arange(len(order)) - begins[own[order]]
-        for found, part in zip(members, order.split(sizes.tolist()), strict=True):
-            found.append(part.to(c.variable.device))
+        for of_layer, part in zip(members, order.split(sizes.tolist()), strict=True):
+            of_layer.append(part.to(c.variable.device))
     if edges.classes:
         place = place.to(edges.classes[0].variable.device)
     arrivals: list[list[Arrivals]] = [[] for _ in range(count)]
     for kernel, ports in enumerate(edges.ports):
         make = _of_high_order if any(port.rows is not None for port in ports) else _of_tables
-        for layer, found in make(edges, kernel, numbers, place):
-            arrivals[layer].append(found)
+        for layer, of_layer in make(edges, kernel, numbers, place):
+            arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
     return Order(numbers, tuple(Layer(tuple(m), tuple(a)) for m, a in pairs))
 

@@ -56,13 +56,13 @@ def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
         for part in parts:
             if edges.segments[part.segment].size_class == place:
                 at[c.variable[part.places]] = True
-        found = at.nonzero().flatten()
+        variables = at.nonzero().flatten()
         buckets: list[Bucket] = []
         for bucket in c.buckets:
-            here = found[(found >= bucket.start) & (found < bucket.stop)] - bucket.start
+            here = variables[(variables >= bucket.start) & (variables < bucket.stop)] - bucket.start
             buckets.append(Bucket(bucket.start, bucket.edges[:, here]))
         touched.append(tuple(buckets))
-        numbers.append(found)
+        numbers.append(variables)
     return EdgeSubset(tuple(parts), tuple(touched), tuple(numbers))
 
 
@@ -78,13 +78,13 @@ class EdgeSubsets:
         if id(chosen) in self._known:
             return self._known[id(chosen)][1]
         everything = torch.arange(edges.count) if chosen is None else chosen
-        found = edge_subset(edges, everything)
-        self._known[id(chosen)] = chosen, found
+        subset = edge_subset(edges, everything)
+        self._known[id(chosen)] = chosen, subset
         self._held += len(everything)
         while self._held > 4 * edges.count:  # sets that never recur are not all kept
             first = self._known.pop(next(iter(self._known)))[0]
             self._held -= edges.count if first is None else len(first)
-        return found
+        return subset
 
 
 def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
@@ -92,7 +92,7 @@ def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
     touched = torch.zeros(len(edges.home), dtype=torch.bool)
     for c, numbers in zip(edges.classes, selected.locals, strict=True):
         touched[c.variables[numbers]] = True
-    found: list[Tensor] = []
+    changing: list[Tensor] = []
     for kernel, ports in enumerate(edges.ports):
         counts = torch.zeros(edges.factors[kernel], dtype=torch.long)
         hits: list[Tensor] = []
@@ -106,8 +106,8 @@ def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
         for number, (port, hit) in enumerate(zip(ports, hits, strict=True)):
             others = (counts if port.rows is None else counts[port.rows]) - hit
             segment = edges.segments[edges.by_kernel[kernel][number]]
-            found.append((others > 0).nonzero().flatten() + edges.first_edge(segment))
-    return torch.cat(found)
+            changing.append((others > 0).nonzero().flatten() + edges.first_edge(segment))
+    return torch.cat(changing)
 
 
 def candidates(
@@ -115,7 +115,7 @@ def candidates(
 ) -> list[Tensor]:
     """Per part (B, K, n): the messages as they would be now."""
     edges = equations.edges
-    found: list[Tensor] = []
+    new: list[Tensor] = []
     answered: dict[int, list[Tensor | None]] = {}  # by kernels that answer for all factors at once
     for part in chosen.parts:
         segment = edges.segments[part.segment]
@@ -124,7 +124,7 @@ def candidates(
         if segment.kernel in answered:
             answer = answered[segment.kernel][segment.port]
             assert answer is not None
-            found.append(equations.message(take(answer, part.places - segment.start)))
+            new.append(equations.message(take(answer, part.places - segment.start)))
             continue
         incoming: list[Tensor] = []
         for number in edges.by_kernel[segment.kernel]:
@@ -143,8 +143,8 @@ def candidates(
         else:
             answer = kernel.messages(incoming, rows=part.rows, wanted=segment.port)[segment.port]
             assert answer is not None
-        found.append(equations.message(answer))
-    return found
+        new.append(equations.message(answer))
+    return new
 
 
 def written(

@@ -127,18 +127,18 @@ def _one_by_one(equations: Equations, start: Messages, limits: Limits, size: int
     """A few items to their end, then the next: nobody looks at them between two sweeps."""
     ends = range(0, equations.batch, size)
     parts = [slice(first, min(first + size, equations.batch)) for first in ends]
-    found = [
+    outcomes = [
         propagate(equations.items(part), tuple(message[part] for message in start), limits)
         for part in parts
     ]
-    length = max(len(own.trace) for own in found)
-    traces = [own.trace + own.trace[-1:] * (length - len(own.trace)) for own in found]
-    columns = zip(*(own.messages for own in found), strict=True)
+    length = max(len(own.trace) for own in outcomes)
+    traces = [own.trace + own.trace[-1:] * (length - len(own.trace)) for own in outcomes]
+    columns = zip(*(own.messages for own in outcomes), strict=True)
     return Outcome(
         messages=tuple(torch.cat(column) for column in columns),
-        converged=torch.cat([own.converged for own in found]),
-        residual=torch.cat([own.residual for own in found]),
+        converged=torch.cat([own.converged for own in outcomes]),
+        residual=torch.cat([own.residual for own in outcomes]),
         trace=tuple(max(column) for column in zip(*traces, strict=True)),
-        sweeps=torch.cat([own.sweeps for own in found]),
-        updates=max(own.updates for own in found),
+        sweeps=torch.cat([own.sweeps for own in outcomes]),
+        updates=max(own.updates for own in outcomes),
     )

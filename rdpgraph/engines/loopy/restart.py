@@ -67,12 +67,12 @@ def ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Seg
 
 def _ends(network: Network, edges: Edges) -> _Ends:
     """Per block, slot and size: the class, and each factor's variable and edge (or -1)."""
-    found: _Ends = {}
+    by_slot: _Ends = {}
     for block, slot, members, segment in ends(network, edges):
         scopes = network.graph.blocks[block].scopes
         # The factors of a slot may differ in the states that their variables have left.
         key = (block, slot, edges.classes[segment.size_class].size)
-        if key not in found:
-            found[key] = (segment.size_class, scopes[:, slot], torch.full((len(scopes),), -1))
-        found[key][2][members] = torch.arange(segment.start, segment.stop)
-    return found
+        if key not in by_slot:
+            by_slot[key] = (segment.size_class, scopes[:, slot], torch.full((len(scopes),), -1))
+        by_slot[key][2][members] = torch.arange(segment.start, segment.stop)
+    return by_slot

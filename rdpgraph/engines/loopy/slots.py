@@ -21,8 +21,8 @@ BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
 def arriving_messages(solution: LoopySolution) -> BySlot:
     """What each factor says to the variable at each slot; 0 where no message is passed."""
     network = solution.network
-    found = _filled(network, 0.0)
-    return _with_edges(solution, found, solution.outcome.messages)
+    filled = _filled(network, 0.0)
+    return _with_edges(solution, filled, solution.outcome.messages)
 
 
 def cavities(solution: LoopySolution) -> BySlot:
@@ -35,7 +35,7 @@ def cavities(solution: LoopySolution) -> BySlot:
         return _filled(network, 0.0)
     equations, edges = solution.equations, solution.edges
     beliefs = equations.beliefs(messages)
-    found = _filled(network, -math.inf)
+    filled = _filled(network, -math.inf)
     rows = torch.arange(len(network.settled))
     for block, origins in enumerate(network.origins):
         scopes = network.graph.blocks[block].scopes
@@ -44,10 +44,10 @@ def cavities(solution: LoopySolution) -> BySlot:
                 if slot not in slots:
                     states = network.settled[:, scopes[members, slot]].unsqueeze(-1)
                     index = (rows.reshape(-1, 1, 1), members.reshape(-1, 1), states)
-                    zeros = found[block, slot].new_zeros(())
+                    zeros = filled[block, slot].new_zeros(())
                     if len(rows) == 1:
                         index = (torch.arange(network.batch).reshape(-1, 1, 1), *index[1:])
-                    found[block, slot] = _put(found[block, slot], index, zeros)
+                    filled[block, slot] = _put(filled[block, slot], index, zeros)
             if len(slots) == 1:
                 # The other slots are settled, and the factor is a part of a variable's unary one.
                 own = network.groups[group]
@@ -57,10 +57,10 @@ def cavities(solution: LoopySolution) -> BySlot:
                 part = own.each().transpose(1, 2)
                 alive = part > -math.inf
                 rest = torch.where(alive, belief - torch.where(alive, part, 0.0), -math.inf)
-                found[block, slots[0]] = _at_left(
-                    network, found[block, slots[0]], block, slots[0], members, rest
+                filled[block, slots[0]] = _at_left(
+                    network, filled[block, slots[0]], block, slots[0], members, rest
                 )
-    return _with_edges(solution, found, equations.cavities(messages, beliefs))
+    return _with_edges(solution, filled, equations.cavities(messages, beliefs))
 
 
 def started(solution: LoopySolution, messages: BySlot) -> LoopySolution:
@@ -97,13 +97,13 @@ def _filled(network: Network, value: float) -> dict[tuple[int, int], Tensor]:
 
 
 def _with_edges(
-    solution: LoopySolution, found: dict[tuple[int, int], Tensor], values: Messages
+    solution: LoopySolution, filled: dict[tuple[int, int], Tensor], values: Messages
 ) -> BySlot:
     network, edges = solution.network, solution.edges
     for block, slot, members, segment in ends(network, edges):
         own = values[segment.size_class][:, :, segment.start : segment.stop]
-        found[block, slot] = _at_left(network, found[block, slot], block, slot, members, own)
-    return found
+        filled[block, slot] = _at_left(network, filled[block, slot], block, slot, members, own)
+    return filled
 
 
 def _at_left(

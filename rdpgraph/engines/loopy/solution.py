@@ -64,8 +64,8 @@ class LoopySolution(Approximation):
     def equations(self) -> Equations:
         """The equations."""
         with torch.enable_grad():  # wherever it is first asked for
-            found = equations_of(self.network, self.edges, self.counting, self.temperature)
-        return found if found.bounded else replace(found, forest=self.network_is_forest)
+            equations = equations_of(self.network, self.edges, self.counting, self.temperature)
+        return equations if equations.bounded else replace(equations, forest=self.network_is_forest)
 
     @property
     def outcome(self) -> Outcome:

@@ -133,8 +133,8 @@ class _Masked(Sweeper):
         changes: list[Tensor] = []
         for chosen in sets:
             current = self._current
-            found = equations.update(current)
-            pairs = list(zip(found, current, strict=True))
+            updated = equations.update(current)
+            pairs = list(zip(updated, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
                 changes.append(_largest([change(new, old, equations.seen) for new, old in pairs]))
@@ -280,5 +280,5 @@ def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
 
 def _largest(parts: list[Tensor]) -> Tensor:
     """(B,) the largest of changes (B, n), of which some may be empty."""
-    found = [part.amax(1) for part in parts if part.shape[1]]
-    return found[0] if len(found) == 1 else torch.stack(found).amax(0)
+    largest = [part.amax(1) for part in parts if part.shape[1]]
+    return largest[0] if len(largest) == 1 else torch.stack(largest).amax(0)

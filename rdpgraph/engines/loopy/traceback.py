@@ -224,7 +224,7 @@ def _count(result: Tensor, logs: Tensor, weight: Tensor | None) -> None:
     result[:, 1] += (finite if weight is None else finite * weight).sum(1)
 
 
-def better(found: Tensor, known: Tensor) -> Tensor:
+def better(new: Tensor, known: Tensor) -> Tensor:
     """(B,) whether scores (B, 2) are better than others."""
-    (zeros, score), (least, most) = found.unbind(1), known.unbind(1)
+    (zeros, score), (least, most) = new.unbind(1), known.unbind(1)
     return (zeros > least) | ((zeros == least) & (score > most))
