@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
@@ -107,7 +108,7 @@ def brute_force(graph: FactorGraph) -> BruteForce:
         states = configurations[:, start:stop]
         assignment[entry] = states.reshape([count, *ones, *entry.shape])
     scores = graph.score(assignment)
-    scores = scores.expand(torch.broadcast_shapes(scores.shape, (count, *graph.batch_shape)))
+    scores = scores.expand(broadcast_shapes(scores.shape, (count, *graph.batch_shape)))
     return BruteForce(graph, configurations, scores.reshape(count, -1))
 
 

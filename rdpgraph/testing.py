@@ -15,6 +15,7 @@ from rdpgraph._agreement import agree as _agree
 from rdpgraph._agreement import close as _close
 from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
 from rdpgraph.model.factor import Factor
@@ -242,7 +243,7 @@ def _check_messages(potential: Potential, table: Tensor, arity: int, temperature
     outgoing = potential.messages(incoming, temperature=temperature)
     _agree(len(outgoing) == arity, "messages() has one message per slot")
     what = f"messages() at temperature {temperature}"
-    joint = torch.broadcast_shapes(lead, *(message.shape[:-1] for message in incoming))
+    joint = broadcast_shapes(lead, *(message.shape[:-1] for message in incoming))
     for slot, message in enumerate(outgoing):
         total = table
         for other, values in enumerate(incoming):

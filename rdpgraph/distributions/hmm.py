@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.distributions.linear_chain import LinearChain, StateSequences
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 
@@ -103,7 +104,7 @@ class HMM(Distribution):
         """
         if self._validate_args:
             self._validate_sample(observations.where(observations != -1, 0))
-        lead = torch.broadcast_shapes(observations.shape[:-1], self.batch_shape)
+        lead = broadcast_shapes(observations.shape[:-1], self.batch_shape)
         seen = observations.long().expand(*lead, -1)
         unary = self.emission.t()[seen.clamp(min=0)].where((seen >= 0).unsqueeze(-1), 0)
         first = unary[..., :1, :] + self.start.unsqueeze(-2)

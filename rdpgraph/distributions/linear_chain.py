@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.model import Chain
 
@@ -116,7 +117,7 @@ class LinearChain(Distribution):
         """(*lead, *batch) log-probabilities in nats of sequences (*lead, *batch, steps)."""
         if self._validate_args:
             self._validate_sample(value)
-        lead = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        lead = broadcast_shapes(value.shape[:-1], self.batch_shape)
         return self.chain.log_prob(value.long().expand(*lead, -1))
 
     def entropy(self) -> Tensor:
@@ -166,5 +167,5 @@ def _kl_divergence(left: LinearChain, right: LinearChain) -> Tensor:  # pyright:
             f"A KL divergence needs chains of the same number of steps; got "
             f"{left.event_shape[0]} and {right.event_shape[0]}."
         )
-    batch = torch.broadcast_shapes(left.batch_shape, right.batch_shape)
+    batch = broadcast_shapes(left.batch_shape, right.batch_shape)
     return left.expand(batch).chain.kl_divergence(right.expand(batch).chain)

@@ -19,6 +19,8 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph
 
 _MESSAGES = 0.7  # the part of the time after which answers are read off
+_READINGS = 5.0
+_LEAST = 0.2
 _PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
 _MOST_DAMPING = 0.8
 _HOPELESS = 0.05  # a residual above this at full damping is not waited for
@@ -145,8 +147,11 @@ class JoinedSolution(Approximation):
             return self._propagated()
 
     def _propagated(self) -> _Run:
-        deadline = clock.now() + self.allowance.left(_MESSAGES)
+        begin, left = clock.now(), self.allowance.left()
         like, batch = self._fixed[0].values if self._fixed else torch.zeros(0), self.network.batch
+        # To read the answers off takes as long as some more times to make the tables.
+        reading = _READINGS * (clock.now() - begin)
+        deadline = begin + max(min(_MESSAGES * left, left - reading), _LEAST * left)
         ones = [
             like.new_ones(batch, *(self.graph.sizes[v] for v in link.separator))
             for link in self.graph.links

@@ -77,12 +77,8 @@ class FirstConverged(Solution):
 
     def _score(self, states: Tensor) -> Tensor:
         """(B,) of (B, V) states."""
-        graph, starts = self.graph, self.graph.domain.starts
-        chosen = {
-            entry: states[:, start:stop].reshape([*graph.batch_shape, *entry.shape])
-            for entry, start, stop in zip(graph.variables, starts, starts[1:], strict=False)
-        }
-        return graph.score({**chosen}).reshape(-1)
+        shaped = states.reshape([*self.graph.batch_shape, states.shape[1]])
+        return self.graph.score_states(shaped).reshape(-1)
 
     def status(self) -> Status:
         """That of the solution that answers."""

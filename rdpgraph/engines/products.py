@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import remembered
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.engines.values import Value, float_limits, from_logs, rescaled
 
 _CHUNK = 1 << 22  # elements of a streamed chunk
@@ -191,7 +192,7 @@ def _aligned(
 
 
 def _chunks(left: Tensor, right: Tensor, terms: int) -> list[tuple[int, int]]:
-    cells = math.prod(torch.broadcast_shapes(left.shape[1:], right.shape[1:]))
+    cells = math.prod(broadcast_shapes(left.shape[1:], right.shape[1:]))
     step = max(1, _CHUNK // max(cells, 1))
     return [(start, min(start + step, terms)) for start in range(0, terms, step)]
 

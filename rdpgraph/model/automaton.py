@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
@@ -97,7 +98,7 @@ class Automaton(Potential):
             read = chosen.to(self.device).unsqueeze(-2)
             place = self.transitions[place.unsqueeze(-1), read].flatten(-2)
         own, grid = self.log_accept.shape[:-1], [chosen.shape[-1] for chosen in states]
-        lead = torch.broadcast_shapes(own, place.shape[:-1])
+        lead = broadcast_shapes(own, place.shape[:-1])
         values = self.log_accept.expand(*lead, -1).gather(-1, place.expand(*lead, -1))
         return values.reshape([*lead, *grid])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_values, settle
@@ -62,14 +63,14 @@ class Bilinear(Potential):
         if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
             raise ModelError("Bilinear needs embeddings of one dtype, on one device.")
         try:
-            torch.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
         except RuntimeError:
             raise ModelError(f"Bilinear needs leading dims that broadcast; got {shapes}.") from None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Leading dims, then the number of states of each slot."""
-        lead = torch.broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
+        lead = broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
         return (*lead, self.left.shape[-2], self.right.shape[-2])
 
     @property
@@ -109,7 +110,7 @@ def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
     states = states.to(embeddings.device)
     if embeddings.shape[:-2].numel() == 1:
         return embeddings.reshape(embeddings.shape[-2:])[states]
-    lead = torch.broadcast_shapes(embeddings.shape[:-2], states.shape[:-1])
+    lead = broadcast_shapes(embeddings.shape[:-2], states.shape[:-1])
     index: list[Tensor] = []
     for dim, size in enumerate(lead):
         places = torch.arange(size, device=embeddings.device)

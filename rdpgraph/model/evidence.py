@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.arrays import array_of, is_array
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 
 MISSING = -1
+
+_Given: TypeAlias = tuple[Named, int, Entry, Tensor]
+"""What evidence is on, its number and entry, and the states."""
 
 
 def states_given(given: Any, domain: Domain) -> Tensor:
@@ -38,6 +42,7 @@ def states_given(given: Any, domain: Domain) -> Tensor:
         )
     numbers, states = list[Tensor](), list[Tensor]()
     ones, their = list[int](), list[int]()
+    alike: dict[tuple[int, ...], list[_Given]] = {}
     batch: tuple[int, ...] = ()
     for item, value in given.items():
         single = domain.single(item)
@@ -45,11 +50,18 @@ def states_given(given: Any, domain: Domain) -> Tensor:
             ones.append(single[0])
             their.append(_state(item, value, single[1]))
             continue
+        if single is not None and _is_plain(value):
+            alike.setdefault(tuple(value.shape), []).append((item, *single, value))
+            continue
         places = domain.numbers(item)
         given_states = _states(item, value, places, domain)
         batch = _joint_batch(item, batch, tuple(given_states.shape[:-1]))
         numbers.append(places.reshape(-1))
         states.append(given_states)
+    for shape, group in alike.items():
+        batch = _joint_batch(group[0][0], batch, shape)
+        numbers.append(torch.tensor([number for _, number, _, _ in group]))
+        states.append(_together(group))
     if ones:
         numbers.append(torch.tensor(ones))
         states.append(torch.tensor(their))
@@ -109,6 +121,23 @@ def _all_differ(places: Tensor, count: int) -> bool:
     last = torch.empty(count, dtype=torch.long)
     last[places] = order
     return bool((last[places] == order).all())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a tensor of states as they are kept, as those of answers are."""
+    plain = type(value) is Tensor and value.dtype == torch.long and value.device.type == "cpu"
+    return plain and value.layout == torch.strided
+
+
+def _together(group: "list[_Given]") -> Tensor:
+    """States of single variables in tensors of one shape, all at once: (*shape, members)."""
+    found = torch.stack([value.detach() for _, _, _, value in group], -1)
+    sizes = torch.tensor([entry.size for _, _, entry, _ in group])
+    wrong = ((found < MISSING) | (found >= sizes)).reshape(-1, len(group))
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        raise _beyond(group[place][0], group[place][2], int(found.reshape(wrong.shape)[row, place]))
+    return found
 
 
 def _state(item: Named, value: int | str | None, entry: Entry) -> int:
@@ -201,7 +230,7 @@ def _name(item: Named) -> str:
 
 def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        return tuple(torch.broadcast_shapes(batch, more))
+        return broadcast_shapes(batch, more)
     except RuntimeError:
         raise EvidenceError(
             f"Evidence on {_name(item)!r} has batch shape {more}, which does not broadcast with "

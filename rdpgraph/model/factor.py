@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.variable import Variable, VariableArray
@@ -110,7 +109,7 @@ class FactorBlock:
             for slot in self.scopes
         ]
         try:
-            return tuple(torch.broadcast_shapes(*shapes))
+            return broadcast_shapes(*shapes)
         except RuntimeError:
             raise ModelError(
                 f"FactorBlock over {self.slot_names} needs shapes that broadcast; got {shapes}."

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, ordinarily
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.conditional import Conditional, network_factors
@@ -78,7 +79,7 @@ class FactorGraph:
         if observed is not None:
             shapes.append(tuple(observed.shape[:-1]))
         try:
-            batch = tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
+            batch = broadcast_shapes(*shapes) if shapes else ()
         except RuntimeError:
             kinds = sorted(set(shapes))
             raise ModelError(
@@ -276,7 +277,10 @@ class FactorGraph:
         Raises:
             EvidenceError: a variable has no state.
         """
-        states = states_given(assignment, self.domain)
+        return self.score_states(states_given(assignment, self.domain))
+
+    def score_states(self, states: Tensor) -> Tensor:
+        """The same of states (*lead, V) by the numbers of the variables, -1 where there is none."""
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         if self.observed is not None:
             observed, states = torch.broadcast_tensors(self.observed, states)
@@ -298,7 +302,7 @@ class FactorGraph:
             values = block.select().evaluate(slots)
             values = values.reshape(values.shape[: values.ndim - block.arity] or (1,))
             total = total + values.expand(*values.shape[:-1], block.count).sum(-1)
-        lead = torch.broadcast_shapes(total.shape, states.shape[:-1], self.batch_shape)
+        lead = broadcast_shapes(total.shape, states.shape[:-1], self.batch_shape)
         return total.expand(lead)
 
     def state_names(self, assignment: Mapping[Any, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
@@ -72,7 +73,7 @@ class LowRank(Potential):
         if self.log_left.device != self.log_right.device:
             raise ModelError("LowRank needs log-factors on one device.")
         try:
-            torch.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
         except RuntimeError:
             raise ModelError(f"LowRank needs leading dims that broadcast; got {shapes}.") from None
 
@@ -109,7 +110,7 @@ class LowRank(Potential):
     @property
     def shape(self) -> tuple[int, ...]:
         """Leading dims, then the number of states of each slot."""
-        lead = torch.broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
+        lead = broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
         return (*lead, self.log_left.shape[-2], self.log_right.shape[-2])
 
     @property
@@ -187,7 +188,7 @@ def _reduced(
     """``temperature * logsumexp_j((values_ij + message_j) / temperature)``, in blocks of rows."""
     if isinstance(temperature, Tensor):
         temperature = temperature.reshape(*temperature.shape, 1, 1)
-    lead = torch.broadcast_shapes(target.shape[:-2], source.shape[:-2], message.shape[:-1])
+    lead = broadcast_shapes(target.shape[:-2], source.shape[:-2], message.shape[:-1])
     width = max(1, _CELLS // max(1, math.prod(lead) * source.shape[-2]))
     matrix = LogMatrix.of(source)
 

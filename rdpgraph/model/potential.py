@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_sum
 
@@ -205,7 +206,7 @@ def message_lead(
     elif not temperature >= 0.0:
         raise ModelError(f"Messages need a temperature >= 0 (0: the maximum); got {temperature}.")
     try:
-        return tuple(torch.broadcast_shapes(*leads))
+        return broadcast_shapes(*leads)
     except RuntimeError:
         raise ModelError(
             f"Messages of {name} need leads that broadcast with its own, {leads[0]}, and with the "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
@@ -157,7 +158,7 @@ def _shrunk(entry: Entry, support: Support) -> Entry:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    batch = torch.broadcast_shapes(*(part.shape[:-2] for part in parts))
+    batch = broadcast_shapes(*(part.shape[:-2] for part in parts))
     return torch.cat([part.expand(*batch, *part.shape[-2:]) for part in parts], dim=-2)
 
 

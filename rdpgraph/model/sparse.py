@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
@@ -103,7 +104,7 @@ class Sparse(Potential):
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states: a walk down a prefix tree, O(grid log C) a slot."""
         levels, order = self._levels
-        lead = torch.broadcast_shapes(*(s.shape[:-1] for s in states)) if states else ()
+        lead = broadcast_shapes(*(s.shape[:-1] for s in states)) if states else ()
         rank = torch.zeros(lead, dtype=torch.long, device=self.device)
         listed = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
         for codes, size, chosen in zip(levels, self.sizes, states, strict=True):
@@ -124,8 +125,8 @@ class Sparse(Potential):
         values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
         return torch.where(listed, values, -math.inf)
 
-    def _joint_lead(self, lead: Sequence[int]) -> torch.Size:
-        return torch.broadcast_shapes(self.log_values.shape[:-1], lead)
+    def _joint_lead(self, lead: Sequence[int]) -> tuple[int, ...]:
+        return broadcast_shapes(self.log_values.shape[:-1], lead)
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Sparse":
         """The potentials of some factors of a block; they share one list of configurations."""

@@ -59,20 +59,34 @@ class JoinGraph(Scheduler):
         Planning takes a fifth of the seconds at most. Where no clusters are found by then that
         keep to the memory and can be set up in time, `Loopy` answers: each factor by itself.
         """
-        deadline = clock.now() + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
+        begin = clock.now()
+        deadline = begin + max(clock.PLANNING * self.seconds, clock.LEAST_PLANNING)
         network, why = reduce_graph(graph), "approximate, as asked for"
-        planned = self.plan_network(graph, network, why, deadline=deadline)
+        planned = self.plan_network(graph, network, why, begin=begin, deadline=deadline)
         if planned is not None:
             return planned
-        loopy = Loopy(
-            sweeps=self.sweeps, damping=_DAMPING, seconds=self.seconds, memory=self.memory
-        )
+        left = Allowance(self.seconds, clock.now() - begin).left()
+        loopy = Loopy(sweeps=self.sweeps, damping=_DAMPING, seconds=left, memory=self.memory)
         return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
 
     def plan_network(
-        self, graph: FactorGraph, network: Network, why: str, *, deadline: float
+        self,
+        graph: FactorGraph,
+        network: Network,
+        why: str,
+        *,
+        deadline: float,
+        begin: float = math.inf,
     ) -> tuple[Plan, Callable[[], Solution]] | None:
-        """The same for a reduced network; None where no clusters keep to the budget."""
+        """The same for a reduced network; None where no clusters keep to the budget.
+
+        Args:
+            graph: the model.
+            network: what is left of it.
+            why: the reason for this route.
+            deadline: when planning ends, on `clock.now`.
+            begin: since when the seconds count; by default only answers do.
+        """
         budget = budget_of(self.memory, self.seconds)
         topology, batch = topology_of(network), network.batch
         clusters = choose_join_graph(topology, budget=budget, batch=batch, deadline=deadline)
@@ -101,12 +115,13 @@ class JoinGraph(Scheduler):
             memory=self.memory,
             seconds=clusters.seconds(batch),
         )
-        return plan, partial(self._solution, graph, network, clusters)
+        spent = max(clock.now() - begin, 0.0)
+        return plan, partial(self._solution, graph, network, clusters, spent)
 
     def _solution(
-        self, graph: FactorGraph, network: Network, clusters: ClusterGraph
+        self, graph: FactorGraph, network: Network, clusters: ClusterGraph, spent: float
     ) -> JoinedSolution:
-        allowance = Allowance(self.seconds)
+        allowance = Allowance(self.seconds, spent)
         modes = partial(_modes, graph, allowance)
         return JoinedSolution(
             network, clusters, self.sweeps, self.tolerance, allowance, self.damping, modes
@@ -114,4 +129,6 @@ class JoinGraph(Scheduler):
 
 
 def _modes(graph: FactorGraph, allowance: Allowance) -> Solution:
-    return Loopy(damping=_DAMPING, seconds=allowance.left()).plan(graph)[1]()
+    with allowance.spending():
+        network = reduce_graph(graph, high_order=True)
+    return Loopy(damping=_DAMPING, seconds=allowance.seconds).solution(network, allowance)

@@ -18,6 +18,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan import clock
 from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan, quantity
@@ -103,12 +104,14 @@ class Loopy(Scheduler):
         """The same with a reason."""
         if self.supports is not None:
             return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
+        begin = clock.now()
         network = reduce_graph(graph, high_order=True)
         plan = loopy_plan(network, self.sweeps, why, memory=self.memory)
-        return plan, partial(self._started, network)
+        return plan, partial(self._started, network, clock.now() - begin)
 
-    def _started(self, network: Network) -> LoopySolution:
-        solution = self.solution(network)
+    def _started(self, network: Network, spent: float) -> LoopySolution:
+        allowance = None if self.seconds is None else Allowance(self.seconds, spent)
+        solution = self.solution(network, allowance)
         if self.start is None:
             return solution
         assert isinstance(self.start.solution, LoopySolution)
@@ -121,9 +124,15 @@ class Loopy(Scheduler):
         part = replace(self, supports=None, sweeps=sweeps)
         return part.solution(reduce_graph(graph, high_order=True))
 
-    def solution(self, network: Network) -> LoopySolution:
-        """Messages in a network reduced with ``high_order=True``; a start is left out."""
-        allowance = None if self.seconds is None else Allowance(self.seconds)
+    def solution(self, network: Network, allowance: Allowance | None = None) -> LoopySolution:
+        """Messages in a network reduced with ``high_order=True``; a start is left out.
+
+        Args:
+            network: the model.
+            allowance: what is left of the seconds; None: all of them.
+        """
+        if allowance is None and self.seconds is not None:
+            allowance = Allowance(self.seconds)
         return LoopySolution(
             network, self.counting, self.temperature, self._limits(), self.gradient, allowance
         )

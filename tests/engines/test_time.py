@@ -113,6 +113,31 @@ def test_messages_between_clusters_leave_time_to_read_the_answers_off(watch):
     assert watch.time <= 10.0
 
 
+def test_modes_and_sums_of_clusters_share_the_seconds(watch):
+    scheduler = rg.JoinGraph(memory=1, seconds=10.0, tolerance=0.0)
+    posterior = rg.infer(frustrated(side=6), scheduler=scheduler)
+    allowance = posterior.solution.allowance
+    watch.tick = 0.01
+    posterior.mode()
+    taken = allowance.spent
+    assert 0.0 < taken <= watch.time
+    allowance.spent = 9.5
+    begin = watch.time
+    posterior.marginals()
+    assert not posterior.status.converged
+    assert watch.time - begin <= 2.0
+
+
+@pytest.mark.parametrize("kind", [rg.JoinGraph, rg.Loopy])
+def test_planning_is_taken_off_the_seconds(kind, watch):
+    watch.tick = 0.001
+    scheduler = kind(seconds=100.0, memory=1e5)
+    plan, run = scheduler.plan(frustrated(side=12))
+    assert plan.route == {rg.JoinGraph: "join graph", rg.Loopy: "loopy"}[kind]
+    planned = watch.time
+    assert 0.0 < run().allowance.spent <= planned
+
+
 def test_tries_end_when_the_time_does(watch):
     graph, begun = frustrated(), []
 

@@ -109,6 +109,26 @@ def test_many_single_variables_are_as_one_array():
         )
 
 
+def test_tensors_of_many_single_variables_are_read_together(monkeypatch):
+    many = [rg.Variable(f"x{i}", 2 + i % 3) for i in range(30)]
+    model = rg.FactorGraph([rg.Factor((v,), rg.Table(torch.randn(v.size))) for v in many])
+    states = torch.stack([torch.randint(v.size, (4,)) for v in many], 1)
+    one = {v: states[0, i] for i, v in enumerate(many)}
+    expected = model.score({v: int(value) for v, value in one.items()})
+    assert torch.equal(model.score(one), expected)
+    mixed = {v: states[:, i] if i % 2 else states[0, i] for i, v in enumerate(many)}
+    rows = torch.where(torch.arange(30) % 2 == 1, states, states[0])
+    assert torch.equal(model.condition(mixed).observed, rows)
+    with pytest.raises(rg.EvidenceError, match=r"Variable 'x4' has states 0 to 2 .* got 3"):
+        model.condition(mixed | {many[4]: torch.tensor([0, 3, 1, 0])})
+    with pytest.raises(rg.EvidenceError, match="does not broadcast"):
+        model.condition(mixed | {many[4]: torch.zeros(3).long()})
+    stacked, stack = [], torch.stack
+    monkeypatch.setattr(torch, "stack", lambda *a, **k: stacked.append(a) or stack(*a, **k))
+    model.score(mixed)
+    assert len(stacked) == 2  # one for each shape, not one for each variable
+
+
 def test_evidence_is_taken_back():
     full = graph().condition({RAIN: ["yes", None], LAMPS: torch.ones(2, 3, dtype=torch.long)})
     left = full.retract("rain", LAMPS[0])

@@ -1,5 +1,6 @@
 """How gradients reach the potentials through the messages."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from torch import Tensor
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.model.gradients import differentiable_once
+from rdpgraph.plan import clock
 
 
 class Gradient(ABC):
@@ -64,7 +66,7 @@ class Implicit(Gradient):
 
     Args:
         iterations: of the linear solve, at most; each costs a sweep backwards and a vector of
-            all messages.
+            all messages. It ends early after as many seconds as the messages were given.
         tolerance: on its residual, relative to g.
     """
 
@@ -81,7 +83,8 @@ class Implicit(Gradient):
         attached = equations.update(fixed)
         if not any(message.requires_grad for message in attached):
             return outcome
-        solved = _AtFixedPoint.apply(equations, self, *attached)  # pyright: ignore
+        seconds = math.inf if limits.seconds is None else limits.seconds
+        solved = _AtFixedPoint.apply(equations, self, seconds, *attached)  # pyright: ignore
         return replace(outcome, messages=solved)  # pyright: ignore
 
 
@@ -89,8 +92,14 @@ class _AtFixedPoint(torch.autograd.Function):
     """The identity, whose backward pass solves for the gradient of a fixed point."""
 
     @staticmethod
-    def forward(ctx, equations: Equations, how: Implicit, *messages: Tensor) -> Messages:  # pyright: ignore
-        ctx.equations, ctx.how = equations, how  # pyright: ignore
+    def forward(  # pyright: ignore
+        ctx,  # pyright: ignore
+        equations: Equations,
+        how: Implicit,
+        seconds: float,
+        *messages: Tensor,
+    ) -> Messages:
+        ctx.equations, ctx.how, ctx.seconds = equations, how, seconds  # pyright: ignore
         ctx.save_for_backward(*messages)  # pyright: ignore
         return tuple(message.clone() for message in messages)
 
@@ -114,15 +123,16 @@ class _AtFixedPoint(torch.autograd.Function):
             _joined(grads, inputs),
             how.iterations,
             how.tolerance,  # pyright: ignore
+            deadline=clock.now() + ctx.seconds,  # pyright: ignore
         )
         if residual > 100 * how.tolerance:  # pyright: ignore
             warnings.warn(
                 f"The implicit gradient's linear solve stopped at a relative residual of "
-                f"{residual:.1e} after {how.iterations} iterations; "  # pyright: ignore
-                "raise Implicit(iterations=...), or use Unrolled().",
+                f"{residual:.1e} after {how.iterations} iterations at most; raise "  # pyright: ignore
+                "Implicit(iterations=...) or the scheduler's seconds, or use Unrolled().",
                 stacklevel=2,
             )
-        return None, None, *_split(solved, inputs)
+        return None, None, None, *_split(solved, inputs)
 
 
 def _joined(parts: tuple[Tensor | None, ...], like: Messages) -> Tensor:
@@ -137,11 +147,17 @@ def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
 
 
 def gmres(
-    operator: Callable[[Tensor], Tensor], right: Tensor, iterations: int, tolerance: float
+    operator: Callable[[Tensor], Tensor],
+    right: Tensor,
+    iterations: int,
+    tolerance: float,
+    *,
+    deadline: float = math.inf,
 ) -> tuple[Tensor, float]:
     """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
 
-    Returns the solution and the relative residual.
+    Ends with the iteration in which the deadline (on `clock.now`) passes. Returns the solution and
+    the relative residual.
     """
     size = float(right.norm())
     if size == 0.0:
@@ -168,7 +184,7 @@ def gmres(
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
         residual = float((matrix @ weights - target[:, 0]).norm()) / size
-        if residual <= tolerance or length <= 1e-12:
+        if residual <= tolerance or length <= 1e-12 or clock.now() > deadline:
             break
         basis.append(image / length)
     stacked = torch.stack(basis[: len(weights)])

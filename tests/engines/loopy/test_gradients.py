@@ -9,6 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.loopy.contract import product
 from rdpgraph.engines.loopy.gradients import gmres
+from rdpgraph.plan import clock
 from tests.engines.loopy.helpers import (
     differences,
     grid,
@@ -392,6 +393,23 @@ def test_gmres_of_few_iterations_minimises_the_residual():
     zero, none = gmres(lambda v: matrix @ v, torch.zeros_like(right), 5, 1e-6)
     assert none == 0.0
     assert not bool(zero.any())
+
+
+def test_gmres_ends_at_its_deadline(monkeypatch):
+    ticks = iter(range(1000))
+    monkeypatch.setattr(clock, "now", lambda: float(next(ticks)))
+    matrix = torch.randn(40, 40, generator=seeded(4), dtype=torch.float64)
+    seen = []
+
+    def operator(vector):
+        seen.append(vector)
+        return matrix @ vector
+
+    right = torch.randn(40, generator=seeded(5), dtype=torch.float64)
+    found, residual = gmres(operator, right, 40, 0.0, deadline=5.5)
+    assert len(seen) == 7
+    left = (matrix @ found - right).norm() / right.norm()
+    same(left, torch.tensor(residual, dtype=torch.float64), 1e-8)
 
 
 def test_gradients_in_single_precision():
