@@ -24,6 +24,7 @@ ROWS = (
     {"distributions", "nn"},
     {"schedulers"},
     {"infer"},
+    {"gp"},
     {"cli"},
     {"answers", "extend", "loopy", "randomized", "trees"},  # public names, no code
     {"_enumeration", "_outcomes", "_public", "__main__"},

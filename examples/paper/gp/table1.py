@@ -1,0 +1,158 @@
+"""Table 1 of Galliani, Dezfouli, Bonilla and Quadrianto 2017: error rates of taggers, five folds.
+
+    python examples/paper/gp/table1.py segmentation japanesene chunking basenp [--seconds 1800]
+
+Columns: `crf`, a linear CRF whose penalty is chosen by cross-validation; `batch`, `stochastic` and
+`piecewise`, Gaussian processes by the score function with its control variate, which see all
+sequences in a step, a group of them, and a group by the piecewise pseudo-likelihood;
+`reparameterised`, all sequences. Each fold that ends is a line of the file of results, and is not
+run again; no fold is begun after --seconds. With `--large`, base NP with 500 sequences of training.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from baseline import LinearCRF, cross_validated
+from tasks import DATA, TASKS, Sequences, folds, large, mean_and_deviation
+from torch import Tensor
+
+from rdpgraph.gp import (
+    ChainLikelihood,
+    Linear,
+    PiecewisePseudoLikelihood,
+    Reparameterised,
+    ScoreFunction,
+    StructuredGP,
+    Training,
+)
+
+Marginals = Callable[[list[Tensor]], list[Tensor]]
+COLUMNS = ("crf", "reparameterised", "batch", "stochastic", "piecewise")
+PRINTED = {"crf": 1, "batch": 3, "stochastic": 4, "piecewise": 5}
+BINS = 10
+
+
+def tagger(column: str, labels: int, *, points: int, small: bool) -> StructuredGP:
+    """The Gaussian process of a column."""
+    by_groups = column in ("stochastic", "piecewise")
+    rate = 0.05 if by_groups else 0.1
+    steps = 150 if by_groups else 60
+    training = Training(
+        steps=3 if small else steps,
+        optimiser=partial(torch.optim.Adam, lr=rate),
+        sequences=10 if by_groups else None,
+    )
+    scores = ScoreFunction(samples=20 if small else 200, control=0.2)
+    return StructuredGP(
+        range(labels),
+        Linear(),
+        inducing=points,
+        likelihood=PiecewisePseudoLikelihood() if column == "piecewise" else ChainLikelihood(),
+        estimator=Reparameterised() if column == "reparameterised" else scores,
+        training=training,
+    )
+
+
+def fitted(column: str, labels: int, data: Sequences, fold: int, **options: Any) -> Marginals:
+    """Train one column; what predicts."""
+    if column == "crf":
+        found = LinearCRF(labels, 1.0, 5).fit(data) if options["small"] else (
+            cross_validated(labels, data)[0]
+        )  # fmt: skip
+        return lambda features: found.predict_marginals(
+            Sequences(features, [[0] * len(one) for one in features])
+        )
+    made = tagger(column, labels, **options)
+    made.fit(data.features, data.labels, generator=torch.Generator().manual_seed(fold))
+    return made.predict_marginals
+
+
+def measured(marginals: list[Tensor], labels: list[list[int]]) -> dict[str, Any]:
+    """The error rate, the log loss, and how often labels of each confidence are right."""
+    flat = torch.cat(marginals).double()
+    truth = torch.tensor([label for one in labels for label in one])
+    confidence, guess = flat.max(-1)
+    right = (guess == truth).double()
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    zeros = torch.zeros(BINS, dtype=torch.float64)
+    return {
+        "error": 100 * (1 - float(right.mean())),
+        "log_loss": -float(flat.gather(1, truth.unsqueeze(1)).log().clamp(min=-50).mean()),
+        "count": zeros.index_add(0, bins, torch.ones_like(right)).tolist(),
+        "right": zeros.index_add(0, bins, right).tolist(),
+        "confidence": zeros.index_add(0, bins, confidence).tolist(),
+    }
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """The lines of the file of results."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(task: str, columns: list[str], path: Path, chosen: argparse.Namespace) -> None:
+    """The folds of a task that are not done yet."""
+    name = "basenp" if task == "basenp-large" else task
+    done = {(one["task"], one["column"], one["fold"]) for one in results(path)}
+    divided = large(chosen.data) if task == "basenp-large" else folds(name, chosen.data)
+    if chosen.small:
+        divided = [(one[:4], other[:4]) for one, other in divided[:1]]
+    for column in columns:
+        for fold, (train, test) in enumerate(divided):
+            if (task, column, fold) in done or time.monotonic() - chosen.begun > chosen.seconds:
+                continue
+            cpu, clock = time.process_time(), time.monotonic()
+            options = {"points": 20 if chosen.small else chosen.points, "small": chosen.small}
+            predict = fitted(column, TASKS[name].labels, train, fold, **options)
+            spent = {"cpu": time.process_time() - cpu, "clock": time.monotonic() - clock}
+            line = measured(predict(test.features), test.labels)
+            with path.open("a") as file:
+                file.write(
+                    json.dumps({"task": task, "column": column, "fold": fold, **spent, **line})
+                    + "\n"
+                )
+
+
+def show(task: str, path: Path) -> None:
+    """The table of a task: ours, then the paper's."""
+    print(f"\n{task}: error rate in per cent, mean (standard deviation) over folds")
+    for column in COLUMNS:
+        found = [one for one in results(path) if one["task"] == task and one["column"] == column]
+        if not found:
+            continue
+        average, deviation = mean_and_deviation([one["error"] for one in found])
+        loss, _ = mean_and_deviation([one["log_loss"] for one in found])
+        seconds, _ = mean_and_deviation([one["cpu"] for one in found])
+        theirs = "-"
+        if task in TASKS and column in PRINTED:
+            theirs = TASKS[task].printed[PRINTED[column]]
+        print(f"{column:16} {average:6.2f} ({deviation:.2f})  paper {theirs:13} "
+              f"log loss {loss:.3f}  {len(found)} folds, {seconds:.0f} s of CPU each")  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS)
+    parser.add_argument("--points", type=int, default=500, help="inducing points")
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--output", type=Path, default=Path("build/gp"))
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--large", action="store_true", help="base NP with 500 sequences")
+    parser.add_argument("--small", action="store_true", help="a few sequences and steps of each")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    chosen = arguments()
+    chosen.begun = time.monotonic()
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    path = chosen.output / "table1.jsonl"
+    for task in ["basenp-large"] if chosen.large else chosen.tasks:
+        run(task, chosen.columns, path, chosen)
+        show(task, path)

@@ -1,0 +1,146 @@
+"""Covariances of the variational posterior over whitened functions at the inducing points."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from rdpgraph.gp.inducing import Conditional
+
+
+class Covariance(nn.Module, ABC):
+    """The covariances of K components and V labels, each over M points.
+
+    An object without parameters says which kind is wanted; `started` makes the parameters.
+    """
+
+    @abstractmethod
+    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+        """A new one with parameters, all covariances scale^2 times the identity."""
+
+    @abstractmethod
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
+
+    @abstractmethod
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
+
+    @abstractmethod
+    def traces(self) -> Tensor:
+        """(K,) traces, summed over labels."""
+
+    @abstractmethod
+    def log_determinants(self) -> Tensor:
+        """(K,) log-determinants, summed over labels."""
+
+    @abstractmethod
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, K) log-determinants of S_k + S_l, and distances of means (K, V, M) in their metric.
+
+        Distances are (m_k - m_l)^T (S_k + S_l)^-1 (m_k - m_l); both are summed over labels.
+        """
+
+
+class DiagonalCovariance(Covariance):
+    """Independent whitened functions at the inducing points: V M numbers for each component.
+
+    O(T^2 M V) for a sequence, as one product of matrices with `Conditional.pairs`.
+    """
+
+    log_scales: Tensor
+
+    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+        """See `Covariance`."""
+        found = DiagonalCovariance()
+        scales = torch.full((components, labels, points), math.log(scale), dtype=torch.float64)
+        found.log_scales = nn.Parameter(scales)
+        return found
+
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """See `Covariance`."""
+        pairs = given.pairs()
+        if pairs is None:
+            scaled = given.rows.unsqueeze(1) * self.log_scales[component].exp().unsqueeze(1)
+            return scaled @ scaled.mT
+        below = pairs @ (2 * self.log_scales[component]).exp().mT
+        return below.index_select(1, given.places()).unflatten(1, (given.steps, -1)).movedim(-1, 1)
+
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """See `Covariance`."""
+        return noise * self.log_scales[component].exp().to(noise)
+
+    def traces(self) -> Tensor:
+        """See `Covariance`."""
+        return (2 * self.log_scales).exp().sum((1, 2))
+
+    def log_determinants(self) -> Tensor:
+        """See `Covariance`."""
+        return 2 * self.log_scales.sum((1, 2))
+
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Covariance`."""
+        variances = (2 * self.log_scales).exp()
+        total = variances.unsqueeze(1) + variances
+        apart = (means.unsqueeze(1) - means).square() / total
+        return total.log().sum((2, 3)), apart.sum((2, 3))
+
+
+class FullCovariance(Covariance):
+    """Any covariance for each component and label: V M^2 numbers for each component.
+
+    O(T M^2 V) for a sequence by `ScoreFunction`, O(S M^2 V) for a step by `Reparameterised`, and
+    O(V M^2) memory.
+    """
+
+    below: Tensor
+    log_scales: Tensor
+
+    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+        """See `Covariance`."""
+        found = FullCovariance()
+        shape = (components, labels, points)
+        found.log_scales = nn.Parameter(torch.full(shape, math.log(scale), dtype=torch.float64))
+        found.below = nn.Parameter(torch.zeros(*shape, points, dtype=torch.float64))
+        return found
+
+    def roots(self) -> Tensor:
+        """(K, V, M, M) lower Cholesky factors."""
+        return self.below.tril(-1) + torch.diag_embed(self.log_scales.exp())
+
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """See `Covariance`."""
+        root = self._root(component)
+        labels, points, _ = root.shape
+        wide = root.transpose(0, 1).reshape(points, labels * points)
+        scaled = (given.rows @ wide).unflatten(-1, (labels, points)).transpose(1, 2)
+        return scaled @ scaled.mT
+
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """See `Covariance`."""
+        root = self._root(component).to(noise)
+        return torch.einsum("svm,vnm->svn", noise, root)
+
+    def traces(self) -> Tensor:
+        """See `Covariance`."""
+        return self.roots().square().sum((1, 2, 3))
+
+    def log_determinants(self) -> Tensor:
+        """See `Covariance`."""
+        return 2 * self.log_scales.sum((1, 2))
+
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Covariance`."""
+        roots = self.roots()
+        dense = roots @ roots.mT
+        root = torch.linalg.cholesky(dense.unsqueeze(1) + dense)
+        apart = (means.unsqueeze(1) - means).unsqueeze(-1)
+        apart = torch.linalg.solve_triangular(root, apart, upper=False).square()
+        log_determinants = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum((2, 3))
+        return log_determinants, apart.sum((2, 3, 4))
+
+    def _root(self, component: int) -> Tensor:
+        """(V, M, M)."""
+        scales = self.log_scales[component].exp()
+        return self.below[component].tril(-1) + torch.diag_embed(scales)

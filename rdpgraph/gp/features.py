@@ -1,0 +1,159 @@
+"""What is known of the positions of sequences: rows of features, sparse or dense."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+
+
+class Products(NamedTuple):
+    """What kernels are made of.
+
+    Attributes:
+        dots: (*batch, left, right) inner products of rows.
+        left: (*batch, left) squared norms of the rows on the left.
+        right: (*batch, right) those on the right.
+    """
+
+    dots: Tensor
+    left: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Rows of features, (rows, columns); a sparse matrix stays one.
+
+    Attributes:
+        matrix: dense, or sparse COO and coalesced, of floating point.
+    """
+
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, given: Any, name: str, *, dtype: torch.dtype) -> "Features":
+        """Features of a tensor, dense or sparse, a sparse matrix of scipy, or an array.
+
+        Raises:
+            ModelError: what is no matrix of finite numbers.
+        """
+        if isinstance(given, Features):
+            return given
+        if hasattr(given, "tocoo") and not isinstance(given, Tensor):
+            given = _of_scipy(given)
+        try:
+            matrix = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise ModelError(
+                f"{name} needs a matrix of features, dense or sparse; got {given!r:.60}."
+            ) from None
+        if matrix.ndim != 2 or matrix.is_complex():
+            raise ModelError(
+                f"{name} needs a matrix (positions, features); got {tuple(matrix.shape)} of "
+                f"{matrix.dtype}."
+            )
+        if matrix.layout is not torch.strided:
+            matrix = matrix.to_sparse_coo().to(dtype).coalesce()
+        else:
+            matrix = matrix.to(dtype)
+        values = matrix.values() if matrix.is_sparse else matrix
+        if not bool(values.isfinite().all()):
+            raise ModelError(f"{name} has features that are not finite numbers.")
+        return cls(matrix)
+
+    @classmethod
+    def stacked(cls, parts: Sequence["Features"]) -> "Features":
+        """The rows of several, which are all sparse or all dense."""
+        if any(part.matrix.is_sparse for part in parts):
+            sparse = [part.matrix.to_sparse_coo() for part in parts]
+            return cls(torch.cat(sparse).coalesce())
+        return cls(torch.cat([part.matrix for part in parts]))
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.matrix.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """How many features each of them has."""
+        return self.matrix.shape[1]
+
+    def __getitem__(self, rows: Tensor) -> "Features":
+        chosen = self.matrix.index_select(0, rows)
+        return Features(chosen.coalesce() if chosen.is_sparse else chosen)
+
+    def squares(self) -> Tensor:
+        """(rows,) squared norms."""
+        if not self.matrix.is_sparse:
+            return self.matrix.square().sum(1)
+        values = self.matrix.values()
+        total = values.new_zeros(self.rows)
+        return total.index_add_(0, self.matrix.indices()[0], values.square())
+
+    def dots(self, other: "Features") -> Tensor:
+        """(rows, other's rows) inner products, dense; sparse rows are multiplied as such."""
+        with warnings.catch_warnings():
+            # That torch multiplies sparse matrices by rows inside, which it calls a beta.
+            warnings.filterwarnings("ignore", message="Sparse CSR")
+            found = torch.mm(self.matrix, other.matrix.t())
+        return found.to_dense() if found.is_sparse else found
+
+    def column(self, row: int) -> Tensor:
+        """(rows,) inner products with one of the rows."""
+        if not self.matrix.is_sparse:
+            return self.matrix @ self.matrix[row]
+        one = self.matrix.select(0, row).coalesce()
+        if not one.indices().numel():
+            return one.values().new_zeros(self.rows)
+        (wanted,), (rows, columns) = one.indices(), self.matrix.indices()
+        places = torch.searchsorted(wanted, columns).clamp_(max=len(wanted) - 1)
+        terms = torch.where(wanted[places] == columns, one.values()[places], 0.0)
+        return terms.new_zeros(self.rows).index_add_(0, rows, terms * self.matrix.values())
+
+    def products(self, other: "Features") -> Products:
+        """What the kernel between these rows and others is made of."""
+        return Products(self.dots(other), self.squares(), other.squares())
+
+
+def feature_list(
+    sequences: Iterable[Any], *, dtype: torch.dtype, columns: int | None = None
+) -> list[Features]:
+    """The features of each sequence, checked against each other.
+
+    Args:
+        sequences: a matrix (positions, features) for each.
+        dtype: of the numbers.
+        columns: how many features there must be.
+
+    Raises:
+        ModelError: a sequence without a position, or with another number of features.
+    """
+    found: list[Features] = []
+    for place, given in enumerate(sequences):
+        features = Features.of(given, f"Sequence {place}", dtype=dtype)
+        if not features.rows:
+            raise ModelError(f"Sequence {place} is empty; drop it, and its labels.")
+        columns = features.columns if columns is None else columns
+        if features.columns != columns:
+            raise ModelError(
+                f"Sequence {place} needs {columns} features, as those before it or in training; "
+                f"got {features.columns} (drop unseen features, or declare them in training)."
+            )
+        found.append(features)
+    if not found:
+        raise ModelError("A tagger needs at least one sequence; got none.")
+    return found
+
+
+def _of_scipy(given: Any) -> Tensor:
+    """A sparse tensor of a sparse matrix of scipy."""
+    entries = given.tocoo()
+    places = torch.stack([torch.as_tensor(entries.row), torch.as_tensor(entries.col)]).long()
+    values = torch.as_tensor(entries.data)
+    return torch.sparse_coo_tensor(places, values, tuple(entries.shape), check_invariants=True)

@@ -1,0 +1,153 @@
+"""Inducing points, and what the functions at other positions are, given those at them."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.gp.features import Features, Products
+from rdpgraph.gp.kernels import Kernel
+
+_NOTHING_LEFT = 1e-9
+"""Of the largest variance: less than this is explained by the points chosen, up to rounding."""
+
+_MOST_PAIRS = 2**25
+"""Numbers of a group of sequences that are kept, 256 MB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditional:
+    """Functions at the positions of sequences, given whitened ones at the inducing points.
+
+    f = rows v + noise, v of unit covariance: equation 18 with A kappa(Z, Z)^(1/2) as rows.
+
+    Attributes:
+        rows: (B, T, M); zero beyond the lengths.
+        covariance: (B, T, T) of the noise: equation 19; the identity beyond the lengths.
+        root: (B, T, T) its lower Cholesky factor.
+        keeps: whether it is one for many steps of training.
+    """
+
+    rows: Tensor
+    covariance: Tensor
+    root: Tensor
+    keeps: bool = False
+    _pairs: list[Tensor] = field(default_factory=list[Tensor], repr=False)
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return self.rows.shape[1]
+
+    def pairs(self) -> Tensor | None:
+        """(B, T (T + 1) / 2, M) products of the rows of two positions, the second not later.
+
+        Diagonal covariances are linear in them. None where they are not worth their memory: for
+        one use, or if they are large.
+        """
+        batch, steps, points = self.rows.shape
+        if not self.keeps or batch * steps * (steps + 1) * points > 2 * _MOST_PAIRS:
+            return None
+        if not self._pairs:
+            first, second = torch.tril_indices(steps, steps)
+            self._pairs.append(self.rows[:, first] * self.rows[:, second])
+        return self._pairs[0]
+
+    def places(self) -> Tensor:
+        """(T T,) where in `pairs` any two positions are."""
+        first, second = torch.tril_indices(self.steps, self.steps)
+        places = torch.empty(self.steps, self.steps, dtype=torch.long)
+        places[first, second] = places[second, first] = torch.arange(len(first))
+        return places.flatten()
+
+
+def root_of(covariance: Tensor) -> Tensor:
+    """The lower Cholesky factor of the covariance at the inducing points.
+
+    Raises:
+        ModelError: there is none, for points that determine each other.
+    """
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed.any()):
+        raise ModelError(
+            f"The covariance of {covariance.shape[-1]} inducing points is not positive definite in "
+            f"{covariance.dtype} (no Cholesky factor at row {int(failed.max())}): drop points that "
+            "repeat others or are sums of them, give a number in their place, or take float64."
+        )
+    return factor
+
+
+def conditional(
+    kernel: Kernel,
+    root: Tensor,
+    cross: Products,
+    own: Products,
+    *,
+    inside: Tensor,
+    nugget: float,
+) -> Conditional:
+    """Functions at the positions of sequences given those at the inducing points.
+
+    Args:
+        kernel: the covariance of functions.
+        root: (M, M) `root_of` the covariance at the inducing points.
+        cross: products of the positions (B, T) with the points.
+        own: products of the positions of each sequence, (B, T, T).
+        inside: (B, T) whether a position is within the length.
+        nugget: variance of independent noise at every position, a part of the model.
+    """
+    rows = torch.linalg.solve_triangular(root, kernel(cross).mT, upper=False).mT
+    rows = torch.where(inside.unsqueeze(-1), rows, 0.0)
+    both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+    left = torch.where(both, kernel(own) - rows @ rows.mT, 0.0)
+    noise = torch.where(inside, nugget, 1.0)
+    covariance = left + torch.diag_embed(noise.to(left))
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed.any()):
+        raise ModelError(
+            f"The covariance at the positions of a sequence is not positive definite in "
+            f"{covariance.dtype}: a nugget of {nugget:g} is below the rounding of its variances; "
+            "take a larger one, or scale the features."
+        )
+    return Conditional(rows, covariance, root)
+
+
+@torch.no_grad()
+def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
+    """Which rows are the inducing points: each has the largest variance given those before it.
+
+    The greedy choice of a pivoted Cholesky decomposition (Burt, Rasmussen and van der Wilk 2020,
+    section 4.2); it ends early where the points chosen determine all, so a covariance of low rank
+    needs no jitter. Deterministic. O(N M^2) for M of N rows, and one row of products for each.
+
+    Returns:
+        (at most count,) numbers of rows.
+    """
+    squares = features.squares()
+    variances = _diagonal(kernel, squares)
+    limit = _NOTHING_LEFT * float(variances.max())
+    count = min(count, features.rows)
+    factor = variances.new_zeros(count, features.rows)
+    places: list[int] = []
+    for step in range(count):
+        place = int(variances.argmax())
+        left = float(variances[place])
+        if not left > limit:
+            break
+        one = torch.tensor([place])
+        products = Products(features.column(place).unsqueeze(1), squares, squares[one])
+        row = kernel(products).squeeze(1) - factor[:step].mT @ factor[:step, place]
+        factor[step] = row / left**0.5
+        variances = (variances - factor[step].square()).clamp_(min=0.0)
+        variances[place] = 0.0
+        places.append(place)
+    if not places:
+        raise ModelError("The kernel is zero at every position: features are all zero.")
+    return torch.tensor(places)
+
+
+def _diagonal(kernel: Kernel, squares: Tensor) -> Tensor:
+    """(N,) variances."""
+    column = squares.unsqueeze(-1)
+    return kernel(Products(column.unsqueeze(-1), column, column)).reshape(-1)

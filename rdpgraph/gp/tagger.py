@@ -1,0 +1,380 @@
+"""A Bayesian tagger: Gaussian processes over features, a structured likelihood over labels."""
+
+import copy
+import inspect
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.gp.covariances import Covariance, DiagonalCovariance
+from rdpgraph.gp.entropy import EntropyBound, PairwiseBound
+from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
+from rdpgraph.gp.features import Features, feature_list
+from rdpgraph.gp.inducing import chosen
+from rdpgraph.gp.kernels import Kernel, Linear
+from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood
+from rdpgraph.gp.posterior import VariationalPosterior
+from rdpgraph.gp.problem import Basis, Group
+from rdpgraph.gp.training import Objective, Training
+
+_SEQUENCES = 16  # of one bound, together
+_DTYPE = torch.float64
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+class StructuredGP:
+    """Tags sequences by a Gaussian process for each label, with the uncertainty of the functions.
+
+    The score of a label at a position is a function of the features there, drawn from a Gaussian
+    process; the score of a pair of neighbouring labels is normal. Given the scores, labels have
+    the probability that the likelihood says, by default that of a linear chain. The posterior over
+    functions is a mixture of Gaussians over the values at inducing points, fitted by maximising
+    a lower bound of the evidence.
+
+    In the manner of scikit-learn: arguments are attributes of the same names, `fit` returns the
+    object, what is learned ends in an underscore; `get_params` and `set_params` are there, and
+    ``sklearn.base.clone`` works. Sequences are matrices of features, one row for each position:
+    tensors, sparse tensors, sparse matrices of scipy, or arrays. Sparse ones stay so.
+
+    Args:
+        labels: the names of all labels, in the order of probabilities.
+        kernel: covariance of the functions; `fit` learns the hyperparameters of a copy where
+            ``training.kernel_every`` is above 0.
+        inducing: how many inducing points, chosen among the positions of training by their
+            variances; or a matrix of their features; None for as many as determine the functions
+            at all positions, which is the full Gaussian process.
+        likelihood: of labels given scores.
+        components: of the mixture.
+        covariance: of each component.
+        entropy: the bound of the mixture's entropy.
+        estimator: of the expected log-likelihood and its gradient.
+        training: the optimiser and its steps.
+        pairwise_scale: prior standard deviation of the score of a pair of labels.
+        nugget: variance of independent noise in the scores at each position, a part of the model;
+            it keeps their covariances positive definite where two positions have the same features.
+        scale: standard deviations at the start, as a part of the prior's.
+        predictive_samples: of the functions in predictions.
+
+    Attributes:
+        posterior_: the posterior over functions.
+        kernel_: with its hyperparameters learned.
+        bounds_: estimates of the evidence lower bound in nats, one for each step of training.
+        inducing_: features of the inducing points.
+
+    Example:
+        >>> import torch
+        >>> from rdpgraph.gp import RBF, StructuredGP
+        >>> position = torch.arange(6.0).unsqueeze(1)
+        >>> tagger = StructuredGP(("low", "high"), RBF(2.0, variance=4.0))
+        >>> tagger = tagger.fit([position], [["low", "low", "low", "high", "high", "high"]])
+        >>> tagger.predict([position + 0.2])
+        [['low', 'low', 'low', 'high', 'high', 'high']]
+
+    Galliani, Dezfouli, Bonilla and Quadrianto 2017, "Gray-box inference for structured Gaussian
+    process models".
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[Hashable],
+        kernel: Kernel | None = None,
+        *,
+        inducing: int | Any | None = None,
+        likelihood: Likelihood | None = None,
+        components: int = 1,
+        covariance: Covariance | None = None,
+        entropy: EntropyBound | None = None,
+        estimator: GradientEstimator | None = None,
+        training: Training | None = None,
+        pairwise_scale: float = 1.0,
+        nugget: float = 1e-4,
+        scale: float = 0.1,
+        predictive_samples: int = 100,
+    ) -> None:
+        self.labels = labels
+        self.kernel = kernel
+        self.inducing = inducing
+        self.likelihood = likelihood
+        self.components = components
+        self.covariance = covariance
+        self.entropy = entropy
+        self.estimator = estimator
+        self.training = training
+        self.pairwise_scale = pairwise_scale
+        self.nugget = nugget
+        self.scale = scale
+        self.predictive_samples = predictive_samples
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
+        """The arguments by name.
+
+        Args:
+            deep: as scikit-learn calls it; there are no estimators inside.
+        """
+        names = list(inspect.signature(type(self)).parameters)
+        return {name: getattr(self, name) for name in names}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments.
+
+        Raises:
+            ModelError: a name that is none of them.
+        """
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ModelError(
+                    f"StructuredGP has no parameter {name!r}; it has {', '.join(known)}."
+                )
+            setattr(self, name, value)
+        return self
+
+    def fit(
+        self,
+        sequences: Iterable[Any],
+        labels: Iterable[Sequence[Hashable]],
+        *,
+        edges: Iterable[Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
+        """Fit the posterior over functions.
+
+        Args:
+            sequences: for each, a matrix (positions, features), dense or sparse.
+            labels: for each, the names of the labels at its positions.
+            edges: for each, the pairs of positions (E, 2) that influence each other, for
+                likelihoods of graphs; default: neighbours.
+            generator: of all randomness.
+
+        Raises:
+            ModelError: sequences and labels that do not fit, an empty sequence, an unknown label,
+                arguments out of range, or inducing points that determine each other.
+        """
+        self._check()
+        features = feature_list(sequences, dtype=_DTYPE)
+        states = self._states(labels, features)
+        pairs = _edge_list(edges, features)
+        self.kernel_ = copy.deepcopy(self.kernel) if self.kernel is not None else Linear()
+        self.inducing_ = self._points(features)
+        self._basis = Basis(self.inducing_, self.kernel_, self.nugget)
+        self.posterior_ = VariationalPosterior(
+            len(self.labels),
+            self.inducing_.rows,
+            components=self.components,
+            covariance=self.covariance or DiagonalCovariance(),
+            entropy=self.entropy or PairwiseBound(),
+            pairwise_scale=self.pairwise_scale,
+            scale=self.scale,
+            generator=generator,
+        )
+        training = self.training or Training()
+        groups = self._basis.groups(training.group_size(), features, states, pairs)
+        self.bounds_ = training.run(self._objective(), groups, generator)
+        self._basis.forget()
+        return self
+
+    def predict(
+        self,
+        sequences: Iterable[Any],
+        *,
+        edges: Iterable[Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> list[list[Any]]:
+        """The most probable label at each position, functions averaged over.
+
+        What minimises the expected number of wrong labels.
+        """
+        marginals = self.predict_marginals(sequences, edges=edges, generator=generator)
+        return [[self.labels[state] for state in one.argmax(-1).tolist()] for one in marginals]
+
+    def predict_marginals(
+        self,
+        sequences: Iterable[Any],
+        *,
+        edges: Iterable[Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> list[Tensor]:
+        """For each sequence, (positions, labels) probabilities, averaged over the functions.
+
+        An average of ``predictive_samples`` draws of the functions, with antithetic pairs; the
+        same draws each time if there is no generator.
+
+        Raises:
+            ModelError: not fitted, an empty sequence, or features unlike those of training.
+        """
+        likelihood = self._likelihood()
+        found: dict[int, Tensor] = {}
+        for group, unary, pairwise in self._draws(sequences, edges, generator):
+            average = likelihood.marginals(group.labels, unary, pairwise).double().mean(0)
+            for item, place in enumerate(group.places):
+                found[place] = average[item, : int(group.labels.lengths[item])]
+        return [found[place] for place in range(len(found))]
+
+    def sample(
+        self,
+        sequences: Iterable[Any],
+        *,
+        edges: Iterable[Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> list[list[list[Any]]]:
+        """For each sequence, ``predictive_samples`` draws of its labels, functions drawn as well.
+
+        Raises:
+            ModelError: not fitted, an empty sequence, or features unlike those of training.
+        """
+        likelihood = self._likelihood()
+        found: dict[int, list[list[Any]]] = {}
+        for group, unary, pairwise in self._draws(sequences, edges, generator):
+            drawn = likelihood.sample(group.labels, unary, pairwise, generator).tolist()
+            for item, place in enumerate(group.places):
+                length = int(group.labels.lengths[item])
+                found[place] = [
+                    [self.labels[state] for state in states[item][:length]] for states in drawn
+                ]
+        return [found[place] for place in range(len(found))]
+
+    def score(self, sequences: Iterable[Any], labels: Iterable[Sequence[Hashable]]) -> float:
+        """The part of positions whose label is predicted."""
+        pairs = [
+            (one, other)
+            for guess, truth in zip(self.predict(sequences), labels, strict=True)
+            for one, other in zip(guess, truth, strict=True)
+        ]
+        return sum(one == other for one, other in pairs) / len(pairs)
+
+    @torch.no_grad()
+    def elbo(
+        self,
+        sequences: Iterable[Any],
+        labels: Iterable[Sequence[Hashable]],
+        *,
+        edges: Iterable[Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> float:
+        """An estimate, in nats, of the lower bound of the log evidence of labelled sequences.
+
+        Unbiased, by the samples of the estimator; of the evidence if they are those of training.
+        """
+        groups = self._groups(sequences, labels, edges)
+        objective = self._objective()
+        expected = sum(float(objective.expected(group, generator)) for group in groups)
+        return expected - float(self.posterior_.divergence())
+
+    @torch.no_grad()
+    def _draws(
+        self,
+        sequences: Iterable[Any],
+        edges: Iterable[Tensor] | None,
+        generator: torch.Generator | None,
+    ) -> Iterable[tuple[Group, Tensor, Tensor]]:
+        """Groups of sequences, and samples of the scores of each."""
+        groups = self._groups(sequences, None, edges)
+        generator = generator or torch.Generator().manual_seed(0)
+        begun = generator.get_state()
+        posterior = self.posterior_
+        parts = _parts(posterior.weights(), self.predictive_samples)
+        for group in groups:
+            # The functions are the same for all sequences, and answers those of each by itself.
+            generator.set_state(begun)
+            given = self._basis.conditional(group)
+            unary: list[Tensor] = []
+            pairwise: list[Tensor] = []
+            for component, count in enumerate(parts):
+                if count:
+                    one, other = posterior.drawn(
+                        given, component, count, dtype=torch.float32, generator=generator
+                    )
+                    unary.append(one)
+                    pairwise.append(other)
+            yield group, torch.cat(unary), torch.cat(pairwise)
+        self._basis.forget()
+
+    def _groups(
+        self,
+        sequences: Iterable[Any],
+        labels: Iterable[Sequence[Hashable]] | None,
+        edges: Iterable[Tensor] | None,
+    ) -> list[Group]:
+        if not hasattr(self, "posterior_"):
+            raise ModelError("This StructuredGP is not fitted; call fit(sequences, labels) first.")
+        features = feature_list(sequences, dtype=_DTYPE, columns=self.inducing_.columns)
+        states = None if labels is None else self._states(labels, features)
+        size = 1 if labels is None else _SEQUENCES
+        return self._basis.groups(size, features, states, _edge_list(edges, features))
+
+    def _objective(self) -> Objective:
+        estimator = self.estimator or Reparameterised()
+        return Objective(self.posterior_, self._basis, self._likelihood(), estimator)
+
+    def _likelihood(self) -> Likelihood:
+        return self.likelihood or ChainLikelihood()
+
+    def _check(self) -> None:
+        if not self.labels or len(set(self.labels)) != len(self.labels):
+            raise ModelError(f"StructuredGP needs distinct labels; got {self.labels!r:.80}.")
+        for name in ("pairwise_scale", "nugget", "scale", "components", "predictive_samples"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ModelError(f"StructuredGP needs {name} above 0; got {value!r}.")
+
+    def _states(
+        self, labels: Iterable[Sequence[Hashable]], features: list[Features]
+    ) -> list[Tensor]:
+        numbers = {name: number for number, name in enumerate(self.labels)}
+        given = list(labels)
+        if len(given) != len(features):
+            raise ModelError(f"{len(features)} sequences have labels for {len(given)}.")
+        found: list[Tensor] = []
+        for place, (names, one) in enumerate(zip(given, features, strict=True)):
+            listed = names.tolist() if isinstance(names, Tensor) else list(names)
+            if len(listed) != one.rows:
+                raise ModelError(
+                    f"Sequence {place} of {one.rows} positions has {len(listed)} labels."
+                )
+            unknown = [name for name in listed if name not in numbers]
+            if unknown:
+                raise ModelError(
+                    f"Sequence {place} has the label {unknown[0]!r}, which is none of "
+                    f"{tuple(self.labels)!r:.80}."
+                )
+            found.append(torch.tensor([numbers[name] for name in listed]))
+        return found
+
+    def _points(self, features: list[Features]) -> Features:
+        everything = Features.stacked(features)
+        if self.inducing is None or isinstance(self.inducing, int):
+            count = everything.rows if self.inducing is None else self.inducing
+            if count < 1:
+                raise ModelError(f"StructuredGP needs 1 inducing point or more; got {count}.")
+            return everything[chosen(everything, self.kernel_, count)]
+        points = Features.of(self.inducing, "inducing", dtype=_DTYPE)
+        if points.columns != everything.columns or not points.rows:
+            raise ModelError(
+                f"Inducing points need {everything.columns} features, as the sequences; got "
+                f"{tuple(points.matrix.shape)}."
+            )
+        return points
+
+
+def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list[Tensor] | None:
+    if edges is None:
+        return None
+    found = [torch.as_tensor(one).long().reshape(-1, 2) for one in edges]
+    if len(found) != len(features):
+        raise ModelError(f"{len(features)} sequences have edges for {len(found)}.")
+    for place, (one, sequence) in enumerate(zip(found, features, strict=True)):
+        if one.numel() and not 0 <= int(one.min()) <= int(one.max()) < sequence.rows:
+            raise ModelError(
+                f"Sequence {place} of {sequence.rows} positions has an edge out of range."
+            )
+    return found
+
+
+def _parts(weights: Tensor, samples: int) -> list[int]:
+    """How many samples each component has, in proportion to its weight."""
+    bounds = (weights.cumsum(0) * samples).round().long().tolist()
+    return [stop - start for start, stop in zip([0, *bounds[:-1]], bounds, strict=True)]

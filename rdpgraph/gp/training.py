@@ -1,0 +1,178 @@
+"""How the evidence lower bound is maximised."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rdpgraph.errors import ModelError
+from rdpgraph.gp.estimators import GradientEstimator
+from rdpgraph.gp.likelihoods import Likelihood
+from rdpgraph.gp.posterior import Functions, VariationalPosterior
+from rdpgraph.gp.problem import Basis, Group
+from rdpgraph.gp.saga import SAGA
+
+_TOGETHER = 16  # sequences in memory at a time, where a step takes all
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """The evidence lower bound of sequences in groups.
+
+    Attributes:
+        posterior: over functions.
+        basis: the inducing points, and the kernel.
+        likelihood: of labels given functions.
+        estimator: of the expected log-likelihood.
+    """
+
+    posterior: VariationalPosterior
+    basis: Basis
+    likelihood: Likelihood
+    estimator: GradientEstimator
+
+    def expected(
+        self, group: Group, generator: torch.Generator | None, root: Tensor | None = None
+    ) -> Tensor:
+        """() nats: the expected log-likelihood of a group, summed over its sequences (equation 20).
+
+        Args:
+            group: of sequences.
+            generator: of the samples.
+            root: the basis's, where gradients should reach the hyperparameters.
+        """
+        given = self.basis.kept(group, root)
+        weights = self.posterior.weights()
+        total = weights.new_zeros(())
+        for component in range(self.posterior.components):
+            functions = Functions(self.posterior, given, component)
+            found = self.estimator.expected(self.likelihood, group.labels, functions, generator)
+            total = total + weights[component] * found.sum()
+        return total
+
+
+def _adam(parameters: Iterable[Any]) -> Optimizer:
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps of an optimiser of torch.
+
+    Args:
+        steps: how many.
+        optimiser: makes it from parameters, as ``functools.partial(torch.optim.Adam, lr=0.1)``, the
+            default, does; a partial `SAGA` is told its items, which are the groups of sequences.
+        sequences: in a step; None for all of them. They are grouped by length, and the groups are
+            visited in random order.
+        decay: whether the learning rate falls to zero, by a straight line in the second half.
+        kernel_every: hyperparameters move in one of so many steps, which then costs what the
+            covariances do, O(M^3 + N M^2); 0 leaves them as they are.
+        seconds: no step is begun after so many, on the clock; None for no limit.
+        watch: called after each step with its number and the estimate of the bound, in nats.
+
+    Raises:
+        ModelError: numbers below 1 where there must be some.
+    """
+
+    steps: int = 100
+    optimiser: Callable[[Iterable[Any]], Optimizer] = _adam
+    sequences: int | None = None
+    decay: bool = True
+    kernel_every: int = 0
+    seconds: float | None = None
+    watch: Callable[[int, float], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.kernel_every < 0 or (self.sequences or 1) < 1:
+            raise ModelError(
+                "Training needs steps and sequences of 1 or more, and kernel_every of 0 or more; "
+                f"got {self.steps!r}, {self.sequences!r}, {self.kernel_every!r}."
+            )
+
+    def group_size(self) -> int:
+        """How many sequences are treated together."""
+        return self.sequences or _TOGETHER
+
+    def run(
+        self, objective: Objective, groups: list[Group], generator: torch.Generator | None
+    ) -> list[float]:
+        """Maximise the bound; its estimates, one for each step."""
+        parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
+        kernel = [one for one in objective.basis.kernel.parameters() if one.requires_grad]
+        learned = kernel if self.kernel_every else []
+        optimiser = self._made([*parameters, *learned], len(groups))
+        rates = [group["lr"] for group in optimiser.param_groups]
+        bounds: list[float] = []
+        order: list[int] = []
+        begun = time.monotonic()
+        for step in range(self.steps):
+            if self.seconds is not None and time.monotonic() - begun > self.seconds:
+                break
+            for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                left = 1 - step / self.steps
+                group["lr"] = rate * (min(1.0, 2 * left) if self.decay else 1.0)
+            optimiser.zero_grad(set_to_none=True)
+            moving = bool(learned) and step % self.kernel_every == self.kernel_every - 1
+            if self.sequences is None:
+                bounds.append(_all(objective, groups, generator, moving=moving))
+                optimiser.step()
+            else:
+                if not order:
+                    order = torch.randperm(len(groups), generator=generator).tolist()
+                item = order.pop()
+                bounds.append(_one(objective, groups, item, generator, moving=moving))
+                if isinstance(optimiser, SAGA):
+                    optimiser.step(item=item)
+                else:
+                    optimiser.step()
+            if moving:
+                objective.basis.forget()
+            if self.watch is not None:
+                self.watch(step, bounds[-1])
+        return bounds
+
+    def _made(self, parameters: list[Any], items: int) -> Optimizer:
+        if isinstance(self.optimiser, partial) and self.optimiser.func is SAGA:
+            return self.optimiser(parameters, items=items)
+        return self.optimiser(parameters)
+
+
+def _all(
+    objective: Objective,
+    groups: list[Group],
+    generator: torch.Generator | None,
+    *,
+    moving: bool,
+) -> float:
+    """Gradients of minus the bound, group by group so that one is in memory; the bound."""
+    root = objective.basis.root() if moving else None
+    divergence = objective.posterior.divergence()
+    divergence.backward()
+    total = -divergence.item()
+    for place, group in enumerate(groups):
+        expected = objective.expected(group, generator, root)
+        (-expected).backward(retain_graph=moving and place + 1 < len(groups))
+        total += expected.item()
+    return total
+
+
+def _one(
+    objective: Objective,
+    groups: list[Group],
+    item: int,
+    generator: torch.Generator | None,
+    *,
+    moving: bool,
+) -> float:
+    """The same by one group, which stands for all."""
+    root = objective.basis.root() if moving else None
+    expected = objective.expected(groups[item], generator, root)
+    bound = expected * len(groups) - objective.posterior.divergence()
+    (-bound).backward()
+    return bound.item()

@@ -1,0 +1,167 @@
+"""Gradients of the expected log-likelihood: finite differences, quadrature, and each other."""
+
+import pytest
+import torch
+
+from rdpgraph.errors import ModelError
+from rdpgraph.gp import (
+    RBF,
+    ChainLikelihood,
+    DiagonalCovariance,
+    FullCovariance,
+    Likelihood,
+    PairwiseBound,
+    PiecewisePseudoLikelihood,
+    Reparameterised,
+    ScoreFunction,
+)
+from rdpgraph.gp.training import Objective
+
+from . import models
+
+F64 = torch.float64
+
+
+class Constant(Likelihood):
+    """Whose gradient is zero."""
+
+    def log_prob(self, labels, unary, pairwise):
+        return torch.full(unary.shape[:2], -7.0, dtype=unary.dtype)
+
+
+class Quadratic(Likelihood):
+    """Whose expectation is known: -(f - y)^2 / 2 at each position, and - |f_bin|^2 / 2."""
+
+    def log_prob(self, labels, unary, pairwise):
+        target = torch.nn.functional.one_hot(labels.states.clamp(min=0), unary.shape[-1])
+        own = (unary - target).square().sum(-1) * labels.inside()
+        return -(own.sum(-1) + pairwise.square().sum((1, 2)).unsqueeze(1)) / 2
+
+    @staticmethod
+    def expected(labels, gaussians):
+        target = torch.nn.functional.one_hot(labels.states.clamp(min=0), gaussians.mean.shape[1])
+        variances = gaussians.root.square().sum(-1)
+        own = ((gaussians.mean.mT - target).square() + variances.mT).sum(-1) * labels.inside()
+        pairs = gaussians.pairwise_mean.square() + gaussians.pairwise_scale.square()
+        return -(own.sum(-1) + pairs.sum()) / 2
+
+
+def problem(kind=None):
+    known = models.basis(3)
+    group = models.group_of(known, 3, 1)
+    q = models.posterior(3, covariance=kind or FullCovariance(), entropy=PairwiseBound(),
+                         spread=0.3)  # fmt: skip
+    return q, known, group
+
+
+def gradient(q, known, group, estimator, likelihood, seed):
+    functions = models.functions(q, known, group)
+    generator = torch.Generator().manual_seed(seed)
+    total = estimator.expected(likelihood, group.labels, functions, generator).sum()
+    parts = torch.autograd.grad(total, list(q.parameters()), allow_unused=True)
+    return torch.cat([one.flatten() for one in parts if one is not None])
+
+
+@pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
+@pytest.mark.parametrize("likelihood", [ChainLikelihood(), PiecewisePseudoLikelihood()])
+def test_reparameterised_gradients_are_finite_differences(kind, likelihood):
+    """Of all parameters and hyperparameters, with common random numbers."""
+    q, known, group = problem(kind)
+    known.kernel = RBF(1.1, 1.5)
+    objective = Objective(q, known, likelihood, Reparameterised(4, dtype=F64))
+
+    def bound(*_):
+        expected = objective.expected(group, torch.Generator().manual_seed(0), known.root())
+        return expected - q.divergence()
+
+    everything = [*q.parameters(), *known.kernel.parameters()]
+    inputs = [one for one in everything if one.requires_grad]
+    assert torch.autograd.gradcheck(bound, inputs)
+
+
+@pytest.mark.parametrize("control", [0.0, 0.2])
+def test_score_function_gradients_are_right_in_mean(control):
+    q, known, group = problem()
+    truth = torch.cat([
+        one.flatten() for one in torch.autograd.grad(
+            Quadratic.expected(group.labels, models.functions(q, known, group).gaussians()).sum(),
+            list(q.parameters()), allow_unused=True)
+        if one is not None
+    ])  # fmt: skip
+    estimator = ScoreFunction(1000, control=control, dtype=F64)
+    found = torch.stack(
+        [gradient(q, known, group, estimator, Quadratic(), seed) for seed in range(60)]
+    )
+    error = found.std(0) / len(found) ** 0.5
+    assert ((found.mean(0) - truth).abs() <= 5 * error + 1e-9).all()
+
+
+def test_both_estimators_agree_and_the_control_variate_is_less_noisy():
+    q, known, group = problem(DiagonalCovariance())
+    likelihood = ChainLikelihood()
+    runs = {
+        name: torch.stack([gradient(q, known, group, one, likelihood, seed) for seed in range(40)])
+        for name, one in (
+            ("reparameterised", Reparameterised(200, dtype=F64)),
+            ("controlled", ScoreFunction(1000, control=0.2, dtype=F64)),
+            ("plain", ScoreFunction(800, control=0.0, dtype=F64)),
+        )
+    }
+    mean = runs["reparameterised"].mean(0)
+    for name in ("controlled", "plain"):
+        error = (runs[name].var(0) + runs["reparameterised"].var(0)).sqrt() / 40**0.5
+        assert ((runs[name].mean(0) - mean).abs() <= 5 * error + 1e-9).all()
+    noise = {name: float(one.var(0).sum()) for name, one in runs.items()}
+    assert noise["reparameterised"] < noise["controlled"] < noise["plain"] / 3
+
+
+def test_a_constant_has_no_gradient_with_the_control_variate():
+    q, known, group = problem()
+    found = gradient(q, known, group, ScoreFunction(50, control=0.2, dtype=F64), Constant(), 0)
+    torch.testing.assert_close(found, torch.zeros_like(found), atol=1e-9, rtol=0)
+    plain = gradient(q, known, group, ScoreFunction(50, control=0.0, dtype=F64), Constant(), 0)
+    assert plain.abs().max() > 0.01
+
+
+def test_blocks_of_samples_change_nothing_but_memory(monkeypatch):
+    q, known, group = problem()
+    functions = models.functions(q, known, group)
+    estimator = ScoreFunction(64, control=0.25, dtype=F64)
+    values = estimator.expected(ChainLikelihood(), group.labels, functions,
+                                torch.Generator().manual_seed(0))  # fmt: skip
+    seen = []
+
+    class Watched(ChainLikelihood):
+        def log_prob(self, labels, unary, pairwise):
+            seen.append(len(unary))
+            return super().log_prob(labels, unary, pairwise)
+
+    monkeypatch.setattr("rdpgraph.gp.estimators._CELLS", 10 * functions.gaussians().mean.numel())
+    blocks = estimator.expected(Watched(), group.labels, functions,
+                                torch.Generator().manual_seed(0))  # fmt: skip
+    assert max(seen) == 10
+    assert sum(seen) == 64
+    assert values.shape == blocks.shape == (2,)
+
+
+def test_values_do_not_depend_on_the_padding():
+    q, known, _ = problem()
+    features, states = models.sequences(3, 1)
+    padded = known.group([0, 1], features, states, None)
+    alone = known.group([1], features, states, None)
+    likelihood = Quadratic()
+    with torch.no_grad():
+        both = Quadratic.expected(padded.labels, models.functions(q, known, padded).gaussians())
+        one = Quadratic.expected(alone.labels, models.functions(q, known, alone).gaussians())
+        torch.testing.assert_close(both[1:], one)
+        values = ScoreFunction(4000, dtype=F64).expected(
+            likelihood, padded.labels, models.functions(q, known, padded),
+            torch.Generator().manual_seed(0))  # fmt: skip
+    torch.testing.assert_close(values, both, atol=0.3, rtol=0)
+
+
+def test_bad_numbers_are_one_line():
+    for make in (lambda: Reparameterised(3), lambda: ScoreFunction(10, control=1.0)):
+        with pytest.raises(ModelError) as caught:
+            make()
+        assert "\n" not in str(caught.value)

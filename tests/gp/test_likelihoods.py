@@ -1,0 +1,158 @@
+"""Log-probabilities of labels, batched over samples of scores: equal to brute force."""
+
+import itertools
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.gp import (
+    ChainLikelihood,
+    GraphLikelihood,
+    Labelling,
+    Likelihood,
+    PiecewisePseudoLikelihood,
+    chains,
+)
+
+SAMPLES, LABELS, LENGTHS = 3, 3, (4, 1, 2)
+
+
+def problem(scale=1.0, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    unary = torch.randn(SAMPLES, len(LENGTHS), max(LENGTHS), LABELS, generator=generator)
+    pairwise = scale * torch.randn(SAMPLES, LABELS, LABELS, generator=generator)
+    states = torch.full((len(LENGTHS), max(LENGTHS)), -1)
+    for item, length in enumerate(LENGTHS):
+        states[item, :length] = torch.randint(LABELS, (length,), generator=generator)
+    return Labelling(states, torch.tensor(LENGTHS)), unary.to(dtype), pairwise.to(dtype)
+
+
+def brute(labels, unary, pairwise, edges):
+    """Log-probabilities (S, B) and marginals by enumeration."""
+    values = torch.zeros(unary.shape[:2], dtype=unary.dtype)
+    marginals = torch.zeros_like(unary)
+    for sample, item in itertools.product(range(unary.shape[0]), range(unary.shape[1])):
+        length = int(labels.lengths[item])
+
+        def score(states, sample=sample, item=item):
+            own = sum(unary[sample, item, t, state] for t, state in enumerate(states))
+            return own + sum(pairwise[sample, states[a], states[b]] for a, b in edges[item])
+
+        every = list(itertools.product(range(LABELS), repeat=length))
+        scores = torch.stack([score(states) for states in every])
+        truth = every.index(tuple(labels.states[item, :length].tolist()))
+        values[sample, item] = scores.log_softmax(0)[truth]
+        for states, weight in zip(every, scores.softmax(0), strict=True):
+            for step, state in enumerate(states):
+                marginals[sample, item, step, state] += weight
+    return values, marginals
+
+
+CHAIN = [[(t, t + 1) for t in range(length - 1)] for length in LENGTHS]
+SKIP = [[*CHAIN[0], (0, 3), (2, 0)], *CHAIN[1:]]
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_chains_equal_brute_force_also_where_scores_are_far_apart(scale, dtype):
+    labels, unary, pairwise = problem(scale, dtype)
+    values, marginals = brute(labels, unary, pairwise, CHAIN)
+    likelihood = ChainLikelihood()
+    torch.testing.assert_close(likelihood.log_prob(labels, unary, pairwise), values)
+    torch.testing.assert_close(likelihood.marginals(labels, unary, pairwise), marginals,
+                               atol=1e-5, rtol=1e-4)  # fmt: skip
+
+
+def test_log_partition_is_the_chains_with_its_gradients():
+    labels, unary, pairwise = problem()
+    inputs = (unary.requires_grad_(), pairwise.requires_grad_())
+    own = chains.log_partition(*inputs, labels.lengths)
+    its = chains.as_chain(*inputs, labels.lengths).log_partition()
+    weights = torch.linspace(-1, 2, own.numel(), dtype=own.dtype).reshape(own.shape)
+    torch.testing.assert_close(own, its)
+    for one, other in zip(
+        torch.autograd.grad((own * weights).sum(), inputs),
+        torch.autograd.grad((its * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    assert unary.is_leaf
+    torch.autograd.gradcheck(lambda *given: chains.log_partition(*given, labels.lengths), inputs)
+
+
+def test_many_sequences_are_the_same_ones_by_themselves():
+    generator = torch.Generator().manual_seed(1)
+    unary = torch.randn(2, 9, 5, 4, dtype=torch.float64, generator=generator)
+    pairwise = torch.randn(2, 4, 4, dtype=torch.float64, generator=generator)
+    lengths = torch.tensor([5, 1, 2, 3, 4, 5, 5, 2, 1])
+    together = chains.log_partition(unary, pairwise, lengths)
+    for item, length in enumerate(lengths.tolist()):
+        alone = chains.log_partition(unary[:, item : item + 1, :length], pairwise,
+                                     lengths[item : item + 1])  # fmt: skip
+        torch.testing.assert_close(together[:, item : item + 1], alone)
+
+
+@pytest.mark.parametrize("scheduler", [None, rg.Contraction()])
+def test_graphs_equal_brute_force(scheduler):
+    labels, unary, pairwise = problem()
+    edges = tuple(torch.tensor(one, dtype=torch.long).reshape(-1, 2) for one in SKIP)
+    tied = Labelling(labels.states, labels.lengths, edges)
+    values, marginals = brute(labels, unary, pairwise, SKIP)
+    likelihood = GraphLikelihood(scheduler)
+    torch.testing.assert_close(likelihood.log_prob(tied, unary, pairwise), values)
+    torch.testing.assert_close(likelihood.marginals(tied, unary, pairwise), marginals)
+    torch.testing.assert_close(
+        likelihood.log_prob(labels, unary, pairwise),
+        ChainLikelihood().log_prob(labels, unary, pairwise),
+    )
+
+
+def test_loopy_graphs_have_gradients_and_are_exact_on_trees():
+    labels, unary, pairwise = problem()
+    unary.requires_grad_()
+    loopy = GraphLikelihood(rg.Loopy(sweeps=20)).log_prob(labels, unary, pairwise)
+    exact = ChainLikelihood().log_prob(labels, unary, pairwise)
+    torch.testing.assert_close(loopy, exact)
+    (one,), (other,) = (torch.autograd.grad(each.sum(), unary) for each in (loopy, exact))
+    torch.testing.assert_close(one, other)
+
+
+def test_the_pseudo_likelihood_is_a_sum_over_pairs_of_neighbours():
+    labels, unary, pairwise = problem()
+    found = PiecewisePseudoLikelihood().log_prob(labels, unary, pairwise)
+    for sample, item in itertools.product(range(SAMPLES), range(len(LENGTHS))):
+        states = labels.states[item, : LENGTHS[item]].tolist()
+        own = unary[sample, item]
+        total = own[0].log_softmax(0)[states[0]] if len(states) == 1 else 0.0
+        for step in range(len(states) - 1):
+            one, other = states[step : step + 2]
+            total += (own[step + 1] + pairwise[sample, one]).log_softmax(0)[other]
+            total += (own[step] + pairwise[sample, :, other]).log_softmax(0)[one]
+        torch.testing.assert_close(found[sample, item], torch.as_tensor(total, dtype=own.dtype))
+
+
+@pytest.mark.parametrize("likelihood", [ChainLikelihood(), GraphLikelihood()])
+def test_draws_have_the_marginals(likelihood):
+    labels, unary, pairwise = problem()
+    repeats = 400
+    many = unary[:1].repeat(repeats, 1, 1, 1), pairwise[:1].repeat(repeats, 1, 1)
+    drawn = likelihood.sample(labels, *many, torch.Generator().manual_seed(0))
+    assert ((drawn == -1) == ~labels.inside()).all()
+    counts = torch.nn.functional.one_hot(drawn.clamp(min=0), LABELS).double().mean(0)
+    expected = likelihood.marginals(labels, unary[:1], pairwise[:1])[0]
+    apart = (counts - expected)[labels.inside()].abs()
+    assert (apart < 5 * (0.25 / repeats) ** 0.5).all()
+
+
+def test_a_black_box_trains_without_marginals():
+    class Mine(Likelihood):
+        def log_prob(self, labels, unary, pairwise):
+            return unary.new_zeros(unary.shape[:2])
+
+    labels, unary, pairwise = problem()
+    with pytest.raises(UnsupportedError, match="Mine has no marginals"):
+        Mine().marginals(labels, unary, pairwise)
+    with pytest.raises(UnsupportedError, match="Mine has no samples"):
+        Mine().sample(labels, unary, pairwise, None)
