@@ -120,7 +120,8 @@ class RecognisedSolution(Solution):
         """(*lead, B, V): states of sites under the numbers of their variables."""
         numbers = self.match.numbers.reshape(-1)
         flat = states.reshape(*lead, len(self._each), len(numbers))
-        return flat[..., torch.argsort(numbers).to(flat.device)]
+        order = torch.argsort(numbers)[int((numbers < 0).sum()) :]
+        return flat[..., order.to(flat.device)]
 
     def _flat(self, values: Tensor) -> Tensor:
         """(B, S): values of the states of every site, under the numbers of their variables."""
@@ -128,7 +129,10 @@ class RecognisedSolution(Solution):
         sizes = self.graph.domain.sizes
         starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
         size = values.shape[-1]
-        places = (starts[numbers].unsqueeze(1) + torch.arange(size)).reshape(-1)
-        flat = values.reshape(len(self._each), len(numbers) * size)
+        there = (numbers >= 0).nonzero().flatten()
+        places = (starts[numbers[there]].unsqueeze(1) + torch.arange(size)).reshape(-1)
+        flat = values.reshape(len(self._each), len(numbers), size)
+        flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
+        flat = flat.flatten(1)
         empty = flat.new_zeros(flat.shape[0], int(starts[-1]))
         return empty.index_copy(1, places.to(flat.device), flat)

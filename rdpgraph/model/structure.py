@@ -250,7 +250,7 @@ class Match:
 
     Attributes:
         structure: the instance; many are one with further batch dims, (*batch, *many, *sites).
-        numbers: (*many, *sites) the graph's number of the variable at each site.
+        numbers: (*many, *sites) the graph's number of the variable at each site; -1: it is none.
     """
 
     structure: Structure

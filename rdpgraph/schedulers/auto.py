@@ -15,6 +15,7 @@ from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of
+from rdpgraph.engines.recognised_left import LeftSolution, graph_left
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -67,20 +68,31 @@ class Auto(Scheduler):
         match = REGISTRY.recognise(graph) if graph.observed is None else None
         if match is None:
             return self._general(graph)
-        # The structure's answers are exact, so that those which it lacks must be too.
-        general = partial(solved, Contraction(self.memory, self.seconds), graph)
+        general = self._exactly(graph)
         return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
+
+    def _exactly(self, graph: FactorGraph) -> Callable[[], Solution]:
+        """What a structure lacks: its own answers are exact, so that these must be too."""
+        return partial(solved, Contraction(self.memory, self.seconds), graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """That of a small graph which is no registered structure."""
         circuit = within(self.memory, self.seconds, graph)
-        if circuit is None or (graph.observed is None and REGISTRY.recognise(graph) is not None):
-            return None
-        return circuit
+        if circuit is None or graph.observed is not None:
+            return circuit
+        match = REGISTRY.recognise(graph)
+        # Among structures of several sizes much is empty.
+        return None if match is not None and bool((match.numbers >= 0).all()) else circuit
 
     def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         begin = clock.now()
         network = reduced(graph, self.seconds)
+        left = None if graph.observed is None else graph_left(network)
+        match = None if left is None else REGISTRY.recognise(left)
+        if left is not None and match is not None:
+            general = self._exactly(graph)
+            inner = RecognisedSolution(left, match, self._exactly(left))
+            return plan_of(match.structure), partial(LeftSolution, network, inner, general)
         for_messages = _ForMessages(network, self.memory)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
         if joint > MOST_PLANNED and _has_cycle(network):

@@ -351,7 +351,7 @@ class Chain(Structure):
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
-        """A chain, or many of one length, of three variables or more.
+        """A chain, or many, of which the longest has three variables or more.
 
         All variables have equally many states; every factor holds one variable or two neighbours,
         in either order, and any number of factors may hold the same ones. Linear in the factors.
@@ -359,7 +359,10 @@ class Chain(Structure):
         found = recognised(graph)
         if found is None:
             return None
-        return Match(cls(found.unary, found.transition), found.numbers)
+        lengths = found.lengths
+        if lengths is not None:
+            lengths = lengths.to(found.unary.device).expand(found.unary.shape[:-2])
+        return Match(cls(found.unary, found.transition, lengths=lengths), found.numbers)
 
     def work(self) -> float:
         """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""

@@ -27,12 +27,14 @@ class Recognised:
         unary: (*batch, T, N), or (*batch, C, T, N) for C chains.
         transition: (N, N), or per step with dims before that broadcast; of low rank where one
             `LowRank` of few ranks stands between all neighbours.
-        numbers: (T,) or (C, T): the graph's number of the variable at each site.
+        numbers: (T,) or (C, T): the graph's number of the variable at each site; -1: none.
+        lengths: (C,), or None where all are T.
     """
 
     unary: Tensor
     transition: Tensor | LowRank
     numbers: Tensor
+    lengths: Tensor | None
 
 
 def chain_graph(
@@ -61,7 +63,7 @@ def chain_graph(
 
 
 def recognised(graph: FactorGraph) -> Recognised | None:
-    """The chains that a graph consists of, all of one length and over as many states; or None."""
+    """The chains that a graph consists of, all over as many states; or None."""
     arities = {block.arity for block in graph.blocks}
     sizes = graph.domain.sizes
     if not {2} <= arities <= {1, 2} or int(sizes.amin()) != int(sizes.amax()):
@@ -71,22 +73,25 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     if numbers is None:
         return None
     place = torch.empty(graph.num_variables, dtype=torch.long)
-    place[numbers.reshape(-1)] = torch.arange(graph.num_variables)
+    sites = (numbers.reshape(-1) >= 0).nonzero().flatten()
+    place[numbers.reshape(-1)[sites]] = sites
     transition = _transition(graph, pairs, place, numbers)
     if transition is None:
         return None
     chains, total = numbers.shape
-    unary = _unary(graph, place).reshape([*graph.batch_shape, chains, total, -1])
+    unary = _unary(graph, place, numbers.numel())
+    unary = unary.reshape([*graph.batch_shape, chains, total, -1])
     if chains == 1:
         unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
         if isinstance(transition, Tensor) and transition.ndim > 2:
             transition = transition.squeeze(-4)
-    return Recognised(unary, transition, numbers)
+    lengths = (numbers >= 0).sum(-1) if len(sites) < numbers.numel() else None
+    return Recognised(unary, transition, numbers, lengths)
 
 
-def _unary(graph: FactorGraph, place: Tensor) -> Tensor:
-    """(*batch, V, N): the unary potentials of each variable summed, in the order of the sites."""
-    count, size = graph.num_variables, int(graph.domain.sizes[0])
+def _unary(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
+    """(*batch, sites, N): the unary potentials of each variable summed, at its site."""
+    size = int(graph.domain.sizes[0])
     total = torch.zeros(count, size, dtype=graph.dtype, device=graph.device)
     for block in graph.blocks:
         if block.arity == 1:
@@ -103,7 +108,8 @@ def _transition(
     """(N, N), or (*batch, C, T - 1, N, N); None where that is much larger than the tables are."""
     chains, total = numbers.shape
     edges, states = chains * (total - 1), int(graph.domain.sizes[0])
-    placed = [_Placed.of(block, place, total, edges) for block in pairs]
+    joined = graph.num_variables - chains
+    placed = [_Placed.of(block, place, total, edges, joined) for block in pairs]
     low = placed[0].low_rank(graph.dtype) if len(placed) == 1 else None
     if low is not None:
         return low
@@ -140,22 +146,25 @@ class _Placed:
         block: as the graph has it.
         where: (F,) the edge that each factor is on.
         forwards: (F,) whether its first slot comes first.
-        once: each edge has one of the factors.
+        once: each edge between variables has one of the factors.
+        all_edges: there are no others.
     """
 
     block: Block
     where: Tensor
     forwards: Tensor
     once: bool
+    all_edges: bool
 
     @staticmethod
-    def of(block: Block, place: Tensor, total: int, edges: int) -> "_Placed":
-        """Where the factors of a block are, in chains of ``total`` sites."""
+    def of(block: Block, place: Tensor, total: int, edges: int, joined: int) -> "_Placed":
+        """Where the factors of a block are, in chains of ``total`` sites, ``joined`` in pairs."""
         first, second = place[block.scopes[:, 0]], place[block.scopes[:, 1]]
         left = torch.minimum(first, second)
         # Chains lie one after the other; each has one edge less than sites.
         where = left - left // total
-        return _Placed(block, where, first < second, _once(where, edges))
+        once = len(where) == joined and int(torch.bincount(where, minlength=edges).amax()) == 1
+        return _Placed(block, where, first < second, once, edges == joined)
 
     @property
     def one_way(self) -> bool:
@@ -183,11 +192,12 @@ class _Placed:
         values = values if values.ndim > 2 else values.unsqueeze(0)
         if self.one_way:
             values = values if bool(self.forwards[0]) else values.mT
-            return _spread(values, self.where, edges, 2, once=self.once)
+            once = self.once and (self.all_edges or values.shape[-3] == 1)
+            return _spread(values, self.where, edges, 2, once=once)
         values = values.expand(*values.shape[:-3], len(self.where), *values.shape[-2:])
         forwards = self.forwards.to(like.device).reshape(-1, 1, 1)
         values = torch.where(forwards, values, values.mT)
-        return _spread(values, self.where, edges, 2, once=self.once)
+        return _spread(values, self.where, edges, 2, once=self.once and self.all_edges)
 
 
 def _once(where: Tensor, edges: int) -> bool:

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 
 import rdpgraph as rg
+from rdpgraph.engines.recognised import RecognisedSolution
+from rdpgraph.engines.recognised_left import LeftSolution
 from rdpgraph.structures.chain.paths_in_graphs import lined_up
 from rdpgraph.testing import brute_force
 
@@ -111,7 +113,7 @@ def graphs_that_are_not_chains():
     x, table = three()
     line = rg.FactorBlock((x[:-1], x[1:]), table)
     unary = rg.FactorBlock((x,), rg.Table(torch.zeros(2, dtype=D)))
-    wide = rg.Variable("wide", 3)
+    other = rg.Variable("other", 3)
     yield "no pairs", rg.FactorGraph([unary])
     yield "a cycle", rg.FactorGraph([line, rg.Factor((x[5], x[0]), table)])
     yield "a branch", rg.FactorGraph([line, rg.Factor((rg.Variable("y", 2), x[2]), table)])
@@ -119,17 +121,24 @@ def graphs_that_are_not_chains():
         "a cycle and a chain",
         rg.FactorGraph([rg.FactorBlock((x[[0, 1, 2, 3, 4]], x[[1, 2, 0, 4, 5]]), table)]),
     )
-    yield "two lengths", rg.FactorGraph([rg.FactorBlock((x[[0, 2, 3, 4]], x[[1, 3, 4, 5]]), table)])
+    short = [
+        rg.FactorBlock((x[2 * k : 2 * k + 1], x[2 * k + 1 : 2 * k + 2]), table) for k in (1, 2)
+    ]
+    wide = rg.VariableArray("wide", (9,), 2)
+    yield (
+        "one long and many short",
+        rg.FactorGraph([*short, rg.FactorBlock((wide[:3], wide[1:4]), table)], variables=[wide]),
+    )
     yield "only pairs", rg.FactorGraph([rg.FactorBlock((x[::2], x[1::2]), table)])
-    yield "a lonely variable", rg.FactorGraph([line, unary], variables=[rg.Variable("y", 2)])
     yield (
         "two sizes",
-        rg.FactorGraph([line, rg.Factor((x[5], wide), rg.Table(torch.zeros(2, 3, dtype=D)))]),
+        rg.FactorGraph([line, rg.Factor((x[5], other), rg.Table(torch.zeros(2, 3, dtype=D)))]),
     )
     triple = rg.Factor((x[0], x[1], x[2]), rg.Table(torch.zeros(2, 2, 2, dtype=D)))
     yield "a triple", rg.FactorGraph([line, triple])
     yield "a constant", rg.FactorGraph([line, rg.Factor((), rg.Table(torch.ones((), dtype=D)))])
-    yield "evidence", rg.FactorGraph([line]).condition({x[0]: 1})
+    three_left = rg.FactorGraph([line, triple]).condition({x[4]: 1})
+    yield "evidence that leaves a triple", three_left
 
 
 @pytest.mark.parametrize(
@@ -175,6 +184,93 @@ def test_gradients_reach_the_factors():
         expected = torch.autograd.grad(ask(general), values, retain_graph=True)
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.allclose(mine, theirs)
+
+
+def answers_are_those_of_enumeration(graph, kind):
+    """By the structure alone, whatever small graphs are answered by, and by its gradients."""
+    solution, truth = rg.Auto().plan(graph)[1](), brute_force(graph)
+    assert isinstance(solution, kind)
+    shape = graph.batch_shape
+    variables = [graph.domain.variable(number) for number in range(graph.num_variables)]
+    assert close(solution.log_partition().reshape(shape), truth.log_partition)
+    joints = torch.cat([truth.joint((variable,)) for variable in variables], -1)
+    assert close(solution.variable_marginals().reshape(joints.shape), joints)
+    best = torch.cat([truth.max_marginal(variable) for variable in variables], -1)
+    assert close(solution.max_marginals().reshape(best.shape), best)
+    assert close(solution.entropy().reshape(shape), truth.entropy, 1e-6)
+    general = rg.infer(graph, scheduler=rg.Contraction())
+    score = general.log_partition - general.entropy()
+    assert close(solution.expected_score().reshape(shape), score, 1e-6)
+    generator, starts = torch.Generator().manual_seed(0), graph.domain.starts
+    states = torch.cat([solution.mode().unsqueeze(0), solution.sample(4, generator)])
+    parts = states.reshape(5, *shape, -1).split(torch.tensor(starts).diff().tolist(), -1)
+    scores = graph.score(dict(zip(graph.variables, parts, strict=True)))
+    assert close(scores[0], truth.maximum)
+    assert bool((scores > -math.inf).all())
+    tables = [block.potential.log_values for block in graph.blocks]
+    tables = [table for table in tables if table.requires_grad]
+    mine = torch.autograd.grad(solution.log_partition().sum(), tables, allow_unused=True)
+    theirs = torch.autograd.grad(general.log_partition.sum(), tables, allow_unused=True)
+    assert all(torch.allclose(a, b) for a, b in zip(mine, theirs, strict=True) if b is not None)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1], [4, 2], [3, 1, 2], [4, 1, 1]], ids=str)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("way", ["ahead", "back", "mixed"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_chains_of_different_lengths(lengths, shared, way, batch):
+    generator = torch.Generator().manual_seed(len(lengths))
+    count = sum(lengths)
+    x = rg.VariableArray("x", (count,), 2)
+    paths = torch.randperm(count, generator=generator).split(lengths)
+    pairs = torch.cat([torch.stack([path[:-1], path[1:]], 1) for path in paths])
+    turned = {"ahead": pairs[:, 0] < 0, "back": pairs[:, 0] >= 0, "mixed": pairs[:, 0] % 2 == 0}
+    pairs = torch.where(turned[way].unsqueeze(1), pairs.flip(1), pairs)
+    tables = torch.randn(*batch, 1 if shared else len(pairs), 2, 2, generator=generator, dtype=D)
+    values = torch.randn(count, 2, generator=generator, dtype=D)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x[pairs[:, 0]], x[pairs[:, 1]]), rg.Table(tables.requires_grad_())),
+            rg.FactorBlock((x,), rg.Table(values.requires_grad_())),
+        ]
+    )
+    match = rg.Chain.recognise(graph)
+    assert sorted(match.structure.lengths.reshape(-1, len(lengths))[0].tolist()) == sorted(lengths)
+    if shared and way != "mixed" and not batch:
+        assert match.structure.transition.shape == (2, 2)
+    answers_are_those_of_enumeration(graph, RecognisedSolution)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+@pytest.mark.parametrize("seen", ["observations", "a state too", "a cut", "in some rows"])
+@pytest.mark.parametrize("hard", [0.0, 0.2])
+def test_what_evidence_leaves_is_a_chain(batch, seen, hard):
+    """A hidden Markov model as a graph; what is seen of its states may cut the chain."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (rg.VariableArray(name, (6,), size) for name, size in (("x", 2), ("y", 3)))
+    transition = torch.randn(1, 2, 2, generator=generator, dtype=D)
+    emission = torch.randn(1, 2, 3, generator=generator, dtype=D)
+    emission[torch.rand(emission.shape, generator=generator) < hard] = -math.inf
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((x[1:], x[:-1]), rg.Table(transition.requires_grad_())),
+            rg.FactorBlock((x, y), rg.Table(emission.requires_grad_())),
+        ]
+    )
+    symbols = emission.detach()[0].amax(0).argsort(descending=True)[:2]
+    given = symbols[torch.randint(2, (*batch, 6), generator=generator)]
+    given[..., 2] = symbols[0]
+    states = torch.full((*batch, 6), -1)
+    if seen == "a state too":
+        states[..., 0] = 1
+    if seen == "a cut":
+        states[..., 2] = 0
+    if seen == "in some rows":
+        (states[:1] if batch else states)[..., 1] = 1
+    graph = graph.condition({y: given, x: states})
+    if not bool((brute_force(graph).log_partition > -math.inf).all()):
+        pytest.skip("nothing is possible")
+    answers_are_those_of_enumeration(graph, LeftSolution)
 
 
 def test_what_a_match_leaves_open_stays_exact():
