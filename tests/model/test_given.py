@@ -119,9 +119,9 @@ def test_tensors_of_many_single_variables_are_read_together(monkeypatch):
     mixed = {v: states[:, i] if i % 2 else states[0, i] for i, v in enumerate(many)}
     rows = torch.where(torch.arange(30) % 2 == 1, states, states[0])
     assert torch.equal(model.condition(mixed).observed, rows)
-    with pytest.raises(EvidenceError, match=r"Variable 'x4' has states 0 to 2 .* got 3"):
+    with pytest.raises(rg.errors.EvidenceError, match=r"Variable 'x4' has states 0 to 2 .* got 3"):
         model.condition(mixed | {many[4]: torch.tensor([0, 3, 1, 0])})
-    with pytest.raises(EvidenceError, match="does not broadcast"):
+    with pytest.raises(rg.errors.EvidenceError, match="does not broadcast"):
         model.condition(mixed | {many[4]: torch.zeros(3).long()})
     stacked, stack = [], torch.stack
     monkeypatch.setattr(torch, "stack", lambda *a, **k: stacked.append(a) or stack(*a, **k))
