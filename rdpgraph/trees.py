@@ -1,9 +1,9 @@
 """What models of trees are made of: binary rules, grammars in files, and trees themselves.
 
-Here belong the rules that a `Hypertree` takes (dense, of low rank, factorised, none), the `Grammar`
-that is read from text and turned into one, and `Trees`, a batch of derivations. The structures
-themselves (`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDependencies`, `Derivations`) are
-names of `rdpgraph`.
+Here belong the rules that a `Hypertree` takes (dense, sparse, of low rank, factorised, none), the
+`Grammar` that is read from text and turned into one, and `Trees`, a batch of derivations. The
+structures themselves (`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDependencies`,
+`Derivations`) are names of `rdpgraph`.
 """
 
 from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
@@ -14,6 +14,7 @@ from rdpgraph.structures.hypertree.rules import (
     NoRules,
     Rules,
 )
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.hypertree.trees import Trees
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LowRankRules",
     "NoRules",
     "Rules",
+    "SparseRules",
     "Trees",
     "parse_grammar",
     "read_grammar",

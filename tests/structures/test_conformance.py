@@ -37,6 +37,13 @@ STRUCTURES = {
     "factorised rules": lambda: rg.Hypertree(
         draw(3, 3, 2), rg.trees.FactorisedRules(*factors(2, 2, 2, 2))
     ),
+    "sparse rules": lambda: rg.Hypertree(
+        draw(2, 3, 3, 3),
+        rg.trees.SparseRules(
+            [(0, 1, 2), (2, 0, 0), (1, 1, 1), (0, 0, 2), (2, 2, 1)], draw(5), parents=3
+        ),
+        lengths=SOME,
+    ),
     "no rules": lambda: rg.Hypertree(draw(3, 3, 2)),
     "preterminals": lambda: rg.Hypertree(
         draw(3, 3, 3), rg.trees.DenseRules(draw(2, 3, 3, seed=1)), preterminals=1

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.hypertree import sparse
 from rdpgraph.structures.hypertree.charts import Chart, HypertreeTensors
 from rdpgraph.structures.hypertree.ranks import Ranks
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 _BLOCK = 2**22
 Down = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -32,6 +34,8 @@ def max_marginals(parts: HypertreeTensors, rows: Sequence[Tensor], root: Tensor)
         above = through[..., :states] + parts.phi(width)
         if isinstance(parts.rules, Ranks):
             return _by_rank(parts.rules, above, left, right)
+        if isinstance(parts.rules, SparseRules):
+            return sparse.outside(parts.rules, above, left, right)
         table = parts.rules.log_rule
         size = max(1, _BLOCK // (len(above) * left.shape[3] ** 2 * max(width, states)))
         pieces = zip(*(part.split(size, 1) for part in (above, left, right)), strict=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class HypertreeTensors:
 
     leaves: Tensor
     spans: Tensor
-    rules: DenseRules | Ranks
+    rules: DenseRules | SparseRules | Ranks
     lengths: Tensor
     split: bool
 

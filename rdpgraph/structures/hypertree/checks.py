@@ -26,8 +26,8 @@ def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
     """Rules for as many states as the unary potentials have."""
     if not isinstance(rules, Rules):
         raise ModelError(
-            "Hypertree needs rules: DenseRules, LowRankRules, FactorisedRules or NoRules; got "
-            f"{type(rules).__name__}."
+            "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules or "
+            f"NoRules; got {type(rules).__name__}."
         )
     states, batch = unary.shape[-1], tuple(unary.shape[:-3])
     if not 0 <= preterminals < states:

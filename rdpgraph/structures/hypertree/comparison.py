@@ -10,7 +10,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.rules import DenseRules, Rules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
@@ -29,7 +30,8 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
             f"{tuple(own.unary.shape)} and {tuple(other.unary.shape)}, lengths "
             f"{Form(own).lengths.tolist()} and {Form(other).lengths.tolist()}."
         )
-    one, two = _written_out(own), _written_out(other)
+    listed = _alike(own.rules, other.rules)
+    one, two = (_written_out(tree, listed=listed) for tree in (own, other))
     log_p, found = moments.log_partition_with_gradients(one)
     possible = log_p.detach() > -math.inf
     compared = possible & ~_meets(one, _barred(one, two), possible)
@@ -41,12 +43,19 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
     return torch.where(possible, total, 0.0).reshape(own.batch_shape)
 
 
-def _written_out(tree: HypertreeFields) -> HypertreeFields:
-    """One batch dim, `DenseRules` for each item, and a root for each."""
+def _alike(one: Rules, two: Rules) -> bool:
+    """Whether both list the same rules."""
+    return isinstance(one, SparseRules) and isinstance(two, SparseRules) and one.is_like(two)
+
+
+def _written_out(tree: HypertreeFields, *, listed: bool) -> HypertreeFields:
+    """One batch dim, `DenseRules`, or those in a list, for each item, and a root for each."""
     form, unary = Form(tree), tree.unary
-    table = tree.rules.table(form.states, unary.shape[-1]).to(unary)
     root = unary.new_zeros(form.states) if tree.root is None else tree.root
-    return Form(replace(tree, root=root)).flat(DenseRules(table))
+    rooted = Form(replace(tree, root=root))
+    if listed:
+        return rooted.flat(tree.rules.with_parts([part.to(unary) for part in tree.rules.parts]))
+    return rooted.flat(DenseRules(tree.rules.table(form.states, unary.shape[-1]).to(unary)))
 
 
 def _barred(one: HypertreeFields, two: HypertreeFields) -> list[Tensor]:
@@ -65,7 +74,7 @@ def _meets(tree: HypertreeFields, barred: list[Tensor], possible: Tensor) -> Ten
         for values, part in zip(moments.parts(tree), barred, strict=True)
     )
     lengths = Form(tree).lengths
-    most = Form(replace(tree, unary=unary, rules=DenseRules(table), root=root))
+    most = Form(replace(tree, unary=unary, rules=tree.rules.with_parts([table]), root=root))
     _, rows = most.best()
     whole = torch.stack([row[:, 0] for row in rows], 1)
     last = (lengths - 1).clamp(min=0).reshape(-1, 1, 1).expand(-1, 1, whole.shape[2])

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.hypertree import sparse
 from rdpgraph.structures.hypertree.charts import HypertreeTensors, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 _BLOCK = 2**22
 
@@ -102,6 +104,8 @@ class _Step:
     def _terms(self) -> int:
         if isinstance(self.rules, DenseRules):
             return self.chart.shape[3] ** 2
+        if isinstance(self.rules, SparseRules):
+            return 3 * self.rules.by_parent[0].shape[1] + 2 * self.chart.shape[3]
         return max(self.rules.left.shape[2] * 4, self.chart.shape[3])
 
     def _block(
@@ -113,6 +117,8 @@ class _Step:
         right = self.chart[rows, starts + splits + 1, width - 1 - splits]
         if isinstance(self.rules, DenseRules):
             return self._by_table(self.rules, item, state, left, right)
+        if isinstance(self.rules, SparseRules):
+            return sparse.chosen(self.rules, item, state, left, right, self.pick, self.temperature)
         return self._by_rank(self.rules, item, state, left, right)
 
     def _by_table(

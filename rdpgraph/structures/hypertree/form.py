@@ -18,6 +18,7 @@ from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,8 @@ class Form:
             rank = rules.left.shape[2]
             run = 1 if rules.parent is None else states
             return self.batch * (splits * rank + spans * rank * (2 * states + run))
+        if isinstance(rules, SparseRules):
+            return self.batch * splits * rules.count
         return self.batch * (spans * states**3 + splits * states**2)
 
     def flat(self, rules: Rules) -> HypertreeFields:

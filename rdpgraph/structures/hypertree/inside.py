@@ -10,6 +10,7 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.hypertree import dense, plain, ranked
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 def log_partition(parts: HypertreeTensors, root: Tensor) -> Tensor:
@@ -41,9 +42,11 @@ def log_roots(parts: HypertreeTensors) -> Tensor:
 
 def _wide(parts: HypertreeTensors) -> Tensor:
     """(B, N) of items of two words and more."""
-    kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     if parts.spans.dtype not in (torch.float32, torch.float64):
         return _wide(parts.to(torch.float32)).to(parts.spans.dtype)
+    if isinstance(parts.rules, SparseRules):
+        return plain.log_roots(parts)
+    kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     found, doubtful = kernel.log_roots(parts)
     if not bool(doubtful.any()):
         return found
@@ -62,6 +65,8 @@ def charts(parts: HypertreeTensors) -> list[Tensor]:
     parts = parts.to(torch.float64)
     if parts.spans.shape[1] < 2:
         return plain.with_leaves(parts, [])
+    if isinstance(parts.rules, SparseRules):
+        return plain.with_leaves(parts, plain.exact(parts))
     kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     _, doubtful = kernel.log_roots(parts)
     found = plain.exact(parts) if bool(doubtful.any()) else plain.scaled(parts)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 Node = tuple[int, int, int]
 """First word, last word, state."""
@@ -43,9 +44,11 @@ class _Lists:
     def __init__(self, parts: HypertreeTensors, rows: list[Tensor], item: int, k: int) -> None:
         self.parts, self.rows, self.item, self.k = parts, rows, item, k
         rules = parts.rules
-        self.table = None
+        self.table, self.listed = None, None
         if isinstance(rules, DenseRules):
             self.table = rules.log_rule[item if len(rules.log_rule) > 1 else 0]
+        elif isinstance(rules, SparseRules):
+            self.listed = rules.item(torch.tensor([item], device=rules.log_weights.device))
         self.done: dict[Node, list[tuple[float, int, int, int]]] = {}
         self.heaps: dict[Node, list[tuple[float, int, int, int]]] = {}
         self.edges: dict[Node, list[Edge]] = {}
@@ -131,16 +134,38 @@ class _Lists:
         width = last - first
         left = torch.stack([self.rows[place][first] for place in range(width)])
         right = torch.stack([self.rows[width - 1 - m][first + m + 1] for m in range(width)])
+        phi = float(self.parts.spans[self.item, first, last, state])
+        if self.listed is not None:
+            return self._listed(self.listed, left, right, node, phi)
         scores = left.unsqueeze(2) + right.unsqueeze(1)
         rule = scores.new_zeros(scores.shape[1:]) if self.table is None else self.table[state]
         scores = scores + rule
         values, places = scores.flatten().topk(min(self.k, scores.numel()))
         size = scores.shape[2]
-        phi = float(self.parts.spans[self.item, first, last, state])
         edges: list[Edge] = []
         for value, place in zip(values.tolist(), places.tolist(), strict=True):
             if value == -math.inf:
                 break
             split, a, b = place // size**2, place // size % size, place % size
             edges.append((float(rule[a, b]) + phi, first + split, a, b))
+        return edges
+
+    def _listed(
+        self, rules: SparseRules, left: Tensor, right: Tensor, node: Node, phi: float
+    ) -> list[Edge]:
+        """The same of rules in a list, left and right parts (w, C)."""
+        first, _, state = node
+        rows = rules.by_parent[0][state][rules.by_parent[1][state]]
+        if not len(rows):
+            return []
+        _, a, b = rules.triples[rows].unbind(1)
+        weights = rules.log_weights[0, rows]
+        scores = left[:, a] + right[:, b] + weights
+        values, places = scores.flatten().topk(min(self.k, scores.numel()))
+        edges: list[Edge] = []
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            if value == -math.inf:
+                break
+            split, rule = divmod(place, len(rows))
+            edges.append((float(weights[rule]) + phi, first + split, int(a[rule]), int(b[rule])))
         return edges

@@ -26,6 +26,7 @@ from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.tape.recursion import KeptStates
@@ -42,8 +43,9 @@ class Hypertree(HypertreeFields):
     one. Items without a possible tree have log Z -inf, and marginals, gradients and entropy zero.
 
     Every answer but trees is differentiable. log Z costs O(T^2 N^3 + T^3 N^2) with `DenseRules`,
-    O(T^3 r + T^2 N r) with `LowRankRules`, O(T^2 N + T^3) with `NoRules`, and memory O(T^2 (N + r))
-    for its gradient (O(T^2 N + T N^2) with dense rules).
+    O(T^3 r + T^2 N r) with `LowRankRules`, O(T^3 M) with `SparseRules`, O(T^2 N + T^3) with
+    `NoRules`, and memory O(T^2 (N + r)) for its gradient (O(T^2 N + T N^2) with dense rules,
+    O(T^2 (N + M)) with sparse ones).
 
     Args:
         unary: (*batch, T, T, N) log-potentials (nats), [first, last, state], both words included;
@@ -174,7 +176,8 @@ class Hypertree(HypertreeFields):
     def rule_marginals(self) -> tuple[Tensor, ...]:
         """The gradients of log Z in the tensors of the rules, each with all batch dims in front.
 
-        Of `DenseRules` one tensor (*batch, N, C, C): the expected number of uses of each rule. Of
+        Of `DenseRules` one tensor (*batch, N, C, C), of `SparseRules` one (*batch, M): the
+        expected number of uses of each rule. Of
         rules of low rank, one for each factor, (*batch, N or C, r): the expected number of uses of
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
@@ -194,7 +197,7 @@ class Hypertree(HypertreeFields):
             BudgetError: written out, the rules are too large.
         """
         rules = self.rules
-        if not isinstance(rules, NoRules):
+        if not isinstance(rules, NoRules | SparseRules):
             rules = DenseRules(rules.table(self.form.states, self.unary.shape[-1]))
         return moments.entropy(self.form.flat(rules)).reshape(self.batch_shape)
 

@@ -15,9 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.model.gradients import regradient
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.hypertree import sparse
 from rdpgraph.structures.hypertree.charts import HypertreeTensors, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 _BLOCK = 2**22
 """Entries of a block of terms."""
@@ -49,6 +51,9 @@ def scaled(parts: HypertreeTensors) -> Rows:
 
 def exact(parts: HypertreeTensors, temperature: float = 1.0) -> Rows:
     """The same in log-space, exact at any range; at temperature 0 the best score of each."""
+    if isinstance(parts.rules, SparseRules):
+        phis = [parts.phi(width) for width in range(1, parts.spans.shape[1])]
+        return sparse.inside(parts.rules, _leaves(parts), phis, temperature=temperature)
     return _inside(parts, _Exact(parts, temperature))
 
 
@@ -90,6 +95,7 @@ class _Algebra:
     """How parts are summed into a span: what a span is to its left and right, and the join."""
 
     def __init__(self, parts: HypertreeTensors) -> None:
+        assert not isinstance(parts.rules, SparseRules)
         self.rules, self.states = parts.rules, parts.spans.shape[3]
 
     def sides(self, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,9 @@ from rdpgraph.structures.hypertree.rules import (
     LowRankRules,
     NoRules,
 )
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
-KINDS = ("dense", "low rank", "factorised", "none")
+KINDS = ("dense", "sparse", "low rank", "factorised", "none")
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -31,6 +32,12 @@ def rules_of(kind, parents, children, *, rank=3, batch=(), seed=5):
     if kind == "factorised":
         shape = (*batch, parents, children, rank)
         return FactorisedRules(normal(*shape, seed=seed), normal(*shape, seed=seed + 1))
+    if kind == "sparse":
+        every = torch.cartesian_prod(*map(torch.arange, (parents, children, children)))
+        some = every[normal(len(every), seed=seed) > -0.3]
+        some = some[normal(len(some), seed=seed).argsort()]
+        weights = normal(*batch, len(some), seed=seed + 1)
+        return SparseRules(some, weights, parents=parents, children=children)
     return NoRules()
 
 

@@ -1,0 +1,184 @@
+"""Rules in a list: those of a grammar of thousands of symbols, of which few triples have one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph._types import ArrayLike
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.model.arrays import settle
+from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.hypertree.rules import MOST_TABULATED, DenseRules, Rules
+
+_MOST_STATES = 2**20
+"""Three numbers of so many states are one number of 64 bits."""
+_DENSE = 100.0
+"""A table is quicker than a list if it has at most so many entries for each rule."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRules(Rules):
+    """A log-weight for each of M rules; there are no others.
+
+    Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
+    `DenseRules` are quicker where a hundredth of all rules or more has a weight.
+
+    Args:
+        triples: (M, 3) int64, [parent, left, right]; each once.
+        log_weights: (*batch, M) nats; -inf forbids a rule.
+        parents: N, the number of states that parents have.
+        children: C, that of parts; None: N.
+
+    Raises:
+        ModelError: other shapes, no rules, a state out of range, a rule listed twice, NaN or +inf.
+    """
+
+    triples: Tensor
+    log_weights: Tensor
+    parents: int = field(kw_only=True)
+    children: int | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            triples: ArrayLike,
+            log_weights: ArrayLike,
+            *,
+            parents: int,
+            children: int | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_weights", whole=("triples",))
+        object.__setattr__(self, "triples", self.triples.long().to(self.log_weights.device))
+        checked_log_values("SparseRules", self.log_weights)
+        shape, weights = tuple(self.triples.shape), tuple(self.log_weights.shape)
+        if len(shape) != 2 or shape[1] != 3 or not shape[0] or weights[-1:] != shape[:1]:
+            raise ModelError(
+                "SparseRules needs triples (M, 3), [parent, left, right], and log_weights "
+                f"(*batch, M), M >= 1; got {shape} and {weights}."
+            )
+        parents, children = self.shape
+        if not 0 < parents <= children <= _MOST_STATES:
+            raise ModelError(
+                f"SparseRules needs 0 < parents <= children <= {_MOST_STATES:,}; got {parents:,} "
+                f"and {children:,}."
+            )
+        most = self.triples.new_tensor([parents, children, children])
+        wrong = ((self.triples < 0) | (self.triples >= most)).any(1)
+        if bool(wrong.any()):
+            listed = tuple(self.triples[wrong][0].tolist())
+            raise ModelError(
+                f"SparseRules of {parents:,} parents and {children:,} children got the rule "
+                f"{listed}, [parent, left, right]."
+            )
+        again = self._sorted[0].diff() == 0
+        if bool(again.any()):
+            row = self._sorted[1][1:][again][0]
+            listed = tuple(self.triples[row].tolist())
+            raise ModelError(f"SparseRules got the rule {listed} twice.")
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The log-weights."""
+        return (self.log_weights,)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> "SparseRules":
+        """The same rules of other log-weights."""
+        return replace(self, log_weights=parts[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C)."""
+        return self.parents, self.parents if self.children is None else self.children
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the rules."""
+        return tuple(self.log_weights.shape[:-1])
+
+    @property
+    def count(self) -> int:
+        """M."""
+        return len(self.triples)
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """(M,) the rules as numbers, ascending, and the row of each."""
+        numbers = self._numbers(*self.triples.unbind(1))
+        found, rows = numbers.sort()
+        return found, rows
+
+    def _numbers(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        children = self.shape[1]
+        return (parents * children + left) * children + right
+
+    @cached_property
+    def by_parent(self) -> tuple[Tensor, Tensor]:
+        """(N, F) the rows of each parent's rules, and whether it has so many."""
+        rows = self._sorted[1]
+        counts = torch.bincount(self.triples[:, 0], minlength=self.parents)
+        place = torch.arange(int(counts.amax()), device=rows.device)
+        first = (counts.cumsum(0) - counts).unsqueeze(1)
+        return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
+
+    def flat(self, batch: tuple[int, ...]) -> "SparseRules":
+        """One batch dim."""
+        weights = self.log_weights
+        if math.prod(weights.shape[:-1]) == 1:
+            return self.with_parts([weights.reshape(1, -1)])
+        return self.with_parts([weights.expand(*batch, -1).reshape(-1, self.count)])
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """The log-weights at their places, -inf elsewhere."""
+        entries = math.prod(self.batch_shape) * parents * children**2
+        if entries > MOST_TABULATED:
+            raise BudgetError(
+                f"SparseRules would be written out to {entries:,} numbers, and at most "
+                f"{MOST_TABULATED:,} are; this question needs a table of all triples."
+            )
+        like = self.log_weights
+        empty = like.new_full((*self.batch_shape, parents * children**2), -math.inf)
+        places = self._numbers(*self.triples.unbind(1))
+        return empty.index_copy(-1, places, like).reshape(
+            *self.batch_shape, parents, children, children
+        )
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """By bisection in the sorted list."""
+        known, rows = self._sorted
+        grid = parents[..., :, None, None], left[..., None, :, None], right[..., None, None, :]
+        wanted = self._numbers(*grid).contiguous()
+        at = torch.searchsorted(known, wanted).clamp(max=self.count - 1)
+        item = torch.arange(len(self.log_weights), device=parents.device)
+        item = item.reshape(-1, *(1,) * (wanted.ndim - 1))
+        place = (item * self.count + rows[at]).expand(wanted.shape)
+        found = self.log_weights.flatten().index_select(0, place.flatten()).reshape(wanted.shape)
+        return torch.where(known[at] == wanted, found, -math.inf)
+
+    def scaled(self, factor: float) -> "SparseRules":
+        """The log-weights times the factor."""
+        return self.with_parts([self.log_weights * factor])
+
+    def is_like(self, other: "SparseRules") -> bool:
+        """Whether another list has the same rules in the same order."""
+        return self.shape == other.shape and torch.equal(self.triples, other.triples)
+
+
+def compact(triples: Tensor, log_weights: Tensor, states: int) -> DenseRules | SparseRules:
+    """Rules of one kind of states as a table or as a list, by which is quicker.
+
+    Args:
+        triples: (M, 3) int64.
+        log_weights: (M,).
+        states: N.
+    """
+    listed = SparseRules(triples, log_weights, parents=states)
+    small = states**3 <= min(_DENSE * max(len(triples), 1), MOST_TABULATED)
+    return DenseRules(listed.table(states, states)) if small else listed
