@@ -1,24 +1,40 @@
-"""Pictures of factor graphs."""
+"""Pictures of graphs: Bayesian networks from top to bottom, others as factor graphs."""
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rdpgraph.cli.boxes import Box, box_of
+from rdpgraph.cli.layered import Point, layered
+from rdpgraph.cli.unfolded import bend_of, curve, edges_of, unfolded
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.io.tables import Conditional, conditional_tables
 from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 
 _WITH_BARS = 40
-_MOST_STATES = 8
+_WITH_NAMES = 150
 _MOST = 400
+_MOST_CELLS = 1 << 22  # of the tables that are looked into for arrows
+_DOT = 0.13  # inches
+_SQUARE = 0.09
+_NOTHING = 1e-6
+_SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # of an edge, where its factor may be
+_MOST_PIXELS = 8_000  # of a side
+_INK, _LINE, _SEEN, _BLUE = "#3b4752", "#9aa3ad", "#d3dce6", "#1d4e79"
 
 
 def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
-    """Draw variables as circles and factors as squares, with marginals as bars where small.
+    """Draw a graph, with marginals as bars where it is small; variables with evidence are shaded.
 
-    The file's name ends in a picture's format.
+    A Bayesian network has a box for each variable and an arrow from each parent, from top to
+    bottom; any other graph a box for each variable and a square for each factor. The file's name
+    ends in a picture's format.
 
     Raises:
         UnsupportedError: matplotlib is missing, or the graph is too large to be readable.
@@ -39,82 +55,156 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
             "draw needs matplotlib and scipy: pip install 'rdpgraph[draw]'."
         ) from None
 
-    figure = Figure(figsize=_figure_size(count), layout="constrained")
-    axes = figure.add_subplot()
-    _draw_graph(axes, graph, posterior if count <= _WITH_BARS else None)
-    figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=150)
+    picture = Figure()
+    axes = picture.add_axes((0.0, 0.0, 1.0, 1.0))
+    variables = [graph.domain.variable(number) for number in range(count)]
+    shown = posterior if count <= _WITH_BARS else None
+    boxes = [box_of(variable, shown) if count <= _WITH_NAMES else None for variable in variables]
+    sizes = np.array([(_DOT, _DOT) if box is None else box.size for box in boxes])
+    conditionals = _conditionals(graph)
+    if conditionals is None:
+        places = _undirected(axes, graph, sizes)
+    else:
+        places = _directed(axes, conditionals, sizes)
+    for number, (box, seen) in enumerate(zip(boxes, _observed(graph), strict=True)):
+        _draw_box(axes, box, places[number], sizes[number], seen=seen)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    axes.autoscale_view()
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    picture.set_size_inches(right - left + 0.2, high - low + 0.2)
+    axes.set_xlim(left - 0.1, right + 0.1)
+    axes.set_ylim(low - 0.1, high + 0.1)
+    dots = min(150.0, _MOST_PIXELS / max(picture.get_size_inches()))
+    picture.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
     write_bytes_atomically(target, drawn.getvalue())
 
 
-def _figure_size(count: int) -> tuple[float, float]:
-    side = min(4.0 + 1.1 * count**0.5, 24.0)
-    return (1.3 * side, side)
+def _conditionals(graph: FactorGraph) -> list[Conditional] | None:
+    """The tables of a Bayesian network; None where it is none, or where they are large."""
+    if graph.num_factors != graph.num_variables:
+        return None
+    cells = sum(block.count * int(np.prod(block.sizes)) for block in graph.blocks)
+    if cells > _MOST_CELLS or max(block.arity for block in graph.blocks) < 2:
+        return None
+    try:
+        return conditional_tables(graph.retract())
+    except UnsupportedError:
+        return None
 
 
-def _layout(graph: FactorGraph) -> tuple[Any, dict[Any, Any]]:
-    """The bipartite graph and a position in the unit square for each node."""
+def _observed(graph: FactorGraph) -> list[bool]:
+    if graph.observed is None:
+        return [False] * graph.num_variables
+    return (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0).tolist()
+
+
+def _directed(axes: Any, conditionals: Sequence[Conditional], sizes: Any) -> list[Point]:
+    """Draw the arrows; gives the place of each variable."""
+    size_of = {c.child.name: tuple(size) for c, size in zip(conditionals, sizes, strict=True)}
+    parents = {c.child.name: [parent.name for parent in c.parents] for c in conditionals}
+    laid = layered(_parents_first(parents), size_of)
+    for route in laid.routes.values():
+        _draw_arrow(axes, route)
+    return [laid.places[c.child.name] for c in conditionals]
+
+
+def _parents_first(parents: dict[str, list[str]]) -> dict[str, list[str]]:
     import networkx as nx
 
-    bipartite: Any = nx.Graph()
-    bipartite.add_nodes_from(("v", n) for n in range(graph.num_variables))
-    number = 0
-    for block in graph.blocks:
-        for scope in block.scopes.tolist():
-            bipartite.add_node(("f", number))
-            bipartite.add_edges_from((("f", number), ("v", n)) for n in scope)
-            number += 1
-    if graph.num_variables <= 60 and nx.is_connected(bipartite):
-        places = nx.kamada_kawai_layout(bipartite)
-    else:
-        places = nx.spring_layout(bipartite, seed=0)
-    return bipartite, places
+    graph: Any = nx.DiGraph()
+    graph.add_nodes_from(parents)
+    graph.add_edges_from((parent, child) for child, above in parents.items() for parent in above)
+    return {name: parents[name] for name in nx.topological_sort(graph)}
 
 
-def _draw_graph(axes: Any, graph: FactorGraph, posterior: Posterior | None) -> None:
-    bipartite, places = _layout(graph)
-    seen = [False] * graph.num_variables
-    if graph.observed is not None:
-        flags = (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
-        seen = flags.tolist()
-    for first, second in bipartite.edges:
-        (x0, y0), (x1, y1) = places[first], places[second]
-        axes.plot([x0, x1], [y0, y1], color="#9aa3ad", linewidth=1.0, zorder=1)
-    few = graph.num_variables <= _WITH_BARS
-    factors = [places[node] for node in bipartite if node[0] == "f"]
-    if factors:
-        x, y = zip(*factors, strict=True)
-        axes.scatter(x, y, s=40 if few else 8, marker="s", color="#3b4752", zorder=2)
-    for shaded, color in ((False, "#ffffff"), (True, "#c9d3dd")):
-        chosen = [places["v", n] for n in range(graph.num_variables) if seen[n] is shaded]
-        if chosen:
-            x, y = zip(*chosen, strict=True)
-            size = 260 if few else 24
-            axes.scatter(x, y, s=size, color=color, edgecolors="#3b4752", linewidths=1.2, zorder=3)
-    if few:
-        for n in range(graph.num_variables):
-            variable = graph.domain.variable(n)
-            x, y = places["v", n]
-            axes.annotate(
-                variable.name, (x, y), xytext=(0, 12), textcoords="offset points",
-                ha="center", va="bottom", fontsize=9, fontweight="bold", zorder=5,
-            )  # fmt: skip
-            if posterior is not None and variable.size <= _MOST_STATES:
-                _bars(axes, (x, y), posterior, n)
-    axes.margins(0.12)
-    axes.set_axis_off()
+def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
+    """A line that is straight where it passes a layer and bends in between, with a head."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Line
+
+    points, codes = [route[0]], [Line.MOVETO]
+    for place, (x, y) in enumerate(route[1:]):
+        before = points[-1]
+        if abs(before[0] - x) + abs(before[1] - y) < _NOTHING:
+            continue  # a line without a direction has no head
+        if place % 2 == 0:  # through a layer
+            points.append((x, y))
+            codes.append(Line.LINETO)
+        else:
+            middle = (before[1] + y) / 2
+            points += [(before[0], middle), (x, middle), (x, y)]
+            codes += [Line.CURVE4] * 3
+    style = "-|>,head_length=4,head_width=2"
+    axes.add_patch(
+        FancyArrowPatch(
+            path=Line(points, codes), arrowstyle=style, color=_LINE, linewidth=1.1, zorder=1,
+            shrinkA=0.0, shrinkB=0.0,
+        )
+    )  # fmt: skip
 
 
-def _bars(axes: Any, place: tuple[float, float], posterior: Posterior, number: int) -> None:
-    """A little bar chart of a variable's marginal under its node."""
-    variable = posterior.graph.domain.variable(number)
-    marginal = posterior.marginal(variable).detach().reshape(-1, variable.size)[0].tolist()
-    names = variable.states if isinstance(variable.states, tuple) else range(variable.size)
-    lines: list[str] = []
-    for name, probability in zip(names, marginal, strict=True):
-        filled = round(10 * probability)
-        lines.append(f"{str(name)[:8]:>8s} {'█' * filled}{'░' * (10 - filled)} {probability:5.3f}")
-    axes.annotate(
-        "\n".join(lines), place, xytext=(0, -12), textcoords="offset points", ha="center", va="top",
-        family="DejaVu Sans Mono", fontsize=5.5, zorder=4, color="#1d4e79",
-        bbox={"boxstyle": "round,pad=0.25", "facecolor": "#ffffffd0", "edgecolor": "#d5dbe1"},
+def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
+    """Draw the edges and the squares of the factors; gives the place of each variable."""
+    scopes = [tuple(scope) for block in graph.blocks for scope in block.scopes.tolist()]
+    joined = [scope for scope in scopes if len(scope) > 1]
+    larger = [scope for scope in joined if len(scope) > 2]
+    every = np.concatenate([sizes, np.full((len(larger), 2), _SQUARE)])
+    places = unfolded(every, joined)
+    squares = [places[graph.num_variables + place] for place, _ in enumerate(larger)]
+    for edge in edges_of(len(every), joined):
+        line = curve(places[edge[0]], places[edge[1]], bend_of(places, every, edge))
+        axes.plot(line[:, 0], line[:, 1], color=_LINE, linewidth=1.1, zorder=1)
+        if edge[1] < graph.num_variables:  # the factor is where its edge leaves both boxes
+            squares.append(_middle(line, every[edge[0]], every[edge[1]], squares))
+    for (number,) in {scope for scope in scopes if len(scope) == 1}:
+        squares.append(places[number] + sizes[number] * [-0.5, 0.5])
+    for x, y in squares:
+        _draw_square(axes, x, y)
+    return places[: graph.num_variables]
+
+
+def _middle(line: Any, one: Any, other: Any, taken: Sequence[Any]) -> Any:
+    """The middle of what can be seen of an edge between two boxes, or near it where it is taken."""
+    if len(line) > 2:
+        return line[len(line) // 2]
+    step = line[1] - line[0]
+    reach = np.maximum(np.abs(step), 1e-9)
+    first, last = (float((size / 2 / reach).min()) for size in (one, other))
+    points = [line[0] + (first + share * (1 - last - first)) * step for share in _SHARES]
+    free = (p for p in points if all(np.abs(p - near).max() > 1.5 * _SQUARE for near in taken))
+    return next(free, points[0])
+
+
+def _draw_square(axes: Any, x: float, y: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    corner = (x - _SQUARE / 2, y - _SQUARE / 2)
+    axes.add_patch(Rectangle(corner, _SQUARE, _SQUARE, color=_INK, zorder=4))
+
+
+def _draw_box(axes: Any, box: Box | None, place: Any, size: Any, *, seen: bool) -> None:
+    from matplotlib.patches import Circle, FancyBboxPatch
+
+    (x, y), (width, height) = place, size
+    face = _SEEN if seen else "#ffffff"
+    if box is None:
+        axes.add_patch(
+            Circle((x, y), width / 2, facecolor=face, edgecolor=_INK, linewidth=0.8, zorder=3)
+        )
+        return
+    axes.add_patch(
+        FancyBboxPatch(
+            (x - width / 2, y - height / 2), width, height,
+            boxstyle="round,pad=0,rounding_size=0.05",
+            facecolor=face, edgecolor=_INK, linewidth=0.9, zorder=3,
+        )
+    )  # fmt: skip
+    style = {"family": "DejaVu Sans Mono", "ha": "center", "zorder": 5, "parse_math": False}
+    middle = "center" if not box.lines else "top"
+    top = y if not box.lines else y + height / 2 - 0.04
+    axes.text(x, top, box.title, va=middle, fontsize=box.name_points, fontweight="bold", **style)
+    axes.text(
+        x, y - height / 2 + 0.04, "\n".join(box.lines), va="bottom", fontsize=box.line_points,
+        color=_BLUE, linespacing=1.2, **style,
     )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Where pictures have boxes and lines: on top of each other, never."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.cli.boxes import box_of
+from rdpgraph.cli.drawing import draw
+from rdpgraph.cli.layered import layered
+from rdpgraph.cli.unfolded import bend_of, curve, edges_of, unfolded
+
+ASIA = rg.read("examples/asia.bif")
+
+
+def random_parents(count, most, seed):
+    generator = np.random.default_rng(seed)
+    return {
+        f"n{node}": [f"n{p}" for p in generator.choice(node, min(node, most), replace=False)]
+        for node in range(count)
+    }
+
+
+def overlap(one, size, other, its):
+    return all(abs(a - b) < (s + t) / 2 for a, b, s, t in zip(one, other, size, its, strict=True))
+
+
+def sampled(route):
+    """Points of an arrow: straight through layers, bent in between."""
+    for place, ((x, y), (u, v)) in enumerate(itertools.pairwise(route)):
+        for share in np.linspace(0, 1, 9):
+            bent = x + (3 * share**2 - 2 * share**3) * (u - x) if place % 2 else x
+            yield bent, y + share * (v - y)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("count", "most"), [(1, 0), (9, 1), (25, 2), (40, 3)])
+def test_a_directed_graph_goes_down_and_no_box_covers_an_arrow(count, most, seed):
+    parents = random_parents(count, most, seed)
+    sizes = {name: (0.5 + 0.2 * (n % 4), 0.2 + 0.1 * (n % 3)) for n, name in enumerate(parents)}
+    laid = layered(parents, sizes)
+    for one, other in itertools.combinations(parents, 2):
+        assert not overlap(laid.places[one], sizes[one], laid.places[other], sizes[other])
+    assert set(laid.routes) == {(p, child) for child, above in parents.items() for p in above}
+    for (parent, child), route in laid.routes.items():
+        heights = [y for _, y in route]
+        assert (np.diff(heights) < 1e-9).all()
+        assert route[0] == (laid.places[parent][0], laid.places[parent][1] - sizes[parent][1] / 2)
+        assert route[-1] == (laid.places[child][0], laid.places[child][1] + sizes[child][1] / 2)
+        for point in sampled(route):
+            for name in set(parents) - {parent, child}:
+                assert not overlap(point, (0, 0), laid.places[name], sizes[name])
+
+
+def test_a_tree_has_no_crossing():
+    parents = {"r": [], **{f"a{n}": ["r"] for n in range(3)}}
+    parents |= {f"b{n}{m}": [f"a{n}"] for m in range(2) for n in (2, 0, 1)}
+    laid = layered(parents, dict.fromkeys(parents, (0.5, 0.2)))
+    for one, other in itertools.combinations(laid.routes, 2):
+        (first, _), (second, _) = (laid.places[parent] for parent, _ in (one, other))
+        (left, _), (right, _) = (laid.places[child] for _, child in (one, other))
+        assert (first - second) * (left - right) >= -1e-9
+
+
+def grid(height, width):
+    number = np.arange(height * width).reshape(height, width)
+    ends = (number[1:], number[:-1]), (number[:, 1:], number[:, :-1])
+    pairs = np.concatenate([np.stack([one.ravel(), other.ravel()], 1) for one, other in ends])
+    return height * width, [tuple(pair) for pair in pairs.tolist()]
+
+
+GRAPHS = {
+    "grid": grid(4, 5),
+    "ring": (8, [(n, (n + 1) % 8) for n in range(8)]),
+    "star": (9, [(0, n) for n in range(1, 9)]),
+    "tree": (12, [(n, (n - 1) // 2) for n in range(1, 12)]),
+    "clique": (6, list(itertools.combinations(range(6), 2))),
+    "larger factors": (7, [(0, 1, 2), (2, 3, 4, 5), (5, 6)]),
+    "parts": (6, [(0, 1), (1, 2), (3, 4)]),
+    "one": (1, []),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_an_undirected_graph_has_no_box_on_a_box_or_a_line(name):
+    count, scopes = GRAPHS[name]
+    larger = sum(len(scope) > 2 for scope in scopes)
+    sizes = np.array([(1.0, 0.4)] * count + [(0.1, 0.1)] * larger)
+    places = unfolded(sizes, scopes)
+    assert np.isfinite(places).all()
+    for one, other in itertools.combinations(range(len(sizes)), 2):
+        assert not overlap(places[one], sizes[one], places[other], sizes[other])
+    for edge in edges_of(len(sizes), scopes):
+        line = curve(places[edge[0]], places[edge[1]], bend_of(places, sizes, edge))
+        for one, other in itertools.pairwise(line):
+            for share in np.linspace(0, 1, 9):
+                for node in set(range(len(sizes))) - set(edge):
+                    assert not overlap(
+                        one + share * (other - one), (0, 0), places[node], sizes[node]
+                    )
+
+
+def test_a_grid_is_unfolded_and_upright():
+    count, pairs = grid(5, 6)
+    places = unfolded(np.full((count, 2), 0.1), pairs)
+    steps = np.array([places[a] - places[b] for a, b in pairs])
+    angles = np.degrees(np.arctan2(*np.abs(steps).T))
+    assert np.minimum(angles, 90 - angles).max() < 20
+    lengths = np.hypot(*steps.T)
+    assert lengths.max() < 2.2 * lengths.min()
+
+
+def test_boxes_are_as_large_as_what_they_hold():
+    posterior = rg.infer(ASIA)
+    plain, bars = box_of(ASIA["either"], None), box_of(ASIA["either"], posterior)
+    assert len(bars.lines) == 2
+    assert all(large > small for large, small in zip(bars.size, plain.size, strict=True))
+    named = box_of(rg.Variable("x" * 100, 2), None)
+    assert named.size[0] < 20 * plain.size[0] / len("either")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_arrows_and_squares(tmp_path: Path, suffix):
+    pytest.importorskip("matplotlib")
+    seen = ASIA.condition({"dysp": "yes"})
+    xs = rg.VariableArray("x", (3, 4), 2)
+    coupling = rg.Table(torch.tensor([[math.log(2.0), 0.0], [0.0, math.log(2.0)]]))
+    ising = rg.FactorGraph(
+        [rg.FactorBlock((xs[1:], xs[:-1]), coupling), rg.FactorBlock((xs,), rg.Table([0.0, 0.1]))]
+    )
+    for name, graph in (("asia", seen), ("ising", ising)):
+        picture = tmp_path / f"{name}{suffix}"
+        draw(graph, picture, rg.infer(graph))
+        assert picture.stat().st_size > 1000
