@@ -17,11 +17,11 @@ from rdpgraph.estimate.proposal import Proposal, Setting
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selection import Inversion, Selection
 from rdpgraph.estimate.selections import Threshold
-from rdpgraph.estimate.sites import Sites
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table

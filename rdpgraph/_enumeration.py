@@ -197,7 +197,8 @@ def _combined(structure: Structure, batch: int) -> tuple[Tensor, Tensor]:
 
     And (C, items) which items have them.
     """
-    unary = structure.proposal_unary().detach()
+    sites = structure.sites()
+    unary = (structure.unary if sites is None else sites.unary).detach()
     possible = (unary > -math.inf).reshape(unary.shape[:batch].numel(), -1, unary.shape[-1])
     lists = [[-1, *row.nonzero().flatten().tolist()] for row in possible.any(0)]
     count = math.prod(len(row) for row in lists)

@@ -13,8 +13,8 @@ from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
 from rdpgraph.engines.status import Status
 from rdpgraph.estimate.control import controlled
-from rdpgraph.estimate.exact import Exact
 from rdpgraph.estimate.lowrank import LowRankFactors
+from rdpgraph.estimate.problem import Exact
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
@@ -30,8 +30,6 @@ from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.estimated import EstimatedPosterior
-from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy
@@ -58,8 +56,6 @@ __all__ = [
     "Chain",
     "Contraction",
     "Derivations",
-    "EstimatedPosterior",
-    "EstimatedStructuredPosterior",
     "Exact",
     "ExactlyOne",
     "Factor",

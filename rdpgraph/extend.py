@@ -7,10 +7,13 @@ Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 `rdpgraph.randomized.Proposal`. The checks for what you write are in `rdpgraph.testing`.
 """
 
-from rdpgraph.estimate.exact import Estimator, Kept, Problem
-from rdpgraph.estimate.sites import Sites
+from rdpgraph.estimate.added import AddedVariables
+from rdpgraph.estimate.kept import Kept
+from rdpgraph.estimate.lifted import Inexact, Lifted
+from rdpgraph.estimate.problem import Estimator, Problem
 from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.model.support import Support
 from rdpgraph.schedulers import Scheduler
@@ -24,10 +27,13 @@ register_format = FORMATS.add
 __all__ = [
     "FORMATS",
     "REGISTRY",
+    "AddedVariables",
     "Decomposition",
     "Estimator",
     "FileFormat",
+    "Inexact",
     "Kept",
+    "Lifted",
     "Match",
     "Part",
     "Potential",

@@ -1,42 +1,24 @@
 """infer() and explain(): the one place where the rooms meet."""
 
 from functools import partial
-from typing import TypeAlias, overload
+from typing import overload
 
 import torch
 
 from rdpgraph._cache import recording
 from rdpgraph._portable import tensors_in
 from rdpgraph.engines.recognised import plan_of
-from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Estimator, Exact, Model
-from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.problem import Estimator, Exact, Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
-from rdpgraph.query.estimated import EstimatedPosterior, EstimatedSolution
-from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
-from rdpgraph.query.factorised import FactorisedSolution
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.structured import Lazy, StructuredPosterior
-from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly, require_fit, solved
+from rdpgraph.query.structured import StructuredPosterior, StructureSolution
+from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly
 from rdpgraph.schedulers.deferred import begun
 from rdpgraph.schedulers.prepared import prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
-
-Answer: TypeAlias = Posterior | StructuredPosterior | EstimatedStructuredPosterior
-
-
-@overload
-def infer(
-    model: FactorGraph,
-    *,
-    estimator: Randomized,
-    scheduler: Scheduler | None = None,
-    generator: torch.Generator | None = None,
-) -> EstimatedPosterior: ...
 
 
 @overload
@@ -53,7 +35,7 @@ def infer(
 def infer(
     model: Structure,
     *,
-    estimator: Exact | LowRankFactors | None = None,
+    estimator: Estimator | None = None,
     scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> StructuredPosterior: ...
@@ -61,22 +43,12 @@ def infer(
 
 @overload
 def infer(
-    model: Structure,
-    *,
-    estimator: Randomized,
-    scheduler: Scheduler | None = None,
-    generator: torch.Generator | None = None,
-) -> EstimatedStructuredPosterior: ...
-
-
-@overload
-def infer(
     model: Model,
     *,
     estimator: Estimator | None = None,
     scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
-) -> Answer: ...
+) -> Posterior | StructuredPosterior: ...
 
 
 def infer(
@@ -85,7 +57,7 @@ def infer(
     estimator: Estimator | None = None,
     scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
-) -> Answer:
+) -> Posterior | StructuredPosterior:
     """The posterior of a model.
 
     Args:
@@ -95,10 +67,9 @@ def infer(
         generator: the randomness of the estimator.
 
     Returns:
-        A `Posterior` (a `StructuredPosterior` for a structure); with `Randomized` an
-        `EstimatedPosterior` (an `EstimatedStructuredPosterior`), about all states of the model
-        as declared. Answers are computed when they are first asked for; the plan is made here,
-        that of a small graph when it is first asked for.
+        A `Posterior` of a graph and a `StructuredPosterior` of a structure, about all states of
+        the model as declared, whatever the estimator. Answers are computed when they are first
+        asked for; the plan is made here, that of a small graph when it is first asked for.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
@@ -115,50 +86,32 @@ def infer(
 
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
-        return _answer(model, estimator or Exact(), scheduler, generator)
+        solve = partial(_solve, scheduler, generator)
+        problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
+        graph = own = None
+        if isinstance(problem.model, Structure):
+            planned = plan_of(problem.model)
+            solution = own = StructureSolution(problem.model, solve)
+        else:
+            graph = _checked(problem.model)
+            planned, run = begun(scheduler, graph)
+            solution = run()
+        if problem.lift is not None:
+            solution = problem.lift(solution)
+        elif problem.model is not model:
+            raise ModelError(
+                f"{type(estimator).__name__}.prepare gave another model and no lift: give "
+                "Problem(model, lift), which says how its solution speaks of the model declared."
+            )
+    if isinstance(model, Structure):
+        return StructuredPosterior(planned, solution, model, own)
+    return Posterior(planned, solution, model, graph, exactly(scheduler).solve)
 
 
-def _answer(
-    model: Model, estimator: Estimator, scheduler: Scheduler, generator: torch.Generator | None
-) -> Answer:
-    def solve(other: Model) -> Answer:
-        return infer(other, scheduler=scheduler, generator=generator)
-
-    problem = estimator.prepare(model, solve=solve, generator=generator)
-    status = Status(exact=problem.exact, biased=not problem.exact)
-    if isinstance(problem.model, Structure):
-        inner = _structured(scheduler, status, problem.model)
-        if problem.kept is None:
-            return inner
-        restricted = partial(_structured, scheduler, status)
-        return EstimatedStructuredPosterior(problem.kept, inner, restricted)
-    if problem.plain is None and problem.kept is None:
-        graph = _checked(problem.model)
-        planned, run = begun(scheduler, graph)
-        return Posterior(graph, planned, status, run(), solve=exactly(scheduler).solve)
-    plan, run = prepared(scheduler, _checked(problem.model), keep=False)
-    require_fit(plan)
-    solution = partial(solved, scheduler)
-    if problem.plain is not None:
-        rewritten = _checked(problem.model)
-        answers = FactorisedSolution(problem.plain, run(), solution, rewritten)
-        return Posterior(problem.plain, plan, status, answers, solve=exactly(scheduler).solve)
-    assert problem.kept is not None
-    original = _checked(problem.kept.original)
-    estimate = EstimatedSolution(
-        original, problem.model, run(), problem.kept, problem.exact, solution
-    )
-    return EstimatedPosterior(original, plan, status, estimate, solve=exactly(scheduler).solve)
-
-
-def _structured(scheduler: Scheduler, status: Status, model: Model) -> StructuredPosterior:
-    assert isinstance(model, Structure)
-    general = Lazy(partial(_general, model, scheduler))
-    return StructuredPosterior(model, plan_of(model), status, general)
-
-
-def _general(model: Structure, scheduler: Scheduler) -> Answer:
-    return infer(model.factor_graph(), scheduler=scheduler)
+def _solve(
+    scheduler: Scheduler, generator: torch.Generator | None, model: Model
+) -> Posterior | StructuredPosterior:
+    return infer(model, scheduler=scheduler, generator=generator)
 
 
 def explain(
@@ -180,10 +133,7 @@ def explain(
         generator: the randomness of the estimator.
     """
     if estimator is not None:
-
-        def solve(other: Model) -> Answer:
-            return infer(other, scheduler=scheduler, generator=generator)
-
+        solve = partial(_solve, scheduler or Auto(), generator)
         model = estimator.prepare(model, solve=solve, generator=generator).model
     if isinstance(model, Structure):
         return plan_of(model)

@@ -1,4 +1,4 @@
-"""The conformance suite: what every potential, structure, proposal and selection must do.
+"""The conformance suite: what potentials, structures, proposals, selections, estimators must do.
 
 Each check raises an ``AssertionError`` that says what does not hold.
 """
@@ -15,6 +15,7 @@ from rdpgraph._agreement import agree as _agree
 from rdpgraph._agreement import close as _close
 from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
+from rdpgraph._estimators import check_estimator
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
@@ -29,6 +30,7 @@ from rdpgraph.schedulers import Contraction
 __all__ = [
     "BruteForce",
     "brute_force",
+    "check_estimator",
     "check_potential",
     "check_proposal",
     "check_selection",
@@ -87,9 +89,9 @@ def check_structure(structure: Structure) -> None:
     """Hold a structure against brute force: on its `factor_graph`, or by its `score` if none.
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
-    them, the gradient in `unary`, hard zeros in it, every batch item on its own, what `restrict`
-    makes of all states in another order if it has that, and, if its class recognises the graph,
-    that it is the same model.
+    them, the gradient in `unary`, hard zeros in it, every batch item on its own, what its
+    `sites` make of all states in another order if it offers them, and, if its class recognises the
+    graph, that it is the same model.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
@@ -122,10 +124,15 @@ def check_structure(structure: Structure) -> None:
     for item in range(log_z.shape[0] if log_z.ndim else 0):
         one = _item(structure, item, log_z.ndim)
         _close(one.log_partition(), log_z[item], f"batch item {item} alone")
-    if type(structure).restrict is not Structure.restrict:
+    sites = structure.sites()
+    if sites is not None:
         states = torch.arange(unary.shape[-1], device=unary.device).flip(0).expand(unary.shape)
-        same = structure.restrict(states, torch.zeros_like(unary))
-        _close(same.log_partition(), log_z, "log Z of restrict() to all states in another order")
+        same = sites.restrict(states, torch.zeros_like(unary))
+        _close(
+            same.log_partition(),
+            log_z,
+            "log Z of sites() on all states in another order",
+        )
     if isinstance(truth, OnGraph):
         match = type(structure).recognise(truth.graph)
         if match is not None:

@@ -17,9 +17,9 @@ ROWS = (
     {"errors", "_types", "_agreement", "_cache", "_compiler", "_portable", "_shapes"},
     {"model"},
     {"io", "plan"},
-    {"estimate"},
     {"engines"},
     {"structures"},
+    {"estimate"},
     {"query"},
     {"distributions", "nn"},
     {"schedulers"},
@@ -28,7 +28,7 @@ ROWS = (
     {"cli"},
     {"answers", "extend", "loopy", "randomized", "trees"},  # public names, no code
     {"_enumeration", "_outcomes", "_public", "__main__"},
-    {"_choices"},
+    {"_choices", "_estimators"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -24,7 +24,7 @@ def coverage(one: rg.Chain, truth: float, keep: int, runs: int) -> tuple[float, 
     held, errors = 0, list[float]()
     for _ in range(runs):
         posterior = rg.infer(one, estimator=estimator, generator=generator)
-        assert isinstance(posterior, rg.EstimatedStructuredPosterior)
+        assert isinstance(posterior, rg.StructuredPosterior)
         error = float(posterior.standard_error)
         held += abs(float(posterior.log_partition) - truth) <= WIDTH * error
         errors.append(error)

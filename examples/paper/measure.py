@@ -50,14 +50,14 @@ def piloted(_: Case, keep: int) -> rg.Randomized:
 
 
 Make = Callable[[Case, int], rg.Randomized]
-Ask = Callable[[rg.EstimatedStructuredPosterior], Tensor]
+Ask = Callable[[rg.StructuredPosterior], Tensor]
 
 
-def log_z(posterior: rg.EstimatedStructuredPosterior) -> Tensor:
+def log_z(posterior: rg.StructuredPosterior) -> Tensor:
     return posterior.log_partition
 
 
-def entropy(posterior: rg.EstimatedStructuredPosterior) -> Tensor:
+def entropy(posterior: rg.StructuredPosterior) -> Tensor:
     return posterior.entropy()
 
 
@@ -96,7 +96,7 @@ def repeated(
     start = time.perf_counter()
     for _ in range(repeats):
         posterior = rg.infer(one.chain, estimator=estimator, generator=generator)
-        assert isinstance(posterior, rg.EstimatedStructuredPosterior)
+        assert isinstance(posterior, rg.StructuredPosterior)
         answers.append(ask(posterior).detach().double())
     spent = (time.perf_counter() - start) * 1e3 / repeats
     return Found(torch.stack(answers) - truth, spent)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.estimate.kept import KeptSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
-from rdpgraph.query.estimated import EstimatedPosterior
 from rdpgraph.query.posterior import Posterior
 
 _MOST_ROWS = 400
@@ -63,7 +63,7 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
             mode = posterior.mode()
     log_z = posterior.log_partition.reshape(-1).tolist()
     if any(value == -math.inf for value in log_z):
-        if isinstance(posterior, EstimatedPosterior) and not posterior.status.exact:
+        if isinstance(posterior.solution, KeptSolution) and not posterior.status.exact:
             raise ImpossibleEvidenceError(
                 "Nothing is possible on the states kept; give a larger --keep or more --replicates."
             )
@@ -146,18 +146,19 @@ class _ErrorBar:
 
 def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
     """How sure an estimate is of log Z; None where nothing is estimated, or nothing known of it."""
-    if not isinstance(posterior, EstimatedPosterior) or posterior.solution.kept.replicates < 2:
+    count = posterior.replicates.count
+    if count < 2:
         return None
     error = posterior.standard_error.reshape(-1)[row]
     size = posterior.effective_sample_size.reshape(-1)[row]
-    return _ErrorBar(float(error), float(size), posterior.solution.kept.replicates)
+    return _ErrorBar(float(error), float(size), count)
 
 
 def _worth(answer: Answer) -> str:
     """Exact, or what kind of approximation."""
     status = answer.posterior.status
     worth = "exact" if status.exact else "approximate"
-    if isinstance(answer.posterior, EstimatedPosterior) and not status.exact:
+    if isinstance(answer.posterior.solution, KeptSolution) and not status.exact:
         worth = "estimated on a few states of each variable"
         if answer.task is Task.MAP:
             worth += ": the best assignment of these, which need not be the best of all"

@@ -7,8 +7,8 @@ import typer
 
 from rdpgraph.cli.options import EstimatorName, ProposalName
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Estimator
 from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.problem import Estimator
 from rdpgraph.estimate.proposal import Proposal
 from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Uniform
 from rdpgraph.estimate.randomized import Randomized

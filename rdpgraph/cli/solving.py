@@ -11,7 +11,7 @@ from rdpgraph.cli.options import Method
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.errors import BudgetError
-from rdpgraph.estimate.exact import Estimator
+from rdpgraph.estimate.problem import Estimator
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior

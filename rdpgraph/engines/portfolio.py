@@ -4,26 +4,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Delegate, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
-Value = TypeVar("Value")
-
 _MODES = 0.6  # the part of the time that is for modes, where sums have not begun
 
 
 @dataclass(frozen=True, eq=False)
-class FirstConverged(Solution):
+class FirstConverged(Delegate):
     """Tries solutions in turn; the last answers if none converges.
 
     Modes are sought apart: that of the best score is taken, from tries that end with the first
@@ -80,29 +77,8 @@ class FirstConverged(Solution):
         shaped = states.reshape([*self.graph.batch_shape, states.shape[1]])
         return self.graph.score_states(shaped).reshape(-1)
 
-    def status(self) -> Status:
-        """That of the solution that answers."""
-        return self.chosen.status()
-
-    def log_partition(self) -> Tensor:
-        """(B,) nats."""
-        return self.chosen.log_partition()
-
-    def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities."""
-        return self.chosen.variable_marginals()
-
-    def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) probabilities."""
-        return self.chosen.factor_marginals(block)
-
-    def expected_score(self) -> Tensor:
-        """(B,) nats."""
-        return self.chosen.expected_score()
-
-    def entropy(self) -> Tensor:
-        """(B,) nats."""
-        return self.chosen.entropy()
+    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+        return question(self.chosen)
 
     def max_marginals(self) -> Tensor:
         """(B, S) nats."""
@@ -120,17 +96,9 @@ class FirstConverged(Solution):
         """(B,) bool."""
         return self._best[2]
 
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V) draws."""
-        return self.chosen.sample(count, generator)
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states."""
-        return self.chosen.marginal_mode(numbers)
-
 
 @dataclass(frozen=True, eq=False)
-class ExactFirst(Solution):
+class ExactFirst(Delegate):
     """Exact answers, until one takes too long; approximate ones from then on.
 
     Attributes:
@@ -166,42 +134,6 @@ class ExactFirst(Solution):
     @cached_property
     def _told(self) -> Status:
         return (self._other if "_other" in self.__dict__ else self.exact).status()
-
-    def log_partition(self) -> Tensor:
-        """(B,) nats."""
-        return self._ask(lambda one: one.log_partition())
-
-    def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities."""
-        return self._ask(lambda one: one.variable_marginals())
-
-    def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) probabilities."""
-        return self._ask(lambda one: one.factor_marginals(block))
-
-    def expected_score(self) -> Tensor:
-        """(B,) nats."""
-        return self._ask(lambda one: one.expected_score())
-
-    def entropy(self) -> Tensor:
-        """(B,) nats."""
-        return self._ask(lambda one: one.entropy())
-
-    def max_marginals(self) -> Tensor:
-        """(B, S) nats."""
-        return self._ask(lambda one: one.max_marginals())
-
-    def mode(self) -> Tensor:
-        """(B, V) states."""
-        return self._ask(lambda one: one.mode())
-
-    def mode_exists(self) -> Tensor | None:
-        """(B,) bool, or None."""
-        return self._ask(lambda one: one.mode_exists())
-
-    def mode_is_consistent(self) -> Tensor:
-        """(B,) bool."""
-        return self._ask(lambda one: one.mode_is_consistent())
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws; exact ones only."""

@@ -2,12 +2,17 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.graph import FactorGraph
+
+Value = TypeVar("Value")
 
 
 class Solution(ABC):
@@ -26,6 +31,10 @@ class Solution(ABC):
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats; -inf where no configuration is possible."""
 
+    def log_partitions(self) -> Tensor:
+        """(replicates, B) the estimates whose mean, as Z, `log_partition` is; else that alone."""
+        return self.log_partition().unsqueeze(0)
+
     @abstractmethod
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities; zero throughout where log Z is -inf."""
@@ -37,6 +46,19 @@ class Solution(ABC):
     @abstractmethod
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) probabilities of the configurations of a block's factors."""
+
+    def possible(self) -> Tensor:
+        """(B,) whether any configuration is, by log Z."""
+        return self.log_partition().detach() > -math.inf
+
+    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], "Solution"]) -> Tensor | None:
+        """(B, *sizes) the joint of variables that no factor holds; None: the graph has it.
+
+        Args:
+            numbers: (n,) of the variables.
+            solve: solves a graph exactly.
+        """
+        return None
 
     @abstractmethod
     def expected_score(self) -> Tensor:
@@ -68,6 +90,14 @@ class Solution(ABC):
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) independent draws."""
 
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """(B, S) one relaxed one-hot draw, differentiable.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        raise UnsupportedError("Relaxed samples are those of structures; use sample(count).")
+
     @abstractmethod
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""
@@ -94,3 +124,79 @@ class Approximation(Solution):
             UnsupportedError: always.
         """
         raise UnsupportedError("Marginal MAP needs exact inference; use Contraction().")
+
+
+class Delegate(Solution):
+    """A solution that asks another one; a subclass says which, and what it answers itself."""
+
+    @abstractmethod
+    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+        """The answer of the solution in charge."""
+
+    def status(self) -> Status:
+        """That of the solution in charge; so are all answers below."""
+        return self._ask(lambda one: one.status())
+
+    def log_partition(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.log_partition())
+
+    def log_partitions(self) -> Tensor:
+        """(replicates, B)."""
+        return self._ask(lambda one: one.log_partitions())
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S)."""
+        return self._ask(lambda one: one.variable_marginals())
+
+    def check_factor_marginals(self, block: int) -> None:
+        """Refuse what `factor_marginals` does not form."""
+        self._ask(lambda one: one.check_factor_marginals(block))
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes)."""
+        return self._ask(lambda one: one.factor_marginals(block))
+
+    def possible(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.possible())
+
+    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor | None:
+        """(B, *sizes), or None."""
+        return self._ask(lambda one: one.joint(numbers, solve))
+
+    def expected_score(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.expected_score())
+
+    def entropy(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.entropy())
+
+    def max_marginals(self) -> Tensor:
+        """(B, S)."""
+        return self._ask(lambda one: one.max_marginals())
+
+    def mode(self) -> Tensor:
+        """(B, V)."""
+        return self._ask(lambda one: one.mode())
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,), or None."""
+        return self._ask(lambda one: one.mode_exists())
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.mode_is_consistent())
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V)."""
+        return self._ask(lambda one: one.sample(count, generator))
+
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """(B, S)."""
+        return self._ask(lambda one: one.rsample(temperature, generator))
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, len(numbers))."""
+        return self._ask(lambda one: one.marginal_mode(numbers))

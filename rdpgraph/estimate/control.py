@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Model
+from rdpgraph.estimate.graph_view import view_of
+from rdpgraph.estimate.kept import Kept
+from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.views import view_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,19 +99,19 @@ def controlled(
             fitted to the same replicates makes Z^ biased.
 
     Raises:
-        ModelError: the model has nothing to choose states for.
+        ModelError: a surrogate of other variables, states or batch.
     """
     problem = estimator.prepare(model, solve=solve, generator=generator)
-    if problem.kept is None:
-        raise ModelError("controlled needs a model with variables that are not observed.")
-    chosen, other = (view_of(one, generator) for one in (problem.kept.original, surrogate))
+    kept = problem.lift
+    assert isinstance(kept, Kept)
+    chosen, other = (view_of(one, generator) for one in (model, surrogate))
     mine, theirs = ([tuple(g.unary.shape) for g in view.groups] for view in (chosen, other))
     if mine != theirs:
         raise ModelError(
             "controlled needs a surrogate of the same variables, states and batch; the model has "
             f"sites (*batch, *sites, states) {mine}, the surrogate {theirs}."
         )
-    few = other.restrict(problem.kept.supports)
+    few = other.restrict(kept.supports)
     return ControlledEstimate(
         solve(problem.model).log_partition,
         solve(few).log_partition,

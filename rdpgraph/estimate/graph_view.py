@@ -2,19 +2,29 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.estimate.exact import Supports
-from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.view import View
+from rdpgraph.estimate.evidence import opened
+from rdpgraph.estimate.problem import Model, Supports
+from rdpgraph.estimate.view import StructureView, View
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.sites import Sites
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
+
+
+def view_of(model: Model, generator: torch.Generator | None) -> View:
+    """The view of a model; that of a graph has its entries observed as a whole or not at all."""
+    if isinstance(model, Structure):
+        return StructureView(model, generator)
+    return GraphView(opened(model), generator)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +102,16 @@ class GraphView(View):
         for size, places in self._free.items():
             numbers = torch.cat([self._numbers(place) for place in places])
             unary = self.unary(numbers, size).detach()
-            found.append(Sites(unary, lambda: graph, numbers, self.generator))
+            few = partial(self._on_few, len(found))
+            given = partial(Sites, unary, graph=lambda: graph, generator=self.generator)
+            found.append(given(restrict=few, numbers=numbers))
         return tuple(found)
+
+    def _on_few(self, group: int, states: Tensor, log_weights: Tensor) -> FactorGraph:
+        """The graph on some states of one group, and all of the others."""
+        few = Support(states, log_weights)
+        every = range(len(self._free))
+        return self.restrict(self.supports([few if own == group else None for own in every]))
 
     def supports(self, chosen: Supports) -> tuple[Support | None, ...]:
         """One for each entry; observed entries have the state observed."""

@@ -1,4 +1,4 @@
-"""The kept states of all variables of a graph, side by side."""
+"""The kept states of all variables of a model, side by side."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.estimate.exact import Kept
-from rdpgraph.model.graph import FactorGraph
+from rdpgraph.estimate.problem import Model
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 
 
@@ -17,51 +17,71 @@ class Layout:
     """Where the kept states S' of all variables stand among all S of them; B items, flattened.
 
     Attributes:
-        graph: the model as declared.
-        kept: which states of it were kept.
+        model: as declared; the sites of a structure are its variables.
+        supports: (replicates, *batch, *shape, kept) for each variable or array of a graph, in its
+            order; None where all states are kept. A structure has one, over its sites.
+        replicates: how many choices there are.
     """
 
-    graph: FactorGraph
-    kept: Kept
+    model: Model
+    supports: tuple[Support | None, ...]
+    replicates: int
 
     @property
     def batch(self) -> int:
         """B."""
-        return math.prod(self.graph.batch_shape)
+        return math.prod(self.model.batch_shape)
+
+    @cached_property
+    def _entries(self) -> list[tuple[tuple[int, ...], int]]:
+        """Of each variable, array or structure its shape and its number of states."""
+        model = self.model
+        if isinstance(model, Structure):
+            shape = tuple(model.unary.shape)
+            return [(shape[len(model.batch_shape) : -1], shape[-1])]
+        return [(entry.shape, entry.size) for entry in model.variables]
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        graph, kept = self.graph, self.kept
-        lead, flat = (kept.replicates, *graph.batch_shape), (kept.replicates, self.batch, -1)
-        numbers = torch.repeat_interleave(torch.arange(graph.num_variables), self.sizes)
+        like = self.model.unary if isinstance(self.model, Structure) else self.model
+        dtype, device = like.dtype, like.device
+        lead, flat = (self.replicates, *self.model.batch_shape), (self.replicates, self.batch, -1)
         # There may be no variable at all.
-        states = [torch.zeros(*flat[:2], 0, dtype=torch.long)]
-        weights = [torch.zeros(*flat[:2], 0, dtype=graph.dtype)]
-        for entry, support in zip(graph.variables, kept.supports, strict=True):
+        states = [torch.zeros(*flat[:2], 0, dtype=torch.long, device=device)]
+        weights = [torch.zeros(*flat[:2], 0, dtype=dtype, device=device)]
+        for (shape, size), support in zip(self._entries, self.supports, strict=True):
             if support is None:
-                everything = torch.arange(entry.size, device=graph.device)
-                zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
-                support = Support(everything, zero.expand(entry.size))
-                shape = (*(1,) * len(entry.shape), entry.size)
+                everything = torch.arange(size, device=device)
+                zero = torch.zeros((), dtype=dtype, device=device)
+                support = Support(everything, zero.expand(size))
+                own = (*(1,) * len(shape), size)
             else:
-                shape = support.states.shape
-            whole = (*lead, *entry.shape, support.kept)
-            states.append(support.states.reshape(shape).expand(whole).reshape(flat))
-            weights.append(support.log_weights.reshape(shape).expand(whole).reshape(flat))
-        device = graph.device
-        joined = torch.cat([part.to(device) for part in states], -1)
-        first = _starts(graph.domain.sizes)[numbers].to(device)
-        return joined, torch.cat([part.to(device) for part in weights], -1), joined + first
+                own = support.states.shape
+            whole, count = (*lead, *shape, support.kept), math.prod(shape) * support.kept
+            flat = (self.replicates, self.batch, count)
+            for parts, values in ((states, support.states), (weights, support.log_weights)):
+                parts.append(values.reshape(own).expand(whole).reshape(flat).to(device))
+        joined = torch.cat(states, -1)
+        first = _starts(self.all_sizes).repeat_interleave(self.sizes).to(device)
+        return joined, torch.cat(weights, -1), joined + first
+
+    def _each(self, sizes: list[int]) -> Tensor:
+        """(V,) from a number for each entry."""
+        counts = [math.prod(shape) for shape, _ in self._entries]
+        return torch.tensor(sizes, dtype=torch.long).repeat_interleave(
+            torch.tensor(counts, dtype=torch.long)
+        )
+
+    @cached_property
+    def all_sizes(self) -> Tensor:
+        """(V,) how many states each variable has."""
+        return self._each([size for _, size in self._entries])
 
     @cached_property
     def sizes(self) -> Tensor:
         """(V,) how many states each variable keeps."""
-        pairs = zip(self.graph.variables, self.kept.supports, strict=True)
-        each = [
-            torch.full((math.prod(entry.shape),), entry.size if s is None else s.kept)
-            for entry, s in pairs
-        ]
-        return torch.cat([*each, torch.zeros(0, dtype=torch.long)])
+        pairs = zip(self._entries, self.supports, strict=True)
+        return self._each([size if s is None else s.kept for (_, size), s in pairs])
 
     @property
     def states(self) -> Tensor:
@@ -81,7 +101,7 @@ class Layout:
     @property
     def num_states(self) -> int:
         """S."""
-        return int(self.graph.domain.sizes.sum())
+        return int(self.all_sizes.sum())
 
     def starts(self, numbers: Tensor) -> Tensor:
         """Where the kept states of some variables begin."""
@@ -95,4 +115,4 @@ class Layout:
 
 
 def _starts(sizes: Tensor) -> Tensor:
-    return torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    return sizes.cumsum(0) - sizes

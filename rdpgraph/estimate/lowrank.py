@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Estimator, Model, Problem
+from rdpgraph.estimate.added import AddedVariables
+from rdpgraph.estimate.lifted import Inexact
+from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
@@ -66,16 +68,15 @@ class LowRankFactors(Estimator):
     ) -> Problem:
         """The rewritten model; exact if every factor that was rewritten is a `LowRank`."""
         if isinstance(model, Structure):
-            changed, exact = self._structure(model, generator)
-            return Problem(changed, exact=exact)
+            return self._structure(model, generator)
         exact = not any(isinstance(block.potential, Bilinear) for block in model.blocks)
         plain = model if exact else self._featured(model, generator)
         rewritten = _with_ranks(plain)
-        return Problem(rewritten, exact=exact, plain=None if rewritten is model else plain)
+        if rewritten is model:
+            return Problem(model)
+        return Problem(rewritten, AddedVariables(plain, rewritten, solve, exact))
 
-    def _structure(
-        self, model: Structure, generator: torch.Generator | None
-    ) -> tuple[Structure, bool]:
+    def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
         """A structure with low-rank potentials in the place of bilinear ones.
 
         One for each step where the structure takes that: a field of three dims after the batch.
@@ -89,7 +90,7 @@ class LowRankFactors(Estimator):
                     apart = max(model.unary.shape[-2] - 1, 1)
                     steps = lead[-1:] if math.prod(lead) > 1 else (apart,)
                 changed[part.name] = self._low_rank(value, steps, generator)
-        return (replace(model, **changed), False) if changed else (model, True)
+        return Problem(replace(model, **changed), Inexact) if changed else Problem(model)
 
     def _low_rank(
         self, potential: Bilinear, maps: tuple[int, ...], generator: torch.Generator | None

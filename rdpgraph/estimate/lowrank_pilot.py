@@ -9,7 +9,7 @@ from rdpgraph.estimate.evidence import opened
 from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
 from rdpgraph.estimate.proposals import LocalGlobal, SoftmaxGlobal
-from rdpgraph.estimate.sites import Sites
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 
 

@@ -11,9 +11,8 @@ from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
 from rdpgraph.estimate.proposals import broad
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.view import expanded
-from rdpgraph.estimate.views import StructureView
+from rdpgraph.estimate.view import StructureView
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import Support
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
@@ -26,8 +25,8 @@ class Pilot(Proposal):
 
     The model is solved once on few states of the base proposal's choice. The messages between
     them, taken one step further, give the mass of every state given those kept elsewhere: in a
-    chain alpha(i) beta(i), in O(N) evaluations of a factor for each state kept. A model that has
-    no `Structure.log_masses` is probed instead: every other state joins, in lots of as many as are
+    chain alpha(i) beta(i), in O(N) evaluations of a factor for each state kept. A model whose
+    `Sites` have no ``masses`` is probed instead: every other state joins, in lots of as many as are
     kept and with a weight too small to change anything, the states kept at its site, and its
     marginal divided by that weight is its mass. That costs about four exact passes on the
     restricted model for each lot.
@@ -114,11 +113,10 @@ def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
 def _with_probes(support: Support, asked: Tensor) -> Support:
     """A support and further states of small weight: (lots, *lead, kept + width)."""
     lots, width = asked.shape
-    wide = expanded(support, (lots,))
-    lead = wide.states.shape[:-1]
-    own = asked.to(wide.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
-    weights = wide.log_weights.new_full((), _PROBE).expand(*lead, width)
+    lead = (lots, *support.states.shape[:-1])
+    own = asked.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
+    weights = support.log_weights.new_full((), _PROBE).expand(*lead, width)
     return Support(
-        torch.cat([wide.states, own.expand(*lead, width)], -1),
-        torch.cat([wide.log_weights, weights], -1),
+        torch.cat([support.states.expand(*lead, -1), own.expand(*lead, width)], -1),
+        torch.cat([support.log_weights.expand(*lead, -1), weights], -1),
     )

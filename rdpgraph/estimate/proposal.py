@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Model
+from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.selection import Selection
-from rdpgraph.estimate.sites import Sites
 from rdpgraph.estimate.view import View
+from rdpgraph.model.sites import Sites
 
 
 @dataclass(frozen=True, eq=False)

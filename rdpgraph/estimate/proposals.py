@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
-from rdpgraph.estimate.sites import Sites
+from rdpgraph.model.sites import Sites
 
 
 @dataclass(frozen=True)

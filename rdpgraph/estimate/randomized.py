@@ -9,14 +9,15 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.exact import Estimator, Kept, Model, Problem
+from rdpgraph.estimate.graph_view import view_of
+from rdpgraph.estimate.kept import Kept
 from rdpgraph.estimate.pilot import Pilot
+from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.proposal import Mixture, Proposal, Setting
 from rdpgraph.estimate.proposals import Uniform, broad
 from rdpgraph.estimate.selection import Selection, Size, checked_size
 from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.sites import Sites
-from rdpgraph.estimate.views import view_of
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import Support
 
 
@@ -79,8 +80,8 @@ class Randomized(Estimator):
         """The default with a `Pilot` on top: for sharp potentials, or where few states are kept.
 
         Where potentials are sharp it divides the squared error by ten and more, and where they are
-        flat by two at most. A structure with `log_masses` (a chain) pays O(64 N) for each factor,
-        beside the O(K^2) of the estimate itself.
+        flat by two at most. A structure with ``masses`` of its own (a chain) pays O(64 N) for each
+        factor, beside the O(K^2) of the estimate itself.
 
         Args:
             keep: how many states of each variable, or what share of them.
@@ -96,11 +97,11 @@ class Randomized(Estimator):
         with torch.no_grad():
             setting = self.setting(model, solve=solve, generator=generator)
             if not setting.view.groups:
-                supports, restrict = setting.view.supports(()), setting.view.restrict
-                kept = Kept(model, supports, 1, restrict)
-                return Problem(restrict(supports), exact=True, kept=kept)
+                kept = Kept(model, setting.view.supports(()), solve, exact=True)
+                return Problem(kept.model, kept)
             proposal = self.proposal.informed(setting)
-        return self.drawn(setting, proposal)
+        kept = self.drawn(setting, proposal)
+        return Problem(kept.model, kept)
 
     def setting(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
@@ -108,8 +109,8 @@ class Randomized(Estimator):
         """What the proposal is informed with; arguments as for `prepare`."""
         return Setting(model, view_of(model, generator), self.selection, solve, generator)
 
-    def drawn(self, setting: Setting, proposal: Proposal) -> Problem:
-        """The model on states chosen by a proposal that is informed already."""
+    def drawn(self, setting: Setting, proposal: Proposal) -> Kept:
+        """The states chosen by a proposal that is informed already."""
         view, generator = setting.view, setting.generator
         with torch.no_grad():
             if self.defensive:
@@ -125,8 +126,10 @@ class Randomized(Estimator):
             supports = view.supports(
                 [None if drop else s for drop, s in zip(dropped, chosen, strict=True)]
             )
-        kept = Kept(setting.model, supports, self.replicates, view.restrict, self.selection.bound)
-        return Problem(view.restrict(supports), exact=all(whole), kept=kept)
+        return Kept(
+            setting.model, supports, setting.solve,
+            replicates=self.replicates, exact=all(whole), bound=self.selection.bound,
+        )  # fmt: skip
 
     def _chosen(
         self, proposal: Proposal, sites: Sites, generator: torch.Generator | None

@@ -1,13 +1,19 @@
 """What an estimator sees of a model: groups of sites, and the model on some states of them."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rdpgraph.estimate.exact import Model, Supports
-from rdpgraph.estimate.sites import Sites
+from rdpgraph._cache import cached_property
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.problem import Model, Supports
+from rdpgraph.model.sites import Sites
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 
 
@@ -41,9 +47,50 @@ class View(ABC):
         """How many tables the restricted model has, batch items counted."""
 
 
-def expanded(support: Support, lead: Sequence[int]) -> Support:
-    """A support with further dims in front."""
-    return Support(
-        support.states.expand(*lead, *support.states.shape),
-        support.log_weights.expand(*lead, *support.log_weights.shape),
-    )
+@dataclass(frozen=True, eq=False)
+class StructureView(View):
+    """A structure: one group, the sites that it offers."""
+
+    structure: Structure
+    generator: torch.Generator | None
+
+    @cached_property
+    def _sites(self) -> Sites:
+        found = self.structure.sites()
+        if found is None:
+            raise ModelError(
+                f"{type(self.structure).__name__} offers no sites(), which randomized estimators "
+                "choose states by; give infer its factor_graph() instead, if it has one."
+            )
+        return replace(found, unary=found.unary.detach(), generator=self.generator)
+
+    @property
+    def groups(self) -> tuple[Sites, ...]:
+        """The sites, (*batch, *sites, states)."""
+        return (self._sites,)
+
+    def supports(self, chosen: Supports) -> tuple[Support | None, ...]:
+        """The one support."""
+        return tuple(chosen)
+
+    def restrict(self, supports: Supports) -> Structure:
+        """The structure on the support of its sites."""
+        (support,) = supports
+        if support is None:
+            return self.structure
+        return self._sites.restrict(support.states, support.log_weights)
+
+    def masses(self, chosen: Sequence[Support]) -> tuple[Tensor, ...] | None:
+        """Those of the structure, if it has any."""
+        (support,), masses = chosen, self._sites.masses
+        found = None if masses is None else masses(support.states, support.log_weights)
+        return None if found is None else (found,)
+
+    def marginals(self, answer: Any) -> tuple[Tensor, ...]:
+        """(*lead, *batch, *sites, kept)."""
+        return (answer.marginals(),)
+
+    @property
+    def num_tables(self) -> int:
+        """The sites, batch items counted."""
+        return max(1, math.prod(self.structure.unary.shape[:-1]))

@@ -12,6 +12,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.summary import summary
 
 
@@ -84,6 +85,12 @@ class Structure(ABC):
         log_z, score = self.log_partition(), self.score(configuration)
         alive = log_z.detach() > -math.inf
         return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the sites; by default those of log Z, which is computed for it."""
+        with torch.no_grad():
+            return tuple(self.log_partition().shape)
 
     def configuration(self, states: Tensor) -> Any:
         """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.
@@ -183,63 +190,12 @@ class Structure(ABC):
         """The same structure with other unary potentials."""
         return replace(self, unary=unary)
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> "Structure":
-        """The structure on some states of each site, weights added to its unary potentials.
+    def sites(self) -> Sites | None:
+        """What estimators choose states by, and the structure on those; None: they do not work.
 
-        Args:
-            states: (*replicates, *batch, *sites, kept) states; repeats are separate entries.
-            log_weights: of the same shape, nats.
-
-        Raises:
-            ModelError: this structure does not implement it.
-        """
-        raise ModelError(
-            f"{type(self).__name__} implements no restrict(states, log_weights), which estimators "
-            "other than Exact need."
-        )
-
-    def proposal_unary(self) -> Tensor:
-        """(*batch, *sites, states) what proposals take for the potential of each site alone.
-
-        Default `unary`. A state of -inf is never kept, nor is any of a site that an item lacks.
-        """
-        return self.unary
-
-    def proposal_graph(self) -> FactorGraph | None:
-        """A graph whose factors proposals read; default `factor_graph`; None: `mean_values`.
-
-        Sites that a batch item lacks may be free in it, where holding them costs large tables.
-        """
-        return self.factor_graph()
-
-    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        """(*batch, *sites, states) the log of each state's mean factor value, without gradient.
-
-        What proposals ask where there is no `proposal_graph`; or what broadcasts to that shape.
-
-        Args:
-            landmarks: over how many random states of the other sites the mean is taken.
-            generator: the randomness.
-
-        Raises:
-            ModelError: this structure does not implement it.
-        """
-        raise ModelError(
-            f"{type(self).__name__} says nothing of its factors to proposals, which the default "
-            "asks for; use Local() or Uniform()."
-        )
-
-    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
-        """The log-mass of every state of a site, given those kept at the other sites; or None.
-
-        Up to a constant for each site, and without gradient: what a `Pilot` proposes states by.
-
-        Args:
-            states: as for `restrict`.
-            log_weights: as for `restrict`.
-
-        Returns:
-            (*replicates, *batch, *sites, states) nats.
+        Example:
+            >>> def sites(self):
+            ...     return rg.Sites(self.unary, restrict=self.restrict, graph=self.factor_graph)
         """
         return None
 

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.status import Status
 from rdpgraph.errors import (
     BudgetError,
     ImpossibleEvidenceError,
@@ -20,67 +19,44 @@ from rdpgraph.errors import (
 from rdpgraph.model.domain import Entry, Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
-from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import Assignment, StateValues, checked_draws
-from rdpgraph.query.factorised import FactorisedSolution
-from rdpgraph.query.unheld import with_joint
+from rdpgraph.query.inferred import Inferred
 
 
 @dataclass(frozen=True, eq=False)
-class Posterior(Portable):
-    """The distribution of a factor graph's variables given its evidence.
+class Posterior(Inferred):
+    """The distribution of a factor graph's variables given its evidence, whatever the estimator.
 
     Answers are computed when first asked for, and kept. All are differentiable in the potentials
     except states (modes and samples). A posterior can be pickled and deep-copied: model and plan
     cross, and messages that were sent; other answers are computed anew, with the same results. All
     tensors cross without gradients, and a scheduler's ``progress`` stays behind.
 
+    Of an estimate on a few states a state that was not kept has probability zero, and what is a
+    ratio of estimates (marginals, entropy, samples) is biased and consistent.
+
     Attributes:
-        graph: the model, evidence included.
-        planned: the plan, or what makes it.
-        estimate: what the estimator's rewrite of the model is worth.
-        solution: the engine's side of it.
+        graph: the model as declared, evidence included.
+        solved: the graph that was solved in its place, or None: a structure was.
         solve: solves a graph exactly, within the budget: for joints that no factor holds.
     """
 
     graph: FactorGraph
-    planned: Plan | Callable[[], Plan] = field(repr=False)
-    estimate: Status
-    solution: Solution = field(repr=False)
-    solve: Callable[[FactorGraph], Solution] | None = field(default=None, repr=False, kw_only=True)
+    solved: FactorGraph | None = field(repr=False)
+    solve: Callable[[FactorGraph], Solution] = field(repr=False)
 
     def __repr__(self) -> str:
         model = repr(self.graph).partition("\n")[0]
         return f"{type(self).__name__}({model}, {self.plan.route}: {self.plan.why})"
 
     @property
-    def plan(self) -> Plan:
-        """How the model is solved."""
-        return self.planned if isinstance(self.planned, Plan) else self.planned()
-
-    @cached_property
-    def status(self) -> Status:
-        """Whether the answers are exact, converged, biased; runs what iterates."""
-        own, rewritten = self.solution.status(), self.estimate
-        return replace(
-            own,
-            exact=own.exact and rewritten.exact,
-            biased=own.biased or rewritten.biased,
-            remedy=own.remedy or rewritten.remedy,
-        )
-
-    @property
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible.
-
-        Raises:
-            ModelError: NaN or +inf was written into a table, or its values overflow their type.
-        """
-        self._require_sound()
-        return self.solution.log_partition().reshape(self.graph.batch_shape)
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the graph."""
+        return self.graph.batch_shape
 
     def _require_sound(self) -> None:
         """Refuse tables that hold no log-values; they are read once, if log Z is not finite."""
@@ -88,9 +64,9 @@ class Posterior(Portable):
 
     @cached_property
     def _soundness(self) -> bool:
-        found = self.solution.log_partition().detach()
-        if not bool(found.isfinite().all()):
-            refuse_unsound(self.graph)
+        with suppress(UnsupportedError):  # draws of equal weights have no log Z
+            if not bool(self.solution.log_partition().detach().isfinite().all()):
+                refuse_unsound(self.graph)
         return True
 
     @differentiable_property
@@ -156,23 +132,19 @@ class Posterior(Portable):
         held = self._held(wanted, (), most=max(2**20, math.prod(sizes)))
         if held is not None:
             return held
-        if self.solve is None or self.plan.route in ("loopy", "join graph"):
+        if self.solved is None or self.plan.route in ("loopy", "join graph"):
             raise UnsupportedError(
                 f"No factor holds {names} together, and message passing has joints of factors "
                 "only; infer(graph, scheduler=Contraction()) has others, where it fits."
             )
         try:
-            values = self._unheld(wanted[0], self.solve)
+            values = self.solution.joint(wanted[0], self.solve)
+            if values is None:
+                wider = with_joint(self.solved, wanted[0], self.solved.num_factors)
+                values = self.solve(wider).factor_marginals(len(wider.blocks) - 1)
         except BudgetError as error:
             raise BudgetError(f"The joint of {names} does not fit. {error}") from None
         return values.reshape([*self.graph.batch_shape, *sizes])
-
-    def _unheld(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
-        """(B, 1, *sizes) the joint of variables from the model with zeros over them."""
-        own = self.solution
-        graph = own.rewritten if isinstance(own, FactorisedSolution) else self.graph
-        wider = with_joint(graph, numbers, graph.num_factors)
-        return solve(wider).factor_marginals(len(wider.blocks) - 1)
 
     def factor_marginal(self, factor: Factor | FactorBlock | Iterable[Named]) -> Tensor:
         """The joint probabilities over the scope of a factor.
@@ -312,7 +284,8 @@ class Posterior(Portable):
         return self._assigned(self.solution.sample(count, generator), count)
 
     def _require_possible(self, what: str) -> None:
-        if bool((self.log_partition.detach() == -torch.inf).any()):
+        self._require_sound()
+        if not bool(self.solution.possible().all()):
             rows = " in at least one batch item" if self.graph.batch_shape else ""
             raise ImpossibleEvidenceError(
                 f"There is no {what}: the evidence, or the model, has probability zero{rows}."

@@ -1,4 +1,4 @@
-"""The posterior of a structure that was declared as one."""
+"""The posterior of a structure: answers in the shape of its sites."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,58 +9,154 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph._portable import Portable
-from rdpgraph.engines.status import Status
-from rdpgraph.errors import ModelError
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.kept import KeptSolution
 from rdpgraph.model.domain import Entry, Named
 from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.summary import summary
+from rdpgraph.model.support import Support
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import checked_draws
+from rdpgraph.query.inferred import Inferred
 from rdpgraph.query.posterior import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class StructuredPosterior(Portable):
-    """The distribution over a structure's sites; tensors in its own shape instead of dictionaries.
-
-    The structure answers; what it has no answer to is asked of the same model as a general graph.
-    Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
-    Pickled or deep-copied, it computes its answers anew, without gradients.
+class StructureSolution(Solution):
+    """The answers of a structure, its sites row by row; what it lacks is asked of a general graph.
 
     Attributes:
         structure: the model.
-        plan: how it is solved.
-        status: whether the answers are exact.
-        general: the posterior of its `factor_graph`.
+        solve: gives the posterior of its `factor_graph`.
     """
 
     structure: Structure
-    plan: Plan
-    status: Status
-    general: "Lazy" = field(repr=False)
+    solve: Callable[[Any], Any]
+
+    @differentiable_property
+    def general(self) -> Posterior:
+        """The posterior of the same model as a graph."""
+        return self.solve(self.structure.factor_graph())
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the structure, from log Z if it does not say."""
+        known = type(self.structure).batch_shape is not Structure.batch_shape
+        return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
+
+    def _flat(self, values: Tensor, *dims: int) -> Tensor:
+        return values.reshape(*dims, math.prod(self.batch_shape), -1)
+
+    @differentiable_property
+    def shaped_log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.structure.log_partition()
+
+    @differentiable_property
+    def shaped_marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        return self.structure.marginals()
+
+    def log_partition(self) -> Tensor:
+        """(B,)."""
+        return self.shaped_log_partition.reshape(-1)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S); zero at sites that an item lacks."""
+        return self._flat(self.shaped_marginals)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) of a factor of the graph."""
+        return self.general.solution.factor_marginals(block)
+
+    def entropy(self) -> Tensor:
+        """(B,)."""
+        own = self.structure.entropy()
+        return (self.general.entropy() if own is None else own).reshape(-1)
+
+    def expected_score(self) -> Tensor:
+        """(B,) log Z less the entropy."""
+        log_z = self.log_partition()
+        possible = log_z.detach() > -math.inf
+        return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S)."""
+        own = self.structure.max_marginals()
+        return self._flat(_only(self.general.max_marginals()) if own is None else own)
+
+    def shaped_mode(self) -> Any:
+        """What the structure's mode is."""
+        own = self.structure.mode()
+        return _only(self.general.mode()) if own is None else own
+
+    def mode(self) -> Tensor:
+        """(B, V); -1 at sites that an item lacks."""
+        return self._flat(self.structure.site_states(self.shaped_mode()))
+
+    def shaped_sample(self, count: int, generator: torch.Generator | None) -> Any:
+        """What the structure's draws are."""
+        own = self.structure.sample(count, generator)
+        return _only(self.general.sample(count, generator=generator)) if own is None else own
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V)."""
+        drawn = self.structure.site_states(self.shaped_sample(count, generator))
+        return self._flat(drawn, count)
+
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """(B, S)."""
+        found = self.structure.rsample(1, temperature=temperature, generator=generator)
+        return self._flat(found[0])
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Of the graph."""
+        return self.general.solution.marginal_mode(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredPosterior(Inferred):
+    """The distribution over a structure's sites: a posterior with answers in the sites' shape.
+
+    The structure answers; what it has no answer to is asked of the same model as a general graph.
+    Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
+    Of an estimate on a few states a state that was not kept has probability zero, and what is a
+    ratio of estimates (marginals, entropy, samples) is biased and consistent. Pickled or
+    deep-copied, it computes its answers anew, without gradients, on the states chosen.
+
+    Attributes:
+        structure: the model as declared.
+        solved: the answers of the structure that was solved in its place; None: a graph was.
+    """
+
+    structure: Structure
+    solved: StructureSolution | None = field(repr=False)
 
     def __repr__(self) -> str:
         return f"StructuredPosterior({summary(self.structure)}, {self.plan.why})"
 
-    @differentiable_property
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats.
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the structure."""
+        return (self._direct or self.structure).batch_shape
 
-        Raises:
-            ModelError: NaN or +inf was written into a field, or its values overflow their type.
-        """
-        found = self.structure.log_partition()
-        if not torch.compiler.is_compiling() and not bool(found.detach().isfinite().all()):
-            refuse_unsound_fields(self.structure)
-        return found
+    @property
+    def _direct(self) -> StructureSolution | None:
+        """The structure's own answers, where nothing stands between: in the type that they have."""
+        return self.solved if self.solution is self.solved else None
 
-    @differentiable_property
-    def _marginals(self) -> Tensor:
-        self._require_numbers()
-        return self.structure.marginals()
+    def _require_sound(self) -> None:
+        _ = self._sound
+
+    @cached_property
+    def _sound(self) -> bool:
+        if self.solved is None or torch.compiler.is_compiling():
+            return True
+        if not bool(self.solved.log_partition().detach().isfinite().all()):
+            refuse_unsound_fields(self.solved.structure)
+        return True
 
     def _require_numbers(self) -> None:
         """Refuse fields that hold none, read once: recursions for maxima would pass over a NaN."""
@@ -68,15 +164,17 @@ class StructuredPosterior(Portable):
 
     @cached_property
     def _numbers(self) -> bool:
-        if not torch.compiler.is_compiling():
-            given = [getattr(self.structure, part.name) for part in fields(self.structure)]
+        if self.solved is not None and not torch.compiler.is_compiling():
+            structure = self.solved.structure
+            given = [getattr(structure, part.name) for part in fields(structure)]
             if any(p.numel() and not bool(p.amax() < math.inf) for p in tensors_of(given)):
-                refuse_unsound_fields(self.structure)
+                refuse_unsound_fields(structure)
         return True
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
-        return self._marginals
+        self._require_numbers()
+        return self.solution.variable_marginals().reshape(self.structure.unary.shape)
 
     def joint(self, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
@@ -90,8 +188,14 @@ class StructuredPosterior(Portable):
         Raises:
             ModelError: no site, one named twice, or one that the structure does not have.
             BudgetError: the joint does not fit.
+            UnsupportedError: the structure was solved on some of its states.
         """
-        general = self.general()
+        if self.solved is None or self.solved.structure.unary.shape != self.structure.unary.shape:
+            raise UnsupportedError(
+                "Joints of sites on sampled states have no estimate here; use estimator=Exact(), "
+                "or infer(structure.factor_graph(), estimator=...).joint(...)."
+            )
+        general = self.solved.general
         (entry,) = general.graph.variables
         found: list[Named] = []
         for site in sites:
@@ -105,26 +209,27 @@ class StructuredPosterior(Portable):
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
         self._require_numbers()
-        own = self.structure.entropy()
-        return self.general().entropy() if own is None else own
+        return self.solution.entropy().reshape(self.batch_shape)
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
         self._require_numbers()
-        own = self.structure.max_marginals()
-        return _only(self.general().max_marginals()) if own is None else own
+        return self.solution.max_marginals().reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
         """One most probable configuration: states (*batch, *sites), or what the structure has.
 
-        A `SemiMarkov` has a `Segmentation`.
+        A `SemiMarkov` has a `Segmentation`. Of an estimate the best configuration of states kept
+        together in one replicate.
 
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
         self._require_numbers()
-        own = self.structure.mode()
-        return _only(self.general().mode()) if own is None else own
+        if self._direct is not None:
+            return self._direct.shaped_mode()
+        states = self.solution.mode().reshape(self.structure.unary.shape[:-1])
+        return self.structure.configuration(states)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
         """Independent draws: states (count, *batch, *sites), or what the structure's mode has.
@@ -134,35 +239,37 @@ class StructuredPosterior(Portable):
         """
         checked_draws(count, generator)
         self._require_numbers()
-        own = self.structure.sample(count, generator)
-        if own is None:
-            return _only(self.general().sample(count, generator=generator))
-        return own
+        if self._direct is not None:
+            return self._direct.shaped_sample(count, generator)
+        states = self.solution.sample(count, generator)
+        return self.structure.configuration(
+            states.reshape([count, *self.structure.unary.shape[:-1]])
+        )
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
         """(*batch, *sites, states): one relaxed one-hot draw, differentiable in the potentials.
 
+        Of an estimate from one replicate, drawn in proportion to its Z.
+
         Raises:
+            ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
-        return self.structure.rsample(1, temperature=temperature, generator=generator)[0]
+        found = self.solution.rsample(temperature, generator)
+        return found.reshape(self.structure.unary.shape)
 
+    @property
+    def supports(self) -> Support:
+        """(replicates, *batch, *sites, kept) the states that an estimator kept, and their weights.
 
-@dataclass(frozen=True, eq=False)
-class Lazy:
-    """The general posterior of a structure, solved when first asked for."""
-
-    solve: Callable[[], object]
-
-    @differentiable_property
-    def _posterior(self) -> Posterior:
-        answer = self.solve()
-        assert isinstance(answer, Posterior)
-        return answer
-
-    def __call__(self) -> Posterior:
-        """The posterior."""
-        return self._posterior
+        Raises:
+            UnsupportedError: none did.
+        """
+        if not isinstance(self.solution, KeptSolution):
+            raise UnsupportedError("There are no supports: all states are in the model solved.")
+        (support,) = self.solution.kept.supports
+        assert support is not None
+        return support
 
 
 def _only(answers: dict[Entry, Tensor]) -> Tensor:

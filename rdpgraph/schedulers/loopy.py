@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,14 +16,12 @@ from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.query.redrawn import redrawn_solution
 from rdpgraph.schedulers.scheduler import Scheduler
 
 
@@ -47,8 +45,6 @@ class Loopy(Scheduler):
             it, whose messages to begin with.
         seconds: for all answers together, or None; looked at after every sweep.
         progress: called with a `Sweep` after every sweep.
-        supports: which few states of each variable the messages are over, and when these are
-            drawn anew; None: all states.
         memory: bytes for tables, messages and marginals, or None; larger models are refused.
 
     Raises:
@@ -65,7 +61,6 @@ class Loopy(Scheduler):
     start: Posterior | None = None
     seconds: float | None = None
     progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
-    supports: Redrawn | None = None
     memory: float | None = None
 
     def __post_init__(self) -> None:
@@ -76,12 +71,6 @@ class Loopy(Scheduler):
                 f"{self.sweeps}, {self.tolerance} and {self.temperature}."
             )
         self._limits()
-        plain = isinstance(self.counting, Bethe) and self.temperature == 1 and self.start is None
-        if self.supports is not None and not plain:
-            raise ModelError(
-                "Loopy(supports=...) is plain belief propagation: leave out counting, temperature "
-                "and start."
-            )
         if self.start is not None and not isinstance(self.start.solution, LoopySolution):
             raise ModelError(
                 f"Loopy(start=...) needs a posterior that Loopy gave; this one is by "
@@ -102,8 +91,6 @@ class Loopy(Scheduler):
 
     def plan_because(self, graph: FactorGraph, why: str) -> tuple[Plan, Callable[[], Solution]]:
         """The same with a reason."""
-        if self.supports is not None:
-            return _redrawn_plan(graph, self.supports, why), self._on_supports(graph, self.supports)
         begin = clock.now()
         network = reduce_graph(graph, high_order=True)
         plan = loopy_plan(network, self.sweeps, why, memory=self.memory)
@@ -116,13 +103,6 @@ class Loopy(Scheduler):
             return solution
         assert isinstance(self.start.solution, LoopySolution)
         return solution.started_from(self.start.solution)
-
-    def _on_supports(self, graph: FactorGraph, supports: Redrawn) -> Callable[[], Solution]:
-        return partial(redrawn_solution, graph, supports, self.sweeps, self._on_few)
-
-    def _on_few(self, graph: FactorGraph, sweeps: int) -> LoopySolution:
-        part = replace(self, supports=None, sweeps=sweeps)
-        return part.solution(reduce_graph(graph, high_order=True))
 
     def solution(self, network: Network, allowance: Allowance | None = None) -> LoopySolution:
         """Messages in a network reduced with ``high_order=True``; a start is left out.
@@ -170,15 +150,4 @@ def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None 
         peak_bytes=needed,
         stored_bytes=needed,
         seconds=sweeps * (flops / 1e9 + 1e-4 * len(tables)),
-    )
-
-
-def _redrawn_plan(graph: FactorGraph, supports: Redrawn, why: str) -> Plan:
-    joint = sum(block.count for block in graph.blocks if block.arity > 1)
-    times = len(supports.at) + 1
-    return Plan(
-        route="loopy",
-        why=f"{why}; on a few states of each variable, drawn {times} times",
-        num_variables=graph.num_variables,
-        num_factors=joint,
     )

@@ -20,6 +20,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -95,13 +96,13 @@ def main() -> None:
                         selection=rg.randomized.Threshold(share),
                     )
                     generator = torch.Generator().manual_seed(seed)
-                    redrawn = rg.Redrawn(estimator, at=at, generator=generator)
-                    scheduler = rg.Loopy(tolerance=1e-3, sweeps=200, supports=redrawn)
-
-                    def few(
-                        graph: rg.FactorGraph = graph, scheduler: rg.Loopy = scheduler
-                    ) -> rg.Posterior:
-                        return rg.infer(graph, scheduler=scheduler)
+                    few = partial(
+                        rg.infer,
+                        graph,
+                        estimator=rg.Redrawn(estimator, at=at),
+                        scheduler=rg.Loopy(tolerance=1e-3, sweeps=200),
+                        generator=generator,
+                    )
 
                     seconds, marginal, sweeps = timed(few, sites)
                     error = (marginal - truth).abs().sum(-1) / 2

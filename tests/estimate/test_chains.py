@@ -7,6 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.estimate import pilot
+from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Setting
 from rdpgraph.estimate.proposals import (
@@ -20,9 +21,8 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.views import view_of
 from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
+from rdpgraph.query.structured import StructuredPosterior
 
 PROPOSALS = [Local(), Global(), LocalGlobal(SoftmaxGlobal()), Landmark(3), Oracle()]
 
@@ -59,7 +59,7 @@ def test_a_chain_and_its_graph_give_one_answer(batch, proposal, selection):
     graph = chain.factor_graph()
     fast = estimate(chain, proposal, selection, replicates=3)
     slow = estimate(graph, proposal, selection, replicates=3)
-    assert isinstance(fast, EstimatedStructuredPosterior)
+    assert isinstance(fast, StructuredPosterior)
     assert torch.allclose(fast.log_partitions, slow.log_partitions)
     assert torch.allclose(fast.log_partition, slow.log_partition)
     assert torch.allclose(fast.standard_error, slow.standard_error)
@@ -92,7 +92,7 @@ def test_masses_are_marginals_with_the_state_put_among_those_kept(lengths, tabul
     lengths = None if lengths is None else torch.tensor(lengths)
     chain = rg.Chain(chain.unary, chain.transition, lengths=lengths)
     support = Threshold(3).select(draw(3, 2, 4, 7, seed=5), seeded(6))
-    masses = chain.log_masses(support.states, support.log_weights)
+    masses = chain.sites().masses(support.states, support.log_weights)
     assert masses.shape == (3, 2, 4, 7)
     for site in range(4):
         # All states at one site, those kept at the others: the site's marginals.
@@ -114,7 +114,7 @@ def test_masses_where_little_is_possible():
     same = torch.full((5, 5), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
     chain = rg.Chain(torch.zeros(3, 5, dtype=torch.float64), same)
     kept = torch.tensor([[[0, 1], [1, 2], [2, 3]], [[0, 1], [1, 2], [1, 3]]])
-    masses = chain.log_masses(kept, torch.zeros_like(kept, dtype=torch.float64))
+    masses = chain.sites().masses(kept, torch.zeros_like(kept, dtype=torch.float64))
     # Nothing passes from the first to the last step: only a state that mends its own site has mass.
     assert bool((masses[0, 1] == -math.inf).all())
     assert torch.equal(masses[1, 1] > -math.inf, torch.tensor([False, True, False, False, False]))
@@ -127,7 +127,7 @@ def test_a_pilot_by_messages_is_one_by_probes():
     view = view_of(graph, seeded())
     setting = Setting(graph, view, Threshold(3), rg.infer, seeded())
     (probed,) = pilot.probed(setting, [support])
-    masses = chain.log_masses(support.states, support.log_weights)
+    masses = chain.sites().masses(support.states, support.log_weights)
     assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.query.estimated_structure import EstimatedStructuredPosterior
+from rdpgraph.query.structured import StructuredPosterior
 from tests.structures.test_extension import Independent
 
 INF = math.inf
@@ -173,7 +173,7 @@ def test_every_question_is_answered(make, estimator):
             assert bool((model.score(drawn) > -INF).all())
             assert bool((model.score(mode) > -INF).all())
     else:
-        assert isinstance(posterior, EstimatedStructuredPosterior)
+        assert isinstance(posterior, StructuredPosterior)
         assert posterior.marginals().shape == exact.marginals().shape
         if alive:
             assert type(mode) is type(drawn) is type(exact.mode())
@@ -236,7 +236,7 @@ def test_no_more_is_drawn_than_is_wanted(make):
     model = make()
     estimator = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(2, 2), replicates=50)
     posterior = rg.infer(model, estimator=estimator, generator=seeded())
-    inner = posterior.solution.inner if isinstance(posterior, rg.Posterior) else posterior.inner
+    inner = posterior.solution.inner
     asked = []
     sample = type(inner).sample
 

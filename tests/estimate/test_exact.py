@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 import rdpgraph as rg
@@ -18,7 +19,7 @@ def test_exact_is_the_identity():
     model = graph()
     problem = rg.Exact().prepare(model, solve=rg.infer, generator=None)
     assert problem.model is model
-    assert problem.exact
+    assert problem.lift is None
     plain, named = rg.infer(model), rg.infer(model, estimator=rg.Exact())
     assert torch.equal(plain.log_partition, named.log_partition)
 
@@ -28,8 +29,17 @@ class FirstStates(rg.extend.Estimator):
     """Keeps two states of variable a."""
 
     def prepare(self, model, *, solve, generator):
-        support = rg.extend.Support(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.float64))
-        return rg.extend.Problem(model.restrict({"a": support}), exact=False)
+        support = rg.extend.Support(torch.tensor([[0, 1]]), torch.zeros(1, 2, dtype=torch.float64))
+        kept = rg.extend.Kept(model, (support, None), solve)
+        return rg.extend.Problem(kept.model, kept)
+
+
+@dataclass(frozen=True)
+class Unsaid(rg.extend.Estimator):
+    """Another model, and not a word of what it is to the one declared."""
+
+    def prepare(self, model, *, solve, generator):
+        return rg.extend.Problem(graph())
 
 
 def test_an_approximation_is_never_passed_off_as_exact():
@@ -39,3 +49,5 @@ def test_an_approximation_is_never_passed_off_as_exact():
     assert kept.status.biased
     table = model.blocks[0].select().table(2)
     assert torch.allclose(kept.log_partition, table.reshape(3, 2)[:2].flatten().logsumexp(0))
+    with pytest.raises(rg.errors.ModelError, match="gave another model and no lift"):
+        rg.infer(model, estimator=Unsaid())

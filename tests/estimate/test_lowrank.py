@@ -124,8 +124,8 @@ def test_the_estimator_rewrites_bilinear_potentials(shared):
         assert torch.allclose(low.log_partition, rg.infer(graph).log_partition, atol=0.1)
     chain = rg.Chain(drawn(5, 4), rg.Bilinear(embeddings, embeddings))
     low = rg.infer(chain, estimator=estimator, generator=generator)
-    assert isinstance(low.structure.transition, rg.LowRank)
-    assert low.structure.transition.lead(2) == (() if shared else (4,))
+    assert isinstance(low.solved.structure.transition, rg.LowRank)
+    assert low.solved.structure.transition.lead(2) == (() if shared else (4,))
     assert torch.allclose(low.log_partition, chain.log_partition(), atol=0.1)
     with pytest.raises(rg.errors.ModelError, match="number of features"):
         rg.infer(chain, estimator=rg.LowRankFactors())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Mixture
 from rdpgraph.estimate.proposals import (
@@ -20,7 +21,7 @@ from rdpgraph.estimate.proposals import (
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
 from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.query.estimated import EstimatedPosterior
+from rdpgraph.query.posterior import Posterior
 from rdpgraph.testing import brute_force
 from tests.estimate.models import draw, estimate, mixed, seeded
 
@@ -49,7 +50,7 @@ def name(value):
 def test_one_seed_gives_one_answer(proposal, selection):
     graph = mixed(2)
     first, again = (estimate(graph, proposal, selection, seed=5) for _ in range(2))
-    assert isinstance(first, EstimatedPosterior)
+    assert isinstance(first, Posterior)
     assert first.log_partition.shape == (2,)
     assert torch.equal(first.log_partition, again.log_partition)
     other = estimate(graph, proposal, selection, seed=6)
@@ -90,7 +91,7 @@ def restricted_truth(graph, posterior):
     """Brute force over each replicate's restricted model, and the scores without weights."""
     kept = posterior.solution.kept
     return [
-        kept.restrict(
+        view_of(graph, None).restrict(
             [
                 s and rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
                 for s in kept.supports

@@ -54,8 +54,11 @@ class Twice(Selection):
 
 def loopy(selection, *, at=(2, 4), replicates=1, seed=0, proposal=None, **options):
     estimator = rg.Randomized(proposal or rg.randomized.Local(), selection, replicates=replicates)
-    redrawn = rg.Redrawn(estimator, at=at, generator=seeded(seed))
-    return rg.Loopy(tolerance=1e-12, supports=redrawn, **options)
+    return {
+        "estimator": rg.Redrawn(estimator, at=at),
+        "scheduler": rg.Loopy(tolerance=1e-12, **options),
+        "generator": seeded(seed),
+    }
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -63,7 +66,7 @@ def loopy(selection, *, at=(2, 4), replicates=1, seed=0, proposal=None, **option
 def test_states_that_add_up_to_all_states_give_the_messages_of_all(batch, at):
     graph = mixed(*batch)
     whole = rg.infer(graph, scheduler=rg.Loopy(tolerance=1e-12))
-    found = rg.infer(graph, scheduler=loopy(Twice(), at=at, replicates=2))
+    found = rg.infer(graph, **loopy(Twice(), at=at, replicates=2))
     assert found.status.converged
     assert torch.allclose(found.log_partition, whole.log_partition)
     assert torch.allclose(found.entropy(), whole.entropy())
@@ -76,8 +79,8 @@ def test_states_that_add_up_to_all_states_give_the_messages_of_all(batch, at):
 
 def test_the_sweeps_go_on_where_they_were():
     graph = mixed()
-    once = rg.infer(graph, scheduler=loopy(Twice(), at=())).status.iterations
-    again = rg.infer(graph, scheduler=loopy(Twice(), at=(500, 600))).status.iterations
+    once = rg.infer(graph, **loopy(Twice(), at=())).status.iterations
+    again = rg.infer(graph, **loopy(Twice(), at=(500, 600))).status.iterations
     # The messages interpolated are at rest: a sweep or two to see it.
     assert once < again <= once + 4
 
@@ -95,8 +98,8 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
             rg.Factor((xs[1], xs[3]), potential),
         ]
     )
-    posterior = rg.infer(graph, scheduler=loopy(rg.randomized.TopTail(1, 2), at=(), replicates=1))
-    (support,) = posterior.solution.estimate.kept.supports
+    posterior = rg.infer(graph, **loopy(rg.randomized.TopTail(1, 2), at=(), replicates=1))
+    (support,) = posterior.solution.inner.kept.supports
     kept, log_weights = support.states[0], support.log_weights[0].double()
     assert kept.shape == (4, 3)
     for site in range(4):
@@ -128,14 +131,14 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
 )
 def test_any_selection_answers_about_all_states(selection):
     graph = mixed(2)
-    found = rg.infer(graph, scheduler=loopy(selection, replicates=3, sweeps=100))
+    found = rg.infer(graph, **loopy(selection, replicates=3, sweeps=100))
     assert not found.status.exact
     assert found.status.biased
     for entry, marginal in found.marginals().items():
         assert marginal.shape == (2, *entry.shape, entry.size)
         assert torch.allclose(marginal.sum(-1), torch.ones(2, *entry.shape).double())
     assert torch.allclose(found.marginal("seen")[..., 3], torch.ones(2).double())
-    again = rg.infer(graph, scheduler=loopy(selection, replicates=3, sweeps=100))
+    again = rg.infer(graph, **loopy(selection, replicates=3, sweeps=100))
     assert torch.equal(found.log_partition, again.log_partition)
     assert bool((graph.score(found.mode()) > -math.inf).all())
 
@@ -147,10 +150,10 @@ def test_nothing_in_common():
     edges = rg.FactorBlock((xs, xs[[1, 2, 0]]), rg.Table(same))
     graph = rg.FactorGraph([edges, rg.FactorBlock((xs,), rg.Table(draw(3, 6)))])
     for seed in range(4):
-        scheduler = loopy(
+        few = loopy(
             rg.randomized.TopTail(0, 2), seed=seed, sweeps=20, proposal=rg.randomized.Uniform()
         )
-        found = rg.infer(graph, scheduler=scheduler)
+        found = rg.infer(graph, **few)
         assert not bool(found.marginal(xs).isnan().any())
         assert not bool(found.log_partition.isnan())
 
@@ -180,10 +183,13 @@ def test_beliefs_choose_better_states_and_more_states_are_better():
             estimator = rg.Randomized(
                 rg.randomized.Local(), rg.randomized.TopSystematic(keep // 2, keep // 2)
             )
-            redrawn = rg.Redrawn(estimator, at=at, generator=seeded(seed))
-            scheduler = rg.Loopy(sweeps=60, supports=redrawn, tolerance=1e-4)
-            found = rg.infer(graph, scheduler=scheduler).marginal(xs)
-            total += float((found - whole).abs().sum(-1).mean()) / 2
+            found = rg.infer(
+                graph,
+                estimator=rg.Redrawn(estimator, at=at),
+                scheduler=rg.Loopy(sweeps=60, tolerance=1e-4),
+                generator=seeded(seed),
+            )
+            total += float((found.marginal(xs) - whole).abs().sum(-1).mean()) / 2
         return total / 4
 
     assert error(6, (5, 10)) < 0.8 * error(6, ())
@@ -202,16 +208,23 @@ def test_gradients_pass_the_beliefs():
                 rg.FactorBlock((xs, xs[[1, 2, 0]]), table),
             ]
         )
-        redrawn = rg.Redrawn(
-            rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(0, 3)),
-            at=(),
-            generator=seeded(),
-        )
-        scheduler = rg.Loopy(tolerance=1e-13, supports=redrawn)
-        posterior = rg.infer(graph, scheduler=scheduler)
+        few = loopy(rg.randomized.TopTail(0, 3), at=(), proposal=rg.randomized.Uniform())
+        posterior = rg.infer(graph, **few)
         return posterior.log_partition, posterior.marginal(xs)
 
     assert torch.autograd.gradcheck(answers, (unary,))
+
+
+FEW = rg.Redrawn(rg.Randomized(rg.randomized.Local(), rg.randomized.Top(2)))
+
+
+def asked(model, **options):
+    return rg.infer(model, estimator=FEW, scheduler=rg.Loopy(**options))
+
+
+def test_a_pilot_sends_messages_too():
+    found = rg.infer(mixed(), **loopy(rg.randomized.Top(3), proposal=rg.randomized.Oracle()))
+    assert float(found.marginal("a").sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +232,11 @@ def test_gradients_pass_the_beliefs():
     [
         (lambda: rg.Redrawn(rg.Randomized.default(keep=2), at=(5, 3)), "increasing"),
         (lambda: rg.Redrawn(rg.Randomized.default(keep=2), share=0.0), "share"),
-        (lambda: loopy(rg.randomized.Top(2), counting=rg.loopy.TreeReweighted()), "counting"),
-        (lambda: loopy(rg.randomized.Top(2), temperature=0.5), "temperature"),
-        (
-            lambda: rg.infer(
-                mixed(), scheduler=loopy(rg.randomized.Top(2), proposal=rg.randomized.Oracle())
-            ),
-            "pilot",
-        ),
+        (lambda: asked(mixed(), counting=rg.loopy.TreeReweighted()), "counting"),
+        (lambda: asked(mixed(), temperature=0.5), "temperature"),
+        (lambda: asked(mixed(), start=rg.infer(mixed(), scheduler=rg.Loopy())), "start"),
+        (lambda: rg.infer(mixed(), estimator=FEW, scheduler=rg.Contraction()), "scheduler=Loopy"),
+        (lambda: asked(rg.Chain(draw(3, 4), draw(4, 4))), "FactorGraph; got a Chain"),
     ],
 )
 def test_arguments_are_checked(make, message):

@@ -133,8 +133,7 @@ def by_features():
 
 def redrawn():
     estimator = rg.Randomized(rg.randomized.Local(), rg.randomized.Top(3), replicates=2)
-    supports = rg.Redrawn(estimator, at=(2, 4), generator=seeded(3))
-    return {"scheduler": rg.Loopy(supports=supports)}
+    return {"estimator": rg.Redrawn(estimator, at=(2, 4)), "scheduler": rg.Loopy()}
 
 
 def at_random():

@@ -87,7 +87,7 @@ IN_CHAINS = {
                                                         lengths=[5, 2, 0])),
     "divergence": lambda m: m.kl_divergence(rg.Chain(m.unary, drawn(4, 4), lengths=[5, 2, 0])),
     "kept": lambda m: m.restrict(torch.arange(4).expand(3, 5, 4), m.unary / 2).log_partition(),
-    "masses": lambda m: m.log_masses(torch.arange(4).expand(3, 5, 4), m.unary / 2).exp(),
+    "masses": lambda m: m.sites().masses(torch.arange(4).expand(3, 5, 4), m.unary / 2).exp(),
     "graph": lambda m: rg.infer(m.factor_graph()).log_partition,
 }  # fmt: skip
 IN_SEGMENTS = {
@@ -269,7 +269,7 @@ def test_segments_by_embeddings():
         assert torch.allclose(own.double(), other.double(), rtol=1e-5, atol=1e-5), query
     generator = torch.Generator().manual_seed(0)
     low = rg.infer(model, estimator=rg.LowRankFactors(4096), generator=generator)
-    assert isinstance(low.structure.transition, rg.LowRank)
+    assert isinstance(low.solved.structure.transition, rg.LowRank)
     assert not low.status.exact
     assert torch.allclose(low.log_partition, dense.log_partition(), atol=0.1)
 

@@ -256,8 +256,8 @@ def test_the_gradient_of_an_estimate_is_its_marginals():
     estimator = Randomized(Uniform(), TopTail(1, 2), replicates=3)
     found = rg.infer(replace(model, unary=unary), estimator=estimator, generator=seeded())
     with torch.no_grad():  # what was asked before has no say
-        assert not found.inner.structure.entropy().requires_grad
-        found.inner.structure.max_marginals()
+        assert not found.solved.structure.entropy().requires_grad
+        found.solved.structure.max_marginals()
     (gradient,) = torch.autograd.grad(found.log_partition.sum(), unary, retain_graph=True)
     torch.testing.assert_close(gradient, found.marginals().detach(), **CLOSE)
     assert bool((found.standard_error > 0).all())
@@ -267,7 +267,7 @@ def test_the_gradient_of_an_estimate_is_its_marginals():
 def test_masses_are_marginals_with_the_label_put_among_those_kept(kind):
     model = model_of(kind, 3, 2, 4, batch=(4,), lengths=[3, 2, 1, 0])
     states, weights = few_of(model, 2)
-    masses = model.log_masses(states, weights)
+    masses = model.sites().masses(states, weights)
     assert not masses.isnan().any()
     for place in range(3):
         for duration in range(2):
@@ -286,9 +286,9 @@ def test_masses_are_marginals_with_the_label_put_among_those_kept(kind):
 def test_masses_are_the_same_in_parts(monkeypatch):
     model = model_of("dense", 3, 2, 7, batch=(2,))
     states, weights = few_of(model, 3)
-    whole = model.log_masses(states, weights)
+    whole = model.sites().masses(states, weights)
     monkeypatch.setattr(kept, "_AT_ONCE", 60)
-    assert torch.equal(model.log_masses(states, weights), whole)
+    assert torch.equal(model.sites().masses(states, weights), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -297,7 +297,7 @@ def test_mean_values_are_means_of_transitions(kind):
     table = model.potential.table(2).exp()
     before, after = table.mean(0), table.mean(1)
     # Landmarks by the thousand are all labels.
-    found = model.mean_values(20_000, seeded()).exp().expand(2, 3, 2, 4)
+    found = model.sites().means(20_000, seeded()).exp().expand(2, 3, 2, 4)
     close = {"rtol": 1e-9 if kind == "low rank" else 0.1, "atol": 0.0}
     torch.testing.assert_close(found[0, 0, 0], after, **close)
     torch.testing.assert_close(found[0, 1, 0], before * after, **close)
@@ -329,7 +329,7 @@ def test_low_rank_is_dense():
     torch.testing.assert_close(one.max_marginals(), two.max_marginals(), **CLOSE)
     assert torch.equal(one.mode(), two.mode())
     assert torch.equal(one.sample(20, seeded()), two.sample(20, seeded()))
-    masses = low.log_masses(states, weights), dense.log_masses(states, weights)
+    masses = low.sites().masses(states, weights), dense.sites().masses(states, weights)
     torch.testing.assert_close(*masses, **CLOSE)
 
 

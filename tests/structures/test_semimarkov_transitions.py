@@ -156,7 +156,7 @@ def test_all_labels_kept_is_exact_for_every_question(kind):
     for ask in ("log_partition", "entropy", "marginals", "max_marginals"):
         found, right = getattr(few, ask)(), getattr(model, ask)()
         torch.testing.assert_close(found, right.expand(found.shape), **CLOSE)
-    masses = model.log_masses(states, torch.zeros(states.shape, dtype=DOUBLE))
+    masses = model.sites().masses(states, torch.zeros(states.shape, dtype=DOUBLE))
     chances = (masses - model.log_partition().reshape(-1, 1, 1, 1)).exp()
     torch.testing.assert_close(chances, model.marginals().expand(chances.shape), **CLOSE)
 
@@ -176,7 +176,9 @@ def test_the_expectation_of_z_is_z(proposal):
 def test_mean_values_are_means_of_the_transitions_met():
     model = model_of("each", lengths=torch.tensor([4, 3]))
     table = model.transition.exp()
-    found = model.mean_values(20_000, torch.Generator().manual_seed(0)).exp().expand_as(model.unary)
+    found = (
+        model.sites().means(20_000, torch.Generator().manual_seed(0)).exp().expand_as(model.unary)
+    )
     close = {"rtol": 0.1, "atol": 0.0}
     before, after = table.mean(-2), table.mean(-1)
     torch.testing.assert_close(found[0, 0, 0], after[0, 0], **close)

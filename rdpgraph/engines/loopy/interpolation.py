@@ -1,6 +1,7 @@
 """Messages from the few states kept of some variables to all states of others."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.slots import BySlot, arriving_messages, cavities
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.estimate.layout import Layout
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.semiring import soft_sum
 
@@ -27,13 +27,15 @@ class InterpolatedMessages:
 
     Attributes:
         graph: the model; its restriction has the same factors, in parts of its blocks.
-        layout: which states were kept.
-        free: (V,) which variables are not observed.
+        kept: (replicates, B, n, kept) the states kept of (n,) variables that keep equally many.
+        few: (V,) which variables have states that were not kept.
+        free: (V,) which are not observed.
         solution: of the restricted model.
     """
 
     graph: FactorGraph
-    layout: Layout
+    kept: Callable[[Tensor], Tensor]
+    few: Tensor
     free: Tensor
     solution: LoopySolution
 
@@ -41,14 +43,6 @@ class InterpolatedMessages:
     def restricted(self) -> FactorGraph:
         """The model on the states kept."""
         return self.solution.network.graph
-
-    @cached_property
-    def _few(self) -> Tensor:
-        """(V,) which variables have states that were not kept."""
-        kept = [support is not None for support in self.layout.kept.supports]
-        counts = [math.prod(entry.shape) for entry in self.graph.variables]
-        few = torch.tensor(kept).repeat_interleave(torch.tensor(counts))
-        return few & self.free
 
     @differentiable_property
     def messages(self) -> BySlot:
@@ -63,7 +57,7 @@ class InterpolatedMessages:
             if block.arity < 2:
                 continue
             for slot in range(block.arity):
-                few = self._few[block.scopes[:, slot]]
+                few = self.few[block.scopes[:, slot]]
                 if not bool(few.any()):
                     messages[number, slot] = known[number, slot]
                     continue
@@ -89,7 +83,7 @@ class InterpolatedMessages:
             states = [
                 everything
                 if other == slot
-                else self.layout.of(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
+                else self.kept(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
                 for other in range(block.arity)
             ]
             places = origin[block.declared[chosen]]
@@ -123,8 +117,7 @@ class InterpolatedMessages:
         """
         place = torch.full((self.graph.num_variables,), -1)
         place[numbers] = torch.arange(len(numbers))
-        replicates = self.layout.kept.replicates
-        lead = (replicates, *self.graph.batch_shape)
+        lead = self.restricted.batch_shape
         total = unary.expand(*lead, *unary.shape[-2:]).reshape(-1, *unary.shape[-2:])
         for number, block in enumerate(self.restricted.blocks):
             if block.arity < 2:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -15,6 +16,7 @@ from rdpgraph.model.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Match, Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths, recursion
@@ -332,7 +334,12 @@ class Chain(Structure):
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
         return Chain(kept.unary, kept.transition, lengths=lengths)
 
-    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
+    def sites(self) -> Sites:
+        """The steps; proposals read the graph with every item of full length: one transition."""
+        graph = partial(chain_graph, self.unary, self.transition, None)
+        return Sites(self.unary, restrict=self.restrict, graph=graph, masses=self._log_masses)
+
+    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
         found = few._tables.messages
@@ -344,10 +351,6 @@ class Chain(Structure):
     def factor_graph(self) -> FactorGraph:
         """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
         return chain_graph(self.unary, self.transition, self.lengths)
-
-    def proposal_graph(self) -> FactorGraph:
-        """The graph with every item of full length, so that it shares the transition."""
-        return chain_graph(self.unary, self.transition, None)
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:

@@ -12,6 +12,7 @@ from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.checks import checked_lengths
@@ -304,16 +305,12 @@ class Dependencies(Structure):
         """
         return restrict_dependencies(self, self.lengths, states, log_weights)
 
-    def proposal_unary(self) -> Tensor:
-        """The potentials of arcs that trees can have, else -inf."""
-        return self._parts()[0].detach().reshape(self.unary.shape)
+    def sites(self) -> Sites:
+        """The heads of each word that trees can have; there is no factor but the tree."""
+        unary = self._parts()[0].detach().reshape(self.unary.shape)
+        return Sites(unary, restrict=self.restrict, means=self._no_means)
 
-    def proposal_graph(self) -> None:
-        """None: there is nothing but the unary potentials."""
-        return
-
-    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        """Zeros: no factor but the tree."""
+    def _no_means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         return self.unary.new_zeros((*self.batch_shape, 1, 1))
 
     def work(self) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -13,6 +14,7 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.sites import Sites
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
@@ -341,23 +343,18 @@ class Hypertree(HypertreeFields):
         """
         return HypertreeRecursion.of(self).restrict(states, log_weights)
 
-    def proposal_unary(self) -> Tensor:
-        """The potentials of spans that trees can have, with the root's at the whole; else -inf."""
-        return proposals.unary(self)
+    def sites(self) -> Sites:
+        """The spans that trees can have, with the root's potentials at the whole.
 
-    def proposal_graph(self) -> None:
-        """None: `mean_values` tells proposals of the rules."""
-        return
-
-    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        """What a state may be expected to meet, (*batch, T, T, N), as `Landmark` asks.
-
-        The mean rule as a parent, where a span has parts, times that as a part, where it is not
-        the whole; over random states of the other two, or over all of them by `LowRankRules`.
+        A state may be expected to meet the mean rule as a parent, where a span has parts, times
+        that as a part, where it is not the whole; over random states of the other two, or over all
+        of them by `LowRankRules`.
         """
-        return proposals.mean_values(self, landmarks, generator)
+        means = partial(proposals.mean_values, self)
+        unary = proposals.unary(self)
+        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
 
-    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
+    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
         """(*replicates, *batch, T, T, N) inside times outside, among the states kept elsewhere.
 
         O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.

@@ -58,7 +58,7 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
 
 
 def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | None:
-    """As `Structure.log_masses`, from the potentials of the states kept; None but for low rank."""
+    """As ``masses`` of `Sites`, from the potentials of the states kept; None but for low rank."""
     cells = Cells.of(Form(tree), kept, states)
     if cells is None:
         return None

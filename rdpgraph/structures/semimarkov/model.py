@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.checks import as_lengths
@@ -313,24 +315,17 @@ class SemiMarkov(Structure):
         """
         return restrict_segments(self.unary, self.transition, self.lengths, states, log_weights)
 
-    def proposal_unary(self) -> Tensor:
-        """The potentials of the segments within the sequence; else -inf."""
-        return proposals.unary(self.unary, self.lengths)
+    def sites(self) -> Sites:
+        """The segments within the sequence.
 
-    def proposal_graph(self) -> None:
-        """None: the sites of `factor_graph` are positions, and those of `unary` segments."""
-        return
-
-    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        """What a label may be expected to meet, (*batch, T, D, N), as `Landmark` asks.
-
-        The mean transition to it, but for the first segment, and from it, but for the last; over
-        random labels, or over all of them by a `LowRank` transition.
+        A label may be expected to meet the mean transition to it, but for the first segment, and
+        from it, but for the last; over random labels, or over all by a `LowRank` transition.
         """
-        own = self.unary, self.lengths, self.potential
-        return proposals.mean_values(*own, landmarks, generator)
+        means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
+        unary = proposals.unary(self.unary, self.lengths)
+        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
 
-    def log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
+    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""
         few = self.restrict(states, log_weights)
         return proposals.log_masses(self.unary, self.lengths, few.kept, few.batch_shape)

@@ -43,7 +43,7 @@ def mean_values(
 def log_masses(
     segments: Tensor, lengths: Tensor | None, kept: KeptSegments, batch: tuple[int, ...]
 ) -> Tensor:
-    """As `Structure.log_masses`, from the segments kept, of replicates and batch dims."""
+    """As ``masses`` of `Sites`, from the segments kept, of replicates and batch dims."""
     ends = segments.shape[-3:]
     every = unary(segments, lengths).expand(*batch, *ends)
     return kept.masses(every.reshape(kept.batch, *ends)).reshape(every.shape)

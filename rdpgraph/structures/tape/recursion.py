@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
 from rdpgraph.structures.draws import checked_count, drawn, largest
@@ -255,9 +256,14 @@ class Recursion(Structure):
         unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
         return KeptStates(unary, states, self)
 
-    def proposal_unary(self) -> Tensor:
-        """The potentials; -inf at sites that no derivation of an item uses."""
-        return torch.where(usable(self._shape_only()), self.unary, -math.inf)
+    def sites(self) -> Sites | None:
+        """The sites that a derivation of an item may use; others have -inf.
+
+        A state may be expected to meet the mean of each link over random states at its other end;
+        links by which one site may be reached in turn are averaged. Rules say nothing.
+        """
+        unary = torch.where(usable(self._shape_only()), self.unary, -math.inf)
+        return Sites(unary, restrict=self.restrict, means=self._means)
 
     def _shape_only(self) -> Tape:
         """The tape on one state of each site, whatever it is; on all where it chooses by them."""
@@ -265,17 +271,8 @@ class Recursion(Structure):
         one = KeptStates(unary[..., :1], unary[..., :1].long(), self).to_tape()
         return self.to_tape(unary=unary) if one.tells_states else one
 
-    def proposal_graph(self) -> None:
-        """None: the links of the recursion stand for factors, see `mean_values`."""
-        return
-
     @torch.no_grad()
-    def mean_values(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        """(*batch, *sites, states) what a state may be expected to meet, by the links at its site.
-
-        Of each link the mean over random states at its other end; links by which one site may be
-        reached in turn are averaged. Rules say nothing.
-        """
+    def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         return mean_values(self.to_tape(), landmarks, generator).to(self.unary)
 
     def work(self) -> float:

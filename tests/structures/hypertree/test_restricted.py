@@ -8,6 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.estimate import pilot
+from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Setting
 from rdpgraph.estimate.proposals import (
@@ -21,7 +22,6 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.views import view_of
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.rules import DenseRules
 from rdpgraph.structures.tape.recursion import KeptStates
@@ -107,9 +107,9 @@ def test_products_without_cross_terms_are_caught(monkeypatch):
 def test_masses_are_marginals_with_the_state_put_among_those_kept(kind, preterminals, hard):
     lengths = [4, 3, 1, 0]
     model = hypertree(kind, 4, 6, preterminals=preterminals, batch=(4,), lengths=lengths, hard=hard)
-    scores = torch.where(model.proposal_unary() > -math.inf, 0.0, -math.inf).expand(2, 4, 4, 4, 6)
+    scores = torch.where(model.sites().unary > -math.inf, 0.0, -math.inf).expand(2, 4, 4, 4, 6)
     support = TopTail(1, 2).select(scores, torch.Generator().manual_seed(0))
-    masses = model.log_masses(support.states, support.log_weights)
+    masses = model.sites().masses(support.states, support.log_weights)
     assert masses.shape == (2, 4, 4, 4, 6)
     assert not masses.isnan().any()
     for first in range(4):
@@ -129,13 +129,13 @@ def test_masses_are_marginals_with_the_state_put_among_those_kept(kind, pretermi
 def test_a_pilot_on_rules_without_masses_is_one_by_probes():
     low = hypertree("low rank", 4, 8)
     dense = replace(low, rules=DenseRules(low.rules.table(8, 8)))
-    scores = low.proposal_unary()
+    scores = low.sites().unary
     support = TopTail(1, 2).select(scores, torch.Generator().manual_seed(0))
     setting = Setting(dense, view_of(dense, None), TopTail(1, 2), rg.infer, None)
     (probed,) = pilot.probed(setting, [support])
-    masses = low.log_masses(support.states, support.log_weights)
+    masses = low.sites().masses(support.states, support.log_weights)
     among = masses.amax(-1) > -math.inf
-    assert dense.log_masses(support.states, support.log_weights) is None
+    assert dense.sites().masses(support.states, support.log_weights) is None
     torch.testing.assert_close(
         probed[among].softmax(-1), masses[among].softmax(-1), rtol=1e-2, atol=1e-3
     )
@@ -148,7 +148,7 @@ def test_mean_values_are_means_of_rules(kind):
     parent = table.mean((1, 2))
     part = (table.mean((0, 2)) + table.mean((0, 1))) / 2
     # Landmarks by the thousand are all states.
-    found = model.mean_values(300, torch.Generator().manual_seed(0)).exp().expand(2, 3, 3, 4)
+    found = model.sites().means(300, torch.Generator().manual_seed(0)).exp().expand(2, 3, 3, 4)
     allowed = {"rtol": 0.2 if kind in ("dense", "factorised") else 1e-9, "atol": 0.0}
     torch.testing.assert_close(found[0, 0, 2, :2], parent, **allowed)
     torch.testing.assert_close(found[0, 0, 1, :2], parent * part[:2], **allowed)

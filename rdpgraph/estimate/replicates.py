@@ -1,4 +1,4 @@
-"""Independent estimates of Z, combined as probabilities."""
+"""Estimates of Z, or draws without one, combined as probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.support import Support
 
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Independent estimates of one partition function.
+    """Independent estimates of one partition function, or draws that have equal weights.
 
     Attributes:
         log_partitions: (replicates, *batch) nats; -inf where nothing kept was possible.
+        equal: whether the possible ones have equal weights, whatever these are; the mean is no Z.
     """
 
     log_partitions: Tensor
+    equal: bool = False
 
     @property
     def count(self) -> int:
@@ -29,14 +32,30 @@ class Replicates:
 
     @differentiable_property
     def log_partition(self) -> Tensor:
-        """(*batch,) the log of the mean of Z, which is unbiased for Z and too low for log Z."""
+        """(*batch,) the log of the mean of Z, which is unbiased for Z and too low for log Z.
+
+        Raises:
+            UnsupportedError: draws of equal weights, which estimate no Z.
+        """
+        if self.equal:
+            raise UnsupportedError(
+                "An average of dependent draws with equal weights has no log Z, and nothing that "
+                "needs one; its marginals, samples and modes are answered."
+            )
         return soft_sum(self.log_partitions, 0) - math.log(self.count)
+
+    @property
+    def possible(self) -> Tensor:
+        """(replicates, *batch) where anything is."""
+        return self.log_partitions.detach() > -math.inf
 
     @differentiable_property
     def weights(self) -> Tensor:
         """(replicates, *batch) each one's share of the mean; zero where log Z is -inf."""
+        alive = self.possible
+        if self.equal:
+            return alive.to(self.log_partitions) / alive.sum(0).clamp(min=1)
         # They sum to one up to their own rounding, and not to that of a log Z of any size.
-        alive = self.log_partitions > -math.inf
         logs = torch.where(alive.any(0), self.log_partitions, 0.0)
         return torch.where(alive, logs.softmax(0), 0.0)
 
@@ -44,7 +63,7 @@ class Replicates:
     def standard_error(self) -> Tensor:
         """(*batch,) of log Z, by the delta method, nats; +inf with one replicate."""
         if self.count == 1:
-            return torch.full_like(self.log_partition.detach(), math.inf)
+            return torch.full_like(self.log_partitions[0].detach(), math.inf)
         relative = self.weights.detach() * self.count
         return (relative.var(0) / self.count).sqrt()
 
@@ -58,19 +77,6 @@ class Replicates:
         """(*batch, ...) the mean of (replicates, *batch, ...) values, weighted by Z."""
         extra = values.ndim - self.weights.ndim
         return (values * self.weights.reshape(*self.weights.shape, *(1,) * extra)).sum(0)
-
-    def mean_over_states(self, values: Tensor, states: Tensor, count: int) -> Tensor:
-        """(*batch, *sites, count) from values (replicates, *batch, *sites, kept) of some states.
-
-        A state that is kept twice has the sum of both; one that is not kept has zero.
-        """
-        weights = self.weights.reshape(
-            *self.weights.shape, *(1,) * (values.ndim - self.weights.ndim)
-        )
-        merged = (weights * values).movedim(0, -2).flatten(-2)
-        places = states.expand(values.shape).movedim(0, -2).flatten(-2)
-        empty = merged.new_zeros(*merged.shape[:-1], count)
-        return empty.scatter_add(-1, places, merged)
 
     def choose(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, *batch) replicates drawn in proportion to their Z."""

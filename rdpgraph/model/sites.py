@@ -1,16 +1,18 @@
-"""What a proposal sees of a model: alike variables, their potentials, their neighbours."""
+"""What a model offers to estimators: alike sites, their potentials, the model on some states."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
+from rdpgraph.errors import ModelError
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,34 +34,54 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Variables with equally many states: those of a graph, or the sites of a structure.
+    """Sites with equally many states: what estimators choose states by.
+
+    A structure offers its own by `Structure.sites`; a graph has a group for each number of states.
 
     Attributes:
         unary: (*batch, *sites, states) the summed log-potentials of each site alone (nats),
-            evidence included, without gradient; -inf: impossible.
-        graph: gives the model as a graph, or None if it is none: then it has a structure.
+            evidence included; -inf: impossible. A state of -inf is never kept. Proposals see it
+            without gradient.
+        restrict: the model on (states, log_weights) of (*replicates, *batch, *sites, kept), the
+            log-weights added to its unary potentials; repeats are separate entries.
+        graph: gives a graph whose factors proposals read; None: `means` speaks for them. Sites
+            that a batch item lacks may be free in it, where holding them costs large tables.
+        means: in the place of factors, of (landmarks, generator): the log of each state's mean
+            factor value over as many random states of the other sites, or what broadcasts to
+            ``unary``.
+        masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
+            site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
+            a constant for each site. Without gradient: what a `Pilot` proposes states by. None of
+            them, or no such function: the pilot probes.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
         generator: all the randomness there is.
-        structure: whose sites these are, if the model is one.
     """
 
     unary: Tensor
-    graph: Callable[[], FactorGraph | None]
-    numbers: Tensor | None
-    generator: torch.Generator | None
-    structure: Structure | None = None
+    restrict: Callable[[Tensor, Tensor], Any] = field(kw_only=True)
+    graph: Callable[[], FactorGraph] | None = field(default=None, kw_only=True)
+    means: Callable[[int, torch.Generator | None], Tensor] | None = field(
+        default=None, kw_only=True
+    )
+    masses: Callable[[Tensor, Tensor], Tensor | None] | None = field(default=None, kw_only=True)
+    numbers: Tensor | None = field(default=None, kw_only=True)
+    generator: torch.Generator | None = field(default=None, kw_only=True)
 
     @property
     def states(self) -> int:
         """The number of states of each site."""
         return self.unary.shape[-1]
 
+    @cached_property
+    def _graph(self) -> FactorGraph | None:
+        return None if self.graph is None else self.graph()
+
     def neighbours(self) -> Iterator[Neighbours]:
         """The factors over a site and others not observed, once for each slot of a site.
 
-        None where the model is no graph.
+        None where there is no graph.
         """
-        graph = self.graph()
+        graph = self._graph
         if graph is None:
             return
         free = torch.ones(graph.num_variables, dtype=torch.bool)
@@ -100,9 +122,17 @@ class Sites:
 
         Args:
             landmarks: how many random states of the other slots are looked at.
+
+        Raises:
+            ModelError: nothing is known of factors.
         """
-        if self.structure is not None and self.graph() is None:
-            return self.structure.mean_values(landmarks, self.generator)
+        if self.graph is None and self.means is not None:
+            return self.means(landmarks, self.generator)
+        if self.graph is None:
+            raise ModelError(
+                "These sites say nothing of their factors to proposals, which the default asks "
+                "for; use Local() or Uniform(), or give Sites(..., means=...)."
+            )
         return self._gathered(
             (near.rows, self._mean_value(near, landmarks)) for near in self.neighbours()
         )
@@ -130,7 +160,7 @@ class Sites:
 
     def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """The sum over factors (*batch, F or 1, n) at each site, broadcastable with ``unary``."""
-        graph = self.graph()
+        graph = self._graph
         assert graph is not None
         shape = graph.variables[0].shape if self.numbers is None else tuple(self.unary.shape[-2:-1])
         count = graph.num_variables if self.numbers is None else len(self.numbers)

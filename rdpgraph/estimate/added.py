@@ -1,0 +1,128 @@
+"""Answers about a model from one with further variables beside its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import BudgetError
+from rdpgraph.estimate.lifted import Inexact, Lifted
+from rdpgraph.estimate.problem import Model
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.overlay import with_joint
+
+
+@dataclass(frozen=True, eq=False)
+class AddedVariables:
+    """The lift from a model with further variables, which come last and are summed out.
+
+    Blocks of factors that stand in both models, potential and scopes the same objects, are answered
+    by the one that is solved.
+
+    Attributes:
+        plain: the model without them: as declared, or what approximates it.
+        model: the same distribution of its variables as a marginal of one with more of them.
+        solve: gives the posterior of a model; what `Estimator.prepare` was given.
+        exact: whether the plain model is the one declared.
+    """
+
+    plain: FactorGraph
+    model: FactorGraph
+    solve: Callable[[Model], Any] = field(repr=False)
+    exact: bool = True
+
+    def __call__(self, solution: Solution) -> Solution:
+        """What the solution says of the plain model."""
+        found = SummedOut(solution, self)
+        return found if self.exact else Inexact(found)
+
+    @cached_property
+    def blocks(self) -> dict[int, int]:
+        """The numbers of the plain model's blocks that stand in the other, and theirs there."""
+        known = {(id(b.potential), id(b.scopes)): n for n, b in enumerate(self.model.blocks)}
+        asked = ((n, (id(b.potential), id(b.scopes))) for n, b in enumerate(self.plain.blocks))
+        return {number: known[key] for number, key in asked if key in known}
+
+
+@dataclass(frozen=True, eq=False)
+class SummedOut(Lifted):
+    """What sums over the added variables is read off; the rest is asked of the plain model.
+
+    log Z, marginals of variables, samples and the joints of factors that were not rewritten cost
+    what the solved model does. A maximum over added variables, or the log of a sum over them, is
+    none over states: modes, max-marginals, the entropy and the joints of rewritten factors are
+    those of the plain model, solved when they are asked for.
+
+    Attributes:
+        inner: the solution of the model with further variables.
+        lift: both models.
+    """
+
+    lift: AddedVariables
+
+    @differentiable_property
+    def _whole(self) -> Solution:
+        found: Solution = self.lift.solve(self.lift.plain).solution
+        if self.inner.status().exact and not found.status().exact:
+            raise BudgetError(
+                "Modes, max-marginals, the entropy and joints of rewritten factors have no "
+                "shortcut by added variables, and the model without these is beyond exact "
+                "inference; give Contraction(...) a larger budget, or Loopy() for an approximation."
+            )
+        return found
+
+    def variable_marginals(self) -> Tensor:
+        """By the added variables."""
+        return self.inner.variable_marginals()[:, : self.lift.plain.domain.total_states]
+
+    def check_factor_marginals(self, block: int) -> None:
+        """Of the model that answers."""
+        if block in self.lift.blocks:
+            self.inner.check_factor_marginals(self.lift.blocks[block])
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """By the added variables, but for factors that were rewritten."""
+        if block not in self.lift.blocks:
+            return self._whole.factor_marginals(block)
+        return self.inner.factor_marginals(self.lift.blocks[block])
+
+    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
+        """By the added variables."""
+        graph = self.lift.model
+        wider = with_joint(graph, numbers, graph.num_factors)
+        return solve(wider).factor_marginals(len(graph.blocks)).squeeze(1)
+
+    def expected_score(self) -> Tensor:
+        """Of the plain model, as are all below but samples."""
+        return self._whole.expected_score()
+
+    def entropy(self) -> Tensor:
+        """Of the plain model."""
+        return self._whole.entropy()
+
+    def max_marginals(self) -> Tensor:
+        """Of the plain model."""
+        return self._whole.max_marginals()
+
+    def mode(self) -> Tensor:
+        """Of the plain model."""
+        return self._whole.mode()
+
+    def mode_exists(self) -> Tensor | None:
+        """Not known without log Z."""
+
+    def mode_is_consistent(self) -> Tensor:
+        """Of the plain model."""
+        return self._whole.mode_is_consistent()
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """By the added variables."""
+        return self.inner.sample(count, generator)[..., : self.lift.plain.num_variables]
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Of the plain model."""
+        return self._whole.marginal_mode(numbers)

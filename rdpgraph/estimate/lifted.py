@@ -1,0 +1,30 @@
+"""Solutions that speak by another one: what lifts are built on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rdpgraph.engines.solution import Delegate, Solution, Value
+from rdpgraph.engines.status import Status
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted(Delegate):
+    """The answers of another solution; a subclass says which of them are others.
+
+    Attributes:
+        inner: the solution of the model that an estimator made.
+    """
+
+    inner: Solution
+
+    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+        return question(self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Inexact(Lifted):
+    """The same answers, of a model that approximates the one declared: a lift by itself."""
+
+    def status(self) -> Status:
+        """Neither exact nor unbiased, nor a bound."""
+        return replace(self.inner.status(), exact=False, biased=True, bound="")

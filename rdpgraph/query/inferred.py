@@ -1,0 +1,84 @@
+"""What every posterior says, of a graph and of a structure alike."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph._portable import Portable
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.plan.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Inferred(Portable, ABC):
+    """How a model was solved, log Z and what it is worth.
+
+    Attributes:
+        planned: the plan, or what makes it.
+        solution: the answers in numbers, about the model as declared.
+    """
+
+    planned: Plan | Callable[[], Plan] = field(repr=False)
+    solution: Solution = field(repr=False)
+
+    @property
+    @abstractmethod
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dims of the model."""
+
+    @abstractmethod
+    def _require_sound(self) -> None:
+        """Refuse a model that holds no log-values; it is read if log Z is not finite."""
+
+    @property
+    def plan(self) -> Plan:
+        """How the model, or what an estimator made of it, is solved."""
+        return self.planned if isinstance(self.planned, Plan) else self.planned()
+
+    @cached_property
+    def status(self) -> Status:
+        """Whether the answers are exact, converged, biased, and how sure; runs what iterates."""
+        return self.solution.status()
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats: the log-mass of the evidence; -inf where it is impossible.
+
+        The log of the mean Z of replicates, where there are any: unbiased for Z where the engine is
+        exact, and too low on average for log Z.
+
+        Raises:
+            ModelError: NaN or +inf was written into a table, or its values overflow their type.
+        """
+        self._require_sound()
+        return self.solution.log_partition().reshape(self.batch_shape)
+
+    @property
+    def replicates(self) -> Replicates:
+        """The estimates of Z behind the answers: one, if no estimator made more."""
+        return Replicates(self.solution.log_partitions().reshape(-1, *self.batch_shape))
+
+    @property
+    def log_partitions(self) -> Tensor:
+        """(replicates, *batch) log Z of each replicate, nats."""
+        return self.replicates.log_partitions
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch,) of log Z over the replicates, nats; +inf with one; 0 where `status` is exact.
+
+        It says nothing of the error of message passing.
+        """
+        found = self.replicates.standard_error
+        return torch.zeros_like(found) if self.status.exact else found
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """(*batch,) how many equal replicates they are worth; 0 where Z is 0."""
+        return self.replicates.effective_sample_size
