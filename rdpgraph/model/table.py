@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import FLOATING, as_values, refuse_hollow, settle
+from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential, select_lead
 
 
@@ -85,7 +86,7 @@ class Table(Potential):
         for slot, chosen in enumerate(states):
             dims = (*chosen.shape[:-1], *(1,) * slot, chosen.shape[-1], *(1,) * (arity - slot - 1))
             index.append(chosen.to(self.device).reshape(dims))
-        return self.log_values[tuple(index)] if index else self.log_values
+        return looked_up(self.log_values, index) if index else self.log_values
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
         """The tables of some factors of a block."""

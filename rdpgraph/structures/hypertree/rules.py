@@ -12,6 +12,7 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
+from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.table import checked_log_values
@@ -126,14 +127,10 @@ class DenseRules(Rules):
         return self.log_rule
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """By their numbers in the flat table, which is faster than by four indices."""
-        rules, labels = self.log_rule.shape[1], self.log_rule.shape[-1]
-        rows = _items(self.log_rule, parents) * rules + parents
-        pairs = (rows.unsqueeze(-1) * labels + left.unsqueeze(-2)) * labels
-        # The gradient holds the numbers, which are as many as the log-weights.
-        kind = torch.int32 if self.log_rule.numel() < 2**31 else torch.int64
-        number = pairs.to(kind).unsqueeze(-1) + right.to(kind)[..., None, None, :]
-        return self.log_rule.flatten().index_select(0, number.flatten()).reshape(number.shape)
+        """Looked up."""
+        item = _items(self.log_rule, parents)
+        ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
+        return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
 
     def scaled(self, factor: float) -> "DenseRules":
         """The log-weights times the factor."""

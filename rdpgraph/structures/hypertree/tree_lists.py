@@ -10,6 +10,9 @@ from rdpgraph._types import Arcs, Heads, Lengths
 from rdpgraph.structures.draws import largest
 from rdpgraph.structures.hypertree.elimination import eliminated, max_marginals
 
+_ROUNDING = 1e-9
+"""By how much scores differ, relative to their size, that are not the same but for rounding."""
+
 
 @torch.no_grad()
 def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
@@ -31,11 +34,12 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
         return trees
     item = torch.arange(batch, device=unary.device)
     parts = unary.double().expand(k, -1, -1, -1).clone()
-    best = eliminated(parts[0], lengths, multiroot=multiroot, temperature=0.0)
-    trees[0] = best.descend(1, largest)
-    score, arc = _second_best(parts[0], lengths, trees[0], multiroot=multiroot)
+    through = max_marginals(parts[0], lengths, multiroot=multiroot)
+    trees[0] = _best(parts[0], lengths, through, multiroot=multiroot)
+    score, arc = _second_best(through, trees[0])
     scores, arcs = score.expand(k, -1).clone(), arc.expand(k, -1).clone()
-    there = best.possible.expand(k, -1).clone()
+    possible = (through[:, 0] > -math.inf).any(1) | (lengths == 0)
+    there = possible.expand(k, -1).clone()
     for rank in range(1, k):
         score, part = scores[:rank].max(0)
         there[rank] = score > -math.inf
@@ -47,22 +51,27 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
         with_arc = parts[part, item].masked_fill(others, -math.inf)
         without = parts[part, item].masked_fill(chosen, -math.inf)
         parts[rank], parts[part, item] = with_arc, without
-        found = eliminated(with_arc, lengths, multiroot=multiroot, temperature=0.0)
-        trees[rank] = found.descend(1, largest)
-        score, arc = _second_best(
-            torch.cat([with_arc, without]),
-            lengths.repeat(2),
-            torch.cat([trees[rank], trees[part, item]]),
-            multiroot=multiroot,
+        through = max_marginals(
+            torch.cat([with_arc, without]), lengths.repeat(2), multiroot=multiroot
         )
+        trees[rank] = _best(with_arc, lengths, through[:batch], multiroot=multiroot)
+        score, arc = _second_best(through, torch.cat([trees[rank], trees[part, item]]))
         scores[rank], scores[part, item] = score.chunk(2)
         arcs[rank], arcs[part, item] = arc.chunk(2)
     return torch.where(there.unsqueeze(2), trees, -1)
 
 
-def _second_best(
-    unary: Arcs, lengths: Lengths, best: Heads, *, multiroot: bool
-) -> tuple[Tensor, Tensor]:
+def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> Heads:
+    """(B, n) the heads of one best tree, read off the max-marginals if no other is as good."""
+    values, heads = through.topk(2, 2)
+    first, second = values.unbind(2)
+    gap = torch.where(first > -math.inf, first - second, math.inf)
+    if bool((gap > _ROUNDING * (1.0 + first.abs())).all()):
+        return heads[..., 0]
+    found = eliminated(unary, lengths, multiroot=multiroot, temperature=0.0)
+    return found.descend(1, largest)
+
+
+def _second_best(through: Arcs, best: Heads) -> tuple[Tensor, Tensor]:
     """(B,) the score of the best tree but one, -inf if there is none, and an arc that it has."""
-    through = max_marginals(unary, lengths, multiroot=multiroot)
     return through.scatter(2, best.unsqueeze(2), -math.inf).flatten(1).max(1)

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.values import soft
@@ -92,8 +93,8 @@ class LookupLink:
         after = after[item * (len(after) > 1), place * (after.shape[1] > 1), label]
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after.unsqueeze(-1)]).squeeze(-1)
-        item = item % len(self.source)
-        return self.source[item.unsqueeze(1), 0, before, after.unsqueeze(1)]
+        item = (item % len(self.source)).unsqueeze(1)
+        return looked_up(self.source.squeeze(1), (item, before, after.unsqueeze(1)))
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) sums over the labels of (B, P, I)."""
@@ -120,8 +121,8 @@ class LookupLink:
             return self.source[item.reshape(-1, 1, 1), 0, before]
         if self.before is None:
             return self.source.mT[item.reshape(-1, 1, 1), 0, after].mT
-        item = item.reshape(-1, 1, 1, 1)
-        return self.source[item, 0, before.unsqueeze(-1), after.unsqueeze(-2)]
+        index = item.reshape(-1, 1, 1, 1), before.unsqueeze(-1), after.unsqueeze(-2)
+        return looked_up(self.source.squeeze(1), index)
 
 
 @dataclass(frozen=True, eq=False)
