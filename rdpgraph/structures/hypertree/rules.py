@@ -12,8 +12,8 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
-from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.logmatrix import log_products
+from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.table import checked_log_values
 
