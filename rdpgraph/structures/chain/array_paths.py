@@ -77,13 +77,14 @@ def _beforehand(logs: Array, into: Array, outside: Array, following: Array, foun
 
 def _in_turn(logs: Array, into: Array, outside: Array, following: Array, found: Array) -> None:
     """What each step decides, given what the one after it did."""
-    room, some = np.empty(logs.shape[1:], logs.dtype), outside.any(1).tolist()
+    room = np.empty(logs.shape[1:], logs.dtype)
+    ending = set(np.flatnonzero(outside.any(1)).tolist())
     for step in range(len(found) - 1, -1, -1):
         np.take(into, following, 0, room, "clip")
         np.add(room, logs[step], room)
         following = found[step]
         room.argmax(-1, following)
-        if some[step]:
+        if step in ending:
             following[:, outside[step]] = len(into) - 1
 
 
