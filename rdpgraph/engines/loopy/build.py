@@ -58,9 +58,11 @@ def _reach(tables: list[Tensor], dtype: torch.dtype) -> float:
     """How far log-messages may go: so far that what is added to them is still seen."""
     largest = 1.0
     for table in tables:
-        size = table.detach().abs()
-        size = torch.where(size < math.inf, size, 0.0)
-        largest = max(largest, float(size.amax()) if size.numel() else 0.0)
+        low, high = table.detach().aminmax() if table.numel() else (table.new_zeros(()),) * 2
+        if not bool(low > -math.inf):
+            finite = torch.where(table.detach() > -math.inf, table.detach(), 0.0)
+            low, high = finite.aminmax()
+        largest = max(largest, -float(low), float(high))
     return largest * (1e6 if dtype == torch.float64 else 1e3)
 
 

@@ -30,6 +30,8 @@ from rdpgraph.model.semiring import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""
+_CACHED = 4e6
+"""Bytes that are worked on at once, of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +183,9 @@ class Equations:
 
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
         """(B,) the expected log-values of a kernel's factors, summed."""
+        return self._in_ranges(lambda own, part: own._expected_log_value(kernel, part), messages)
+
+    def _expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
         incoming = self.at(kernel, self._prepared(messages)[0])
         return self.kernels[kernel].expected_log_value(incoming)
 
@@ -208,6 +213,9 @@ class Equations:
 
         Its gradient in the potentials with the messages held fixed is therefore the whole one.
         """
+        return self._in_ranges(Equations._log_partition, messages)
+
+    def _log_partition(self, messages: Messages) -> Tensor:
         cavities, shifts = self._prepared(messages)
         total = torch.zeros(self.batch, dtype=torch.float64, device=self.unary_device)
         dead = torch.zeros_like(total, dtype=torch.bool)
@@ -260,6 +268,34 @@ class Equations:
             unary=tuple(u if len(u) == 1 else u[chosen] for u in self.unary),
             batch=len(range(self.batch)[chosen]) if isinstance(chosen, slice) else len(chosen),
         )
+
+    def _in_ranges(
+        self, compute: Callable[["Equations", Messages], Tensor], messages: Messages
+    ) -> Tensor:
+        """(B, ...) what is computed of items, of as many at once as are worked on together."""
+        recorded = self.records or any(message.requires_grad for message in messages)
+        if self.at_once >= self.batch or (recorded and torch.is_grad_enabled()):
+            return compute(self, messages)
+        return torch.cat([
+            compute(self.items(part), tuple(message[part] for message in messages))
+            for part in self.ranges
+        ])  # fmt: skip
+
+    @property
+    def ranges(self) -> list[slice]:
+        """The batch in ranges of as many items as are worked on together."""
+        ends = range(0, self.batch, self.at_once)
+        return [slice(first, min(first + self.at_once, self.batch)) for first in ends]
+
+    @cached_property
+    def at_once(self) -> int:
+        """How many items the processor's cache holds; all if some cost no less than all."""
+        if not self.unary or not self.divisible or self.unary_device.type != "cpu":
+            return max(self.batch, 1)
+        messages = sum(c.size * c.count for c in self.edges.classes)
+        numbers = 6 * messages + sum(kernel.entries for kernel in self.kernels)
+        each = numbers * torch.finfo(self.dtype).bits / 8
+        return max(1, int(_CACHED / max(each, 1.0)))
 
     @property
     def divisible(self) -> bool:

@@ -49,6 +49,11 @@ class Kernel(ABC):
         """The kernel of some batch items: a range of them, or their numbers."""
 
     @property
+    def entries(self) -> int:
+        """How many numbers of its own each batch item has."""
+        return 0
+
+    @property
     def divisible(self) -> bool:
         """Whether the kernel of some batch items costs no more than their share of the whole."""
         return True
@@ -161,13 +166,23 @@ class TableKernel(Kernel):
 
     @cached_property
     def _narrow(self) -> bool:
-        logs = self._logs.detach()
-        return bool((logs.flatten(1, -2).amin(1) - self._peak).amin() > math.log(self._least))
+        tables, most = self.group.log_tables.detach(), -math.log(self._least)
+        if self.weights is not None:
+            tables = self._logs.detach().movedim(-1, 1)
+        elif self.temperature:
+            most *= self.temperature
+        if not tables.numel():
+            return True
+        low, high = tables.aminmax()
+        if float(high - low) < most:
+            return True
+        flat = tables.flatten(2)
+        return bool(low > -math.inf) and bool((flat.amax(2) - flat.amin(2)).amax() < most)
 
     @cached_property
     def _least(self) -> float:
         """A product above this has lost nothing to underflow."""
-        info = torch.finfo(self._logs.dtype)
+        info = torch.finfo(self.group.log_tables.dtype)
         return info.tiny / info.eps
 
     def log_values_at(self, states: Tensor) -> Tensor:
@@ -244,15 +259,31 @@ class TableKernel(Kernel):
         """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
+    @property
+    def entries(self) -> int:
+        """The numbers of a table for each factor, or one for all."""
+        return self.group.log_tables[0].numel() if len(self.group.log_tables) > 1 else 0
+
     def items(self, chosen: slice | Tensor) -> "TableKernel":
-        """The kernel of some batch items; the tables are prepared once, for all of them."""
+        """The kernel of some batch items.
+
+        What has been prepared of the tables is theirs too. What has not is prepared for them alone,
+        and goes with them: beyond some 32 MB an allocation is new memory each time, which costs
+        more than what is done in it. Where gradients are recorded the whole is needed anyway.
+        """
         tables = self.group.log_tables
         if len(tables) == 1:
             return self
         own = replace(self, group=replace(self.group, log_tables=tables[chosen]))
-        known = {"_logs": self._logs, "_peak": self._peak, "scaled": self.scaled}
-        vars(own).update({name: part[chosen] for name, part in known.items()})
-        vars(own)["_narrow"] = self._narrow
+        names = ["_logs", "_peak", "scaled"]
+        known = {
+            name: getattr(self, name)[chosen]
+            for name in names
+            if self.records or name in vars(self)
+        }
+        vars(own).update(known)
+        if vars(self).get("_narrow"):
+            vars(own)["_narrow"] = True
         return own
 
 

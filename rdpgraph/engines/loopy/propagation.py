@@ -66,6 +66,7 @@ class Outcome:
         trace: the largest residual of every sweep.
         sweeps: (B,) how many each item took.
         updates: messages updated, of one batch item.
+        log_partitions: (B,) float64 as `Equations.log_partition`, if the tables were at hand.
     """
 
     messages: Messages
@@ -74,6 +75,7 @@ class Outcome:
     trace: tuple[float, ...]
     sweeps: Tensor
     updates: int = 0
+    log_partitions: Tensor | None = field(default=None, kw_only=True)
     crosses = True
 
 
@@ -89,7 +91,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     size = items_at_once(equations, schedule)
     watched = limits.progress is not None or limits.seconds is not None
     if size < batch and not watched and isinstance(schedule, Flooding | Sequential):
-        return _one_by_one(equations, start, limits, size)
+        return _one_by_one(equations, start, limits)
     trace, spent = list[float](), 0.0
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
     shares = Shares(equations, start, schedule, limits.damping, deadline)
@@ -123,14 +125,14 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     return Outcome(shares.messages(), done, residual, tuple(trace), sweeps, shares.updates)
 
 
-def _one_by_one(equations: Equations, start: Messages, limits: Limits, size: int) -> Outcome:
+def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     """A few items to their end, then the next: nobody looks at them between two sweeps."""
-    ends = range(0, equations.batch, size)
-    parts = [slice(first, min(first + size, equations.batch)) for first in ends]
-    outcomes = [
-        propagate(equations.items(part), tuple(message[part] for message in start), limits)
-        for part in parts
-    ]
+    outcomes, totals = list[Outcome](), list[Tensor]()
+    for part in equations.ranges:
+        own = equations.items(part)
+        outcomes.append(propagate(own, tuple(message[part] for message in start), limits))
+        if not equations.records:  # while its tables are prepared: every answer asks for it
+            totals.append(own.log_partition(outcomes[-1].messages))
     length = max(len(own.trace) for own in outcomes)
     traces = [own.trace + own.trace[-1:] * (length - len(own.trace)) for own in outcomes]
     columns = zip(*(own.messages for own in outcomes), strict=True)
@@ -141,4 +143,5 @@ def _one_by_one(equations: Equations, start: Messages, limits: Limits, size: int
         trace=tuple(max(column) for column in zip(*traces, strict=True)),
         sweeps=torch.cat([own.sweeps for own in outcomes]),
         updates=max(own.updates for own in outcomes),
+        log_partitions=torch.cat(totals) if totals else None,
     )

@@ -14,13 +14,9 @@ from torch import Tensor
 from rdpgraph.engines.loopy.damping import Damping
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.partial import EdgeSubsets
 from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.loopy.sweepers import Sweeper, sets_of, sweeper_for
-
-_CACHED = 4e6
-"""Bytes that a share of the items works on."""
 
 
 @dataclass(eq=False)
@@ -130,13 +126,7 @@ def items_at_once(equations: Equations, schedule: Schedule) -> int:
     """How many items make a share."""
     if schedule.looks_at_residuals:
         return 1
-    if not equations.divisible or equations.unary_device.type != "cpu":
-        return equations.batch
-    messages = sum(c.size * c.count for c in equations.edges.classes)
-    tables = [k.group.log_tables for k in equations.kernels if isinstance(k, TableKernel)]
-    entries = sum(table[0].numel() for table in tables if len(table) > 1)
-    each = (6 * messages + entries) * torch.finfo(equations.dtype).bits / 8
-    return max(1, int(_CACHED / max(each, 1.0)))
+    return equations.at_once
 
 
 def _some(

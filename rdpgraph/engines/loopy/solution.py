@@ -182,8 +182,11 @@ class LoopySolution(Approximation):
         network = self.network
         if network.impossible:
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
-        messages = self.gradient.for_log_partition(self.outcome.messages)
-        total = self.equations.log_partition(messages)
+        outcome = self.outcome
+        total = outcome.log_partitions
+        if total is None:
+            messages = self.gradient.for_log_partition(outcome.messages)
+            total = self.equations.log_partition(messages)
         return (total + network.constant).to(network.constant)
 
     def variable_marginals(self) -> Tensor:

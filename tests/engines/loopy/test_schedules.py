@@ -1,10 +1,12 @@
 """Schedules, damping, batches, restarts and limits of message passing."""
 
+import math
+
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy import shares, sweepers
+from rdpgraph.engines.loopy import equations, sweepers
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     SCHEDULES,
@@ -470,7 +472,7 @@ def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypa
     """However many items are swept at a time, the answers, residuals and sweeps are the same."""
     found = []
     for size in (1e12, cached):
-        monkeypatch.setattr(shares, "_CACHED", size)
+        monkeypatch.setattr(equations, "_CACHED", size)
         _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
         found.append(loopy(graph, name, tolerance=1e-9))
     whole, parts = found
@@ -478,6 +480,35 @@ def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypa
     assert parts.status.iterations == whole.status.iterations
     same(torch.tensor(parts.status.trace), torch.tensor(whole.status.trace), 1e-9)
     assert parts.solution.outcome.updates == whole.solution.outcome.updates
+
+
+def test_the_tables_of_a_batch_are_prepared_a_share_at_a_time(monkeypatch):
+    """All at once they are one new stretch of memory for each batch, and slower than a loop."""
+    monkeypatch.setattr(equations, "_CACHED", 1.0)
+    _, graph = grid(*grid_tables(0, 4, 4, 2, COUPLINGS, (4,)))
+    posterior = loopy(graph, "flooding")
+    assert posterior.log_partition.shape == (4,)
+    posterior.marginals()
+    kernels = posterior.solution.equations.kernels
+    assert kernels
+    assert not any({"_logs", "scaled"} & set(vars(kernel)) for kernel in kernels)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0, 2000.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("counting", [rg.loopy.Bethe(), rg.loopy.TreeReweighted()], ids=str)
+def test_whether_products_may_underflow_is_read_off_the_tables(scale, temperature, counting):
+    """Of every factor by itself: small tables beside large ones lose nothing."""
+    x = rg.VariableArray("x", (4,), 3)
+    for shift in (0.0, 5000.0):
+        tables = scale * torch.rand(2, 3, 3, 3, generator=seeded(0), dtype=torch.float64)
+        tables = tables + shift * torch.arange(3).reshape(3, 1, 1)
+        graph = rg.FactorGraph([rg.FactorBlock((x[:-1], x[1:]), rg.Table(tables))])
+        scheduler = rg.Loopy(temperature=temperature, counting=counting)
+        (kernel,) = rg.infer(graph, scheduler=scheduler).solution.equations.kernels
+        logs = kernel._logs.flatten(1, -2)
+        spread = (logs.amax(1) - logs.amin(1)).amax()
+        assert kernel.bounded == (float(spread) < -math.log(kernel._least))
 
 
 @pytest.mark.parametrize("size", [2, 3])
