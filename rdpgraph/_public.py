@@ -32,7 +32,7 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy
+from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Search
 from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext import Bitext
 from rdpgraph.structures.chain.model import Chain
@@ -75,6 +75,7 @@ __all__ = [
     "RandomFeatures",
     "Randomized",
     "Redrawn",
+    "Search",
     "Segmentation",
     "SemiMarkov",
     "Sparse",

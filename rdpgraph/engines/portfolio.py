@@ -4,39 +4,47 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.engines.search.solution import Searched
 from rdpgraph.engines.solution import Delegate, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
-from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 
-_MODES = 0.6  # the part of the time that is for modes, where sums have not begun
+_MODES = 0.8
+"""The part of the time that is for modes, where sums have not begun."""
+
+_STARTED = 0.4
+"""The part of that after which messages end, and the search begins with what they say."""
+
+SearchFrom: TypeAlias = Callable[[Tensor | None, Tensor | None, float], Searched]
+"""From the variables to maximise over (None: all), where to begin (or None), and seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class FirstConverged(Delegate):
     """Tries solutions in turn; the last answers if none converges.
 
-    Modes are sought apart: that of the best score is taken, from tries that end with the first
-    that is consistent.
+    Modes are sought apart: those that messages say are taken where they are consistent, and else
+    are where a search begins.
 
     Attributes:
-        graph: the model.
         attempts: give the solutions, the better ones first, from the seconds that are left; run
             only when they are needed.
-        modal: the same for modes and max-marginals.
+        modal: gives messages for modes and max-marginals from the seconds there are.
+        search: finds better modes.
         allowance: seconds for all of them.
     """
 
-    graph: FactorGraph
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
-    modal: tuple[Callable[[float], Solution], ...] = field(repr=False)
+    modal: Callable[[float], Solution] = field(repr=False)
+    search: SearchFrom = field(repr=False)
     allowance: Allowance
 
     @cached_property
@@ -53,48 +61,62 @@ class FirstConverged(Delegate):
         return solution
 
     @cached_property
-    def _best(self) -> tuple[Solution, Tensor, Tensor]:
-        """The last solution tried for modes, and the best modes of all: states, consistency."""
+    def _messages(self) -> Solution:
+        """Those for modes and max-marginals."""
         with self.allowance.spending(), torch.no_grad():
-            end = clock.now() + self.allowance.left(_MODES)
-            solution = self.modal[0](end - clock.now())
-            states, sure = solution.mode(), solution.mode_is_consistent()
-            score = self._score(states)
-            for attempt in self.modal[1:]:
-                if bool(sure.all()) or clock.now() > end:
-                    break
-                solution = attempt(end - clock.now())
-                others = solution.mode()
-                value, agrees = self._score(others), solution.mode_is_consistent()
-                better = (value > score) | (agrees & ~sure)
-                states = torch.where(better.unsqueeze(1), others, states)
-                score = torch.where(better, value, score)
-                sure = torch.where(better.to(sure.device), agrees, sure)
-        return solution, states, sure
+            solution = self.modal(_STARTED * self.allowance.left(_MODES))
+            solution.mode()
+        return solution
 
-    def _score(self, states: Tensor) -> Tensor:
-        """(B,) of (B, V) states."""
-        shaped = states.reshape([*self.graph.batch_shape, states.shape[1]])
-        return self.graph.score_states(shaped).reshape(-1)
+    @cached_property
+    def _best(self) -> tuple[Tensor, Tensor]:
+        """The best modes, and whether messages or a proof say that none is better."""
+        states, sure = self._messages.mode(), self._messages.mode_is_consistent()
+        known = self._messages.mode_exists()
+        if bool(sure.all()) or (known is not None and not bool(known.all())):
+            return states, sure
+        with self.allowance.spending(), torch.no_grad():
+            searched = self.search(None, states, self.allowance.left(_MODES))
+        return searched.states, searched.optimal
 
     def _ask(self, question: Callable[[Solution], Value]) -> Value:
         return question(self.chosen)
 
     def max_marginals(self) -> Tensor:
         """(B, S) nats."""
-        return self._best[0].max_marginals()
+        return self._messages.max_marginals()
 
     def mode(self) -> Tensor:
         """(B, V) states."""
-        return self._best[1]
+        return self._best[0]
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by the messages for modes."""
-        return self._best[0].mode_exists()
+        return self._messages.mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) bool."""
-        return self._best[2]
+        return self._best[1]
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) states, the best that a search came to."""
+        return self._marginal(numbers).states[:, numbers]
+
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,) bool."""
+        return self._marginal(numbers).optimal
+
+    def _marginal(self, numbers: Tensor) -> Searched:
+        key = tuple(numbers.tolist())
+        if key not in self._searched:
+            with self.allowance.spending(), torch.no_grad():
+                searched = self.search(numbers, None, self.allowance.left(_MODES))
+            self._searched[key] = searched
+        return self._searched[key]
+
+    @cached_property
+    def _searched(self) -> dict[tuple[int, ...], Searched]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +126,13 @@ class ExactFirst(Delegate):
     Attributes:
         exact: answers, or raises `BudgetError`.
         otherwise: gives the other solution, from the seconds that exact answers took.
+        sure: exact answers are not refused, but for marginal modes.
         taken: these seconds.
     """
 
     exact: Solution
     otherwise: Callable[[float], Solution] = field(repr=False)
+    sure: bool = False
     taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
 
     @cached_property
@@ -127,7 +151,7 @@ class ExactFirst(Delegate):
 
     def status(self) -> Status:
         """That of the solution that answers; once it is said to be exact, it stays so."""
-        if "_told" not in self.__dict__:
+        if not self.sure and "_told" not in self.__dict__:
             self._ask(lambda one: one.log_partition())
         return self._told
 
@@ -140,5 +164,14 @@ class ExactFirst(Delegate):
         return self.exact.sample(count, generator)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states; exact ones only."""
-        return self.exact.marginal_mode(numbers)
+        """(B, n) states."""
+        try:
+            return self.exact.marginal_mode(numbers)
+        except BudgetError:
+            return self._other.marginal_mode(numbers)
+
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,) bool."""
+        if "_other" not in self.__dict__:
+            return self.exact.marginal_mode_is_optimal(numbers)
+        return self._other.marginal_mode_is_optimal(numbers)

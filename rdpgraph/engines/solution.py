@@ -102,6 +102,10 @@ class Solution(ABC):
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""
 
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,) whether it is proved that no configuration of these variables is more probable."""
+        return torch.ones(len(self.log_partition()), dtype=torch.bool)
+
 
 class Approximation(Solution):
     """Beliefs that need not be the marginals of any joint distribution."""
@@ -192,6 +196,10 @@ class Delegate(Solution):
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V)."""
         return self._ask(lambda one: one.sample(count, generator))
+
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.marginal_mode_is_optimal(numbers))
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S)."""

@@ -163,7 +163,7 @@ def min_weight(
     adjacency = [set(neighbours) for neighbours in graph.adjacency]
     logs = [log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
-    queue = _Queue(adjacency, rng, noise)
+    queue = Queue(adjacency, rng, noise)
     order: list[int] = []
     spent = 0.0
     for phase in _phases(len(adjacency), last):
@@ -196,7 +196,7 @@ def _phases(count: int, last: Set[int]) -> list[list[int]]:
     return [phase for phase in phases if phase]
 
 
-class _Queue:
+class Queue:
     """A heap of variables by score, in which a later push of a variable replaces an earlier."""
 
     def __init__(self, adjacency: list[set[int]], rng: Random | None, noise: float) -> None:
@@ -206,7 +206,12 @@ class _Queue:
         self._random = rng.random if rng else None
         self._noise = noise
 
+    def drop(self, v: int) -> None:
+        """Take a variable out."""
+        self._now.pop(v, None)
+
     def push(self, v: int, score: float) -> None:
+        """Enter a variable, or enter it anew."""
         if self._random:
             if self._noise:
                 score *= 1.0 + self._noise * self._random()
@@ -217,6 +222,7 @@ class _Queue:
         heappush(self._heap, entry)
 
     def pop(self) -> int | None:
+        """The variable with the least score; None when there is none."""
         while self._heap:
             entry = heappop(self._heap)
             v = entry[2]
@@ -256,7 +262,7 @@ def _fill_order(
         whole = mass(near)
         for u in near:
             fill[v] += 0.5 * weights[u] * (whole - weights[u] - mass(near & adjacency[u]))
-    queue = _Queue(adjacency, rng, noise)
+    queue = Queue(adjacency, rng, noise)
     order: list[int] = []
     spent = 0.0
     for phase in _phases(len(adjacency), last):

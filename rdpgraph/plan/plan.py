@@ -14,7 +14,8 @@ class Plan:
     """How a model will be solved.
 
     Attributes:
-        route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"`` or ``"loopy"``.
+        route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``,
+            ``"loopy"`` or ``"search"``.
         why: the reason, in a sentence.
         num_variables: variables left after evidence and hard zeros.
         num_factors: factors left.

@@ -74,14 +74,19 @@ class Answers(dict[Entry, Tensor]):
             return default
 
     def __reduce__(self) -> Any:
-        return type(self), (dict(self), self.domain)
+        return type(self), (dict(self), self.domain), self.__dict__
 
 
 class Assignment(Answers):
     """A state index for every variable: (*lead, *shape) int64.
 
     `FactorGraph.state_names` says them by name.
+
+    Attributes:
+        optimal: (*batch,) of a marginal mode, whether it is proved that none is better; else None.
     """
+
+    optimal: Tensor | None = None
 
     def to_frame(self) -> Any:
         """A pandas DataFrame: a row for each configuration, a column for each variable.

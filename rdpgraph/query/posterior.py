@@ -218,15 +218,15 @@ class Posterior(Inferred):
     def mode(self) -> Assignment:
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
 
-        By max-product with a traceback, so consistent. A tie goes to the first maximum of each
-        step of the plan; one process keeps one plan for a model's shape.
+        By max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
+        goes on from there with a search, which never gives a configuration of probability zero.
+        A tie goes to the first maximum of each step of the plan; one process keeps one plan for a
+        model's shape.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        known = self.solution.mode_exists()
-        if known is None or not bool(known.all()):
-            self._require_possible("mode")
+        self._require_mode("mode")
         return self._assigned(self.solution.mode())
 
     def mode_is_consistent(self) -> Tensor:
@@ -249,19 +249,22 @@ class Posterior(Inferred):
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
         """The most probable configuration of some variables, the others summed out (marginal MAP).
 
-        Exact, along an order that eliminates the summed variables first, which may be much wider
-        than the unconstrained one.
+        Along an order that eliminates the summed variables first, which may be much wider than the
+        unconstrained one. Where it does not fit, `Auto` and `Search` give the best configuration
+        that a search finds; `Assignment.optimal` of the answer says whether none is better.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
-            BudgetError: the constrained order does not fit the budget.
+            BudgetError: the constrained order does not fit the budget, and no search is made or
+                none comes to a possible configuration.
         """
-        self._require_possible("marginal mode")
+        self._require_mode("marginal mode")
         domain, items = self.graph.domain, _several("marginal_mode", variables)
         numbers = [domain.numbers(item).reshape(-1) for item in items]
         if not numbers:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
         states = self.solution.marginal_mode(torch.cat(numbers))
+        optimal = self.solution.marginal_mode_is_optimal(torch.cat(numbers))
         result: dict[Entry, Tensor] = {}
         for item, own, part in zip(
             items, numbers, states.split([len(n) for n in numbers], 1), strict=True
@@ -271,7 +274,9 @@ class Posterior(Inferred):
             if isinstance(item, str) and shape:
                 entry = domain.entries[domain.place(item)]
             result[entry] = part.reshape([*self.graph.batch_shape, *shape])
-        return Assignment(result, domain)
+        answer = Assignment(result, domain)
+        answer.optimal = optimal.reshape(self.graph.batch_shape)
+        return answer
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Assignment:
         """Independent exact draws: (count, *batch, *shape) state indices per variable or array.
@@ -282,6 +287,11 @@ class Posterior(Inferred):
         checked_draws(count, generator)
         self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
+
+    def _require_mode(self, what: str) -> None:
+        known = self.solution.mode_exists()
+        if known is None or not bool(known.all()):
+            self._require_possible(what)
 
     def _require_possible(self, what: str) -> None:
         self._require_sound()

@@ -5,6 +5,7 @@ from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, s
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import Scheduler
+from rdpgraph.schedulers.search import Search
 
 __all__ = [
     "Auto",
@@ -12,6 +13,7 @@ __all__ = [
     "JoinGraph",
     "Loopy",
     "Scheduler",
+    "Search",
     "exactly",
     "require_fit",
     "solved",

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._cache import cached_property, recording
@@ -13,9 +14,10 @@ from rdpgraph._portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged, SearchFrom
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.recognised_left import LeftSolution, graph_left
+from rdpgraph.engines.search.solution import Limits, Searched, search
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -39,6 +41,9 @@ _SURE = 0.1
 """Exact inference that is predicted to take less than this part of the time is relied on."""
 
 _INVERSE, _DRAWN = 4e-9, 200
+
+_PATIENCE = 0.5
+"""The part of the time after which a search for modes that finds nothing better ends."""
 
 _JOINED = 0.24
 """The part of the time that messages between clusters take."""
@@ -104,11 +109,10 @@ class Auto(Scheduler):
         deadline = max(begin + SEARCHING * self.seconds, least)
         plan, run = plan_network(network, budget, deadline=deadline)
         if plan.fits:
-            if plan.num_slices == 1 and plan.seconds < _SURE * self.seconds:
-                return plan, run
-            # Predictions fail where others use the machine.
             loopy = self._fallback(for_messages, begin)
-            return plan, partial(_exact_first, run, loopy)
+            # Predictions fail where others use the machine.
+            sure = plan.num_slices == 1 and plan.seconds < _SURE * self.seconds
+            return plan, partial(_exact_first, run, loopy, sure)
         why = f"exact inference {plan.remedy.split(';')[0]}"
         planned = None
         if joint <= MOST_JOINED:
@@ -130,9 +134,9 @@ class Auto(Scheduler):
         tries = tries if _has_time_for_trees(for_messages.reduced, self.seconds) else tries[:-1]
         loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
-        return partial(
-            _first_converged, for_messages.reduced.graph, (*before, *loopy), loopy, seconds
-        )
+        memory = budget_of(self.memory, self.seconds).memory_bytes
+        search = partial(_searched, for_messages.reduced, memory)
+        return partial(_first_converged, (*before, *loopy), loopy[0], search, seconds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,13 +189,27 @@ convex counting numbers come to rest as slowly as one over the number of sweeps.
 
 
 def _first_converged(
-    graph: FactorGraph, attempts: _Attempts, loopy: _Attempts, seconds: float, spent: float = 0.0
+    attempts: _Attempts,
+    modal: Callable[[float], Solution],
+    search: SearchFrom,
+    seconds: float,
+    spent: float = 0.0,
 ) -> FirstConverged:
-    return FirstConverged(graph, attempts, loopy, Allowance(seconds, spent))
+    return FirstConverged(attempts, modal, search, Allowance(seconds, spent))
 
 
-def _exact_first(run: Callable[[], Solution], loopy: Callable[[float], Solution]) -> ExactFirst:
-    return ExactFirst(run(), loopy)
+def _searched(
+    network: Network, memory: float, numbers: Tensor | None, start: Tensor | None, seconds: float
+) -> Searched:
+    return search(network, Limits(seconds, memory, _PATIENCE), numbers=numbers, start=start)
+
+
+def _exact_first(
+    run: Callable[[], Solution],
+    loopy: Callable[[float], Solution],
+    sure: bool,  # noqa: FBT001
+) -> ExactFirst:
+    return ExactFirst(run(), loopy, sure)
 
 
 def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001

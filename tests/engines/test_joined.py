@@ -13,6 +13,11 @@ from rdpgraph.testing import brute_force
 DOUBLE = torch.float64
 
 
+def unasked(*_):
+    """No search is made."""
+    raise AssertionError
+
+
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -175,13 +180,13 @@ def test_the_first_that_converged_answers():
         return first()
 
     attempts = (lambda _: never(), second, third)
-    chosen = FirstConverged(graph, attempts, attempts, Allowance(1000.0))
+    chosen = FirstConverged(attempts, attempts[0], unasked, Allowance(1000.0))
     assert chosen.status().converged
     assert chosen.status().iterations == 1
     assert not unused
     assert 0 < left[0] < 1000
     attempts = (lambda _: never(), lambda _: never())
-    last = FirstConverged(graph, attempts, attempts, Allowance(1.0))
+    last = FirstConverged(attempts, attempts[0], unasked, Allowance(1.0))
     assert not last.status().converged
 
 

@@ -9,6 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines import portfolio
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
+from rdpgraph.engines.search.solution import Searched
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance, Watch
@@ -138,6 +139,11 @@ def test_planning_is_taken_off_the_seconds(kind, watch):
     assert 0.0 < run().allowance.spent <= planned
 
 
+def unasked(*_):
+    """No search is made."""
+    raise AssertionError
+
+
 def test_tries_end_when_the_time_does(watch):
     graph, begun = frustrated(), []
 
@@ -146,22 +152,32 @@ def test_tries_end_when_the_time_does(watch):
         watch.time += 4.0
         return rg.Loopy(sweeps=1, tolerance=0.0).plan(graph)[1]()
 
-    tried = FirstConverged(graph, (attempt,) * 5, (attempt,) * 5, Allowance(10.0))
+    tried = FirstConverged((attempt,) * 5, attempt, unasked, Allowance(10.0))
     assert not tried.status().converged
     assert len(begun) == 3
     assert begun == sorted(begun, reverse=True)
 
 
-def test_the_best_mode_of_all_tries_is_taken(monkeypatch):
-    graph = frustrated(seed=3)
-    monkeypatch.setattr(portfolio, "_MODES", 1.0)
-    tries = [rg.Loopy(sweeps=n, damping=0.5, tolerance=0.0).plan(graph)[1] for n in (1, 2, 40)]
-    attempts = tuple(lambda _, run=run: run() for run in tries)
-    together = FirstConverged(graph, attempts, attempts, Allowance(1000.0))
-    posterior = rg.infer(graph, scheduler=rg.Loopy(sweeps=1))
-    best = max(float(graph.score({**posterior._assigned(run().mode())})) for run in tries)
-    found = float(graph.score({**posterior._assigned(together.mode())}))
-    assert found == pytest.approx(best)
+def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
+    graph, begun = frustrated(seed=3), []
+
+    def messages(left: float):
+        begun.append(left)
+        watch.time += 2.0
+        return rg.Loopy(sweeps=2, tolerance=0.0).plan(graph)[1]()
+
+    def search(numbers, start, seconds):
+        begun.append(seconds)
+        said = messages(0.0).mode()
+        torch.testing.assert_close(start, said)
+        return Searched(1 - start, torch.zeros(1, dtype=DOUBLE), torch.tensor([False]))
+
+    together = FirstConverged((messages,), messages, search, Allowance(10.0))
+    mode = together.mode()
+    torch.testing.assert_close(mode, 1 - messages(0.0).mode())
+    assert not bool(together.mode_is_consistent().any())
+    assert begun[0] < 10.0
+    assert begun[1] <= 8.0 * portfolio._MODES
 
 
 def test_slices_that_take_too_long_are_told_after_the_first_few(watch):

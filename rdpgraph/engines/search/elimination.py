@@ -1,0 +1,134 @@
+"""The best states of some variables given all others: bucket elimination, and a traceback."""
+
+import math
+from collections.abc import Sequence, Set
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rdpgraph.engines.search.tables import Floats, Integers, Tables
+from rdpgraph.plan.cutset import ConditionedOrder
+
+_Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
+
+_BYTE = 256
+
+
+def eliminate(
+    tables: Tables, order: ConditionedOrder, states: Integers, *, summed: Set[int] = frozenset()
+) -> tuple[Integers, float]:
+    """A configuration that is the best one among those that agree with the fixed variables.
+
+    Dechter (1999), Bucket elimination: a unifying framework for reasoning.
+
+    Args:
+        tables: the model.
+        order: eliminates some variables, those that are summed first; the others are fixed.
+        states: (V,) of all variables; those of eliminated ones are not read.
+        summed: variables to sum over; their states come back as they are.
+
+    Returns:
+        The states, and their log-value (nats), sums included.
+    """
+    buckets, total = _filled(tables, order, states)
+    rank = {step[0]: place for place, step in enumerate(order.steps)}
+    traces: list[tuple[tuple[int, ...], npt.NDArray[Any]]] = []
+    for place, step in enumerate(order.steps):
+        joint = _product(buckets[place], step, tables.sizes)
+        buckets[place] = []
+        if step[0] in summed:
+            message = _log_sum(joint)
+        elif tables.sizes[step[0]] == 2:
+            traces.append((step, joint[1] > joint[0]))
+            message = np.maximum(joint[0], joint[1])
+        else:
+            kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
+            traces.append((step, joint.argmax(0).astype(kind)))
+            message = joint.max(0)
+        if len(step) > 1:
+            buckets[rank[step[1]]].append((step[1:], message))
+        else:
+            total += float(message)
+    chosen = states.tolist()
+    for step, best in reversed(traces):
+        chosen[step[0]] = int(best[tuple([chosen[u] for u in step[1:]])])
+    return np.array(chosen, np.int64), total
+
+
+def _filled(
+    tables: Tables, order: ConditionedOrder, states: Integers
+) -> tuple[list[_Bucket], float]:
+    """The factors given what is fixed, each in the bucket that is emptied first; and the rest."""
+    rank = np.full(len(tables.sizes), -1)
+    rank[[step[0] for step in order.steps]] = np.arange(len(order.steps))
+    alone = np.zeros(int(tables.starts[-1]))
+    buckets: list[_Bucket] = [[] for _ in order.steps]
+    total = 0.0
+    for stack in tables.stacks:
+        places = rank[stack.scopes]
+        free = places >= 0
+        count = free.sum(1)
+        total += float(stack.at(np.flatnonzero(count == 0), states).sum())
+        single = count == 1
+        for slot in range(stack.scopes.shape[1]):
+            rows = np.flatnonzero(single & free[:, slot])
+            begin = tables.starts[stack.scopes[rows, slot]]
+            index = begin[:, None] + np.arange(stack.values.shape[1 + slot])
+            np.add.at(alone, index, stack.at(rows, states, slot))
+        joint = np.flatnonzero(count > 1)
+        whole = bool(free[joint].all())
+        for row, own, ranks in zip(
+            joint.tolist(), stack.scopes[joint].tolist(), places[joint].tolist(), strict=True
+        ):
+            values, scope = stack.values[row], own
+            if not whole and min(ranks) < 0:
+                both = list(zip(own, ranks, strict=True))
+                values = values[tuple([states[v] if r < 0 else slice(None) for v, r in both])]
+                scope = [v for v, r in both if r >= 0]
+                ranks = [r for r in ranks if r >= 0]
+            if len(ranks) == 2:
+                if ranks[0] < ranks[1]:
+                    buckets[ranks[0]].append(((scope[0], scope[1]), values))
+                else:
+                    buckets[ranks[1]].append(((scope[1], scope[0]), values.T))
+                continue
+            dims = sorted(range(len(ranks)), key=ranks.__getitem__)
+            ordered = tuple([scope[dim] for dim in dims])
+            buckets[ranks[dims[0]]].append((ordered, values.transpose(dims)))
+    starts = tables.starts.tolist()
+    for bucket, step in zip(buckets, order.steps, strict=True):
+        v = step[0]
+        bucket.append(((v,), alone[starts[v] : starts[v + 1]]))
+    return buckets, total
+
+
+def _product(bucket: _Bucket, scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
+    """The sum of log-values over a scope; all are in the order of elimination."""
+    joint: Floats | None = None
+    shape = [sizes[v] for v in scope]
+    own = False
+    bucket.sort(key=_length, reverse=True)
+    for part, values in bucket:
+        if len(part) < len(scope):
+            held = set(part)
+            values = values.reshape([sizes[v] if v in held else 1 for v in scope])
+        if joint is None:
+            joint = values
+        elif own:
+            joint += values
+        else:
+            joint = joint + values
+            own = joint.size == math.prod(shape)
+    assert joint is not None
+    return joint if joint.ndim == len(shape) and own else np.broadcast_to(joint, shape)
+
+
+def _length(part: tuple[tuple[int, ...], Floats]) -> int:
+    return len(part[0])
+
+
+def _log_sum(joint: Floats) -> Floats:
+    """(...) of (states, ...); no value is infinite."""
+    peak = joint.max(0)
+    return np.log(np.exp(joint - peak).sum(0)) + peak

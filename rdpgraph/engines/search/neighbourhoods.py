@@ -1,0 +1,227 @@
+"""Better and better configurations, by solving large parts of a model exactly given the rest."""
+
+import math
+from collections import deque
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from random import Random
+
+from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.tables import Integers, Tables
+from rdpgraph.plan import clock
+from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
+
+_CELLS = 2048
+"""Entries of the largest table of a move to begin with, or a few states squared."""
+_MOST_CELLS = 1 << 22
+_BYTES = 4.0
+"""Bytes held for each entry of the tables of a move, messages included."""
+_PART = 8000
+"""Variables of a part at most: moves of a larger one take long."""
+_STALE = 8
+"""Moves without a gain after which the tables grow, or some fixed variables are changed."""
+_LONG = 0.03
+"""The part of the time that a move may take: tables grow up to there."""
+_KEPT, _AGAIN = 16, 0.8
+"""Orders that are kept, and how often one of them is taken again: to find one takes as long as to
+carry it out, and by then its fixed variables have other states."""
+_RETURN = 4
+"""Moves after a change of fixed variables until its outcome is judged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The outcome of a search.
+
+    Attributes:
+        states: of all variables, the best configuration found.
+        score: its log-value (nats); sums included, where some variables are summed.
+        optimal: whether no configuration is better.
+        moves: how many parts were solved.
+        seconds: from the start to the last better configuration.
+    """
+
+    states: Integers
+    score: float
+    optimal: bool
+    moves: int
+    seconds: float
+
+
+class Search:
+    """Large neighbourhood search (Shaw 1998) whose parts are nearly the whole model.
+
+    A part is all that an elimination order with small tables can solve while a random cutset keeps
+    its states. Where moves bring nothing more, the tables grow, and some of the cutset is changed
+    at random (iterated local search: Lourenco, Martin and Stutzle 2003).
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        rng: Random,
+        *,
+        memory: float = math.inf,
+        most: float = _MOST_CELLS,
+        summed: Set[int] = frozenset(),
+    ) -> None:
+        """A search that has not begun.
+
+        Args:
+            tables: the model.
+            rng: the randomness.
+            memory: bytes for the tables of a move.
+            most: entries of the largest table, or the states of a variable if those are more.
+            summed: variables to sum over.
+        """
+        self.tables, self.rng, self.summed = tables, rng, summed
+        largest = max(tables.sizes, default=1)
+        self.most = max(min(most, memory / (8 * _BYTES)), largest)
+        self.memory = memory
+        self.cells = float(min(max(_CELLS, 4 * largest**2), self.most))
+        self.kept: deque[ConditionedOrder] = deque(maxlen=_KEPT)
+        self.whole = len(tables.sizes) <= _PART or bool(summed)
+
+    def value(self, states: Integers, *, deadline: float = math.inf) -> float | None:
+        """The log-value of a configuration; None where its sum has tables that are too large."""
+        if not self.summed:
+            return self.tables.score(states)
+        order = self._order(self.summed, self.most, deadline)
+        if order is None:
+            return None
+        return eliminate(self.tables, order, states, summed=self.summed)[1]
+
+    def run(
+        self, states: Integers, *, seconds: float, patience: float = math.inf
+    ) -> Outcome | None:
+        """The best configuration that some seconds lead to.
+
+        Args:
+            states: where to begin.
+            seconds: for the search; a move that would end later is not begun.
+            patience: stop where that many seconds brought nothing better.
+
+        Returns:
+            None where a sum over the summed variables has tables that are too large.
+        """
+        begin = gained = clock.now()
+        end = begin + seconds
+        value = self.value(states, deadline=end)
+        if value is None:
+            return None
+        walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
+        while (start := clock.now()) + took <= end and start - gained <= patience:
+            order = self._next(deadline=end)
+            if order is None:
+                if self.summed and clock.now() < end and self._grow():
+                    continue
+                break
+            if walk.stuck and order.fixed:
+                walk.leave(self._changed(walk.home, order))
+            states, value = eliminate(self.tables, order, walk.here, summed=self.summed)
+            moves += 1
+            took = clock.now() - start
+            if not order.fixed and self.whole:
+                return Outcome(
+                    states, value, optimal=True, moves=moves, seconds=clock.now() - begin
+                )
+            if walk.arrive(states, value):
+                gained = clock.now()
+            if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
+                self._grow()
+        return Outcome(
+            walk.best, walk.best_value, optimal=False, moves=moves, seconds=gained - begin
+        )
+
+    def _grow(self) -> bool:
+        if 2 * self.cells > self.most:
+            return False
+        self.cells *= 2
+        self.kept.clear()
+        return True
+
+    def _next(self, deadline: float) -> ConditionedOrder | None:
+        """A part, as large as tables of the present size solve; some are taken up again."""
+        if len(self.kept) == _KEPT and self.rng.random() < _AGAIN:
+            self.kept.rotate()
+            return self.kept[0]
+        order = self._planned(deadline)
+        if order is not None:
+            self.kept.append(order)
+        return order
+
+    def _planned(self, deadline: float) -> ConditionedOrder | None:
+        while True:
+            part = range(len(self.tables.sizes)) if self.whole else self._near()
+            order = self._order(part, self.cells, deadline)
+            if order is None or order.cells * _BYTES <= self.memory or self.cells <= _CELLS:
+                return order
+            self.most = self.cells = self.cells / 2
+
+    def _order(
+        self, part: Sequence[int] | Set[int], cells: float, deadline: float
+    ) -> ConditionedOrder | None:
+        degree = float(self.rng.choice((0, 1, 2)))
+        return conditioned_order(
+            self.tables.graph, part, rng=self.rng, cells=cells, summed=self.summed,
+            degree=degree, deadline=deadline,
+        )  # fmt: skip
+
+    def _near(self) -> list[int]:
+        """Variables about one of them."""
+        adjacency = self.tables.graph.adjacency
+        seed = self.rng.randrange(len(adjacency))
+        part, queue = {seed}, deque([seed])
+        while queue and len(part) < _PART:
+            for u in adjacency[queue.popleft()]:
+                if u not in part:
+                    part.add(u)
+                    queue.append(u)
+        return sorted(part)
+
+    def _changed(self, states: Integers, order: ConditionedOrder) -> Integers:
+        """Other states for a few of the fixed variables."""
+        count = min(self.rng.choice((1, 1, 2, 3, 5, 8)), len(order.fixed))
+        changed = states.copy()
+        for v in self.rng.sample(order.fixed, count):
+            changed[v] = self.rng.randrange(self.tables.sizes[v])
+        return changed
+
+
+class _Walk:
+    """Where a search is, where it last settled, and the best place it came by."""
+
+    def __init__(self, states: Integers, value: float, rng: Random) -> None:
+        self.here = self.home = self.best = states
+        self.value = self.home_value = self.best_value = value
+        self.rng = rng
+        self.stale = self.away = 0
+
+    @property
+    def stuck(self) -> bool:
+        """Whether moves from home have brought nothing for long."""
+        return not self.away and self.stale >= _STALE
+
+    def leave(self, states: Integers) -> None:
+        """Try from elsewhere for a few moves."""
+        self.here, self.away = states, _RETURN
+
+    def arrive(self, states: Integers, value: float) -> bool:
+        """Take a move's outcome; whether it is the best so far."""
+        self.here, self.value = states, value
+        gain = value > self.best_value + 1e-11 * max(1.0, abs(value))
+        if gain:
+            self.best, self.best_value, self.stale = states, value, 0
+        elif self.away <= 1:
+            self.stale += 1
+        self.away = max(self.away - 1, 0)
+        if self.away:
+            return gain
+        loss = self.home_value - value
+        if loss > 0 and self.rng.random() > math.exp(-loss):
+            self.here, self.value = self.home, self.home_value
+        self.home, self.home_value = self.here, self.value
+        if self.stale and self.stale % (3 * _STALE) == 0:
+            self.here, self.value = self.best, self.best_value
+            self.home, self.home_value = self.best, self.best_value
+        return gain

@@ -1,0 +1,237 @@
+"""Modes and marginal modes of a network by search, for each item of a batch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.engines.flat import full_states
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.tables import Integers, Tables, tables_of
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.plan import clock
+from rdpgraph.plan.cutset import conditioned_order
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Configurations found.
+
+    Attributes:
+        states: (B, V) of all variables; of summed ones any.
+        scores: (B,) their log-values in nats, in float64.
+        optimal: (B,) whether it is proved that none is better.
+    """
+
+    states: Tensor
+    scores: Tensor
+    optimal: Tensor
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a search goes on.
+
+    Attributes:
+        seconds: for all items of the batch.
+        memory: bytes for the tables of a move.
+        patience: the part of the seconds after which a search without a gain ends.
+        seed: of the randomness.
+    """
+
+    seconds: float
+    memory: float = math.inf
+    patience: float = 1.0
+    seed: int = 0
+
+
+def search(
+    network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None
+) -> Searched:
+    """The best configurations found.
+
+    Args:
+        network: reduced, without whole potentials; some configuration may be possible.
+        limits: of time and memory.
+        numbers: the variables of the graph to maximise over, the others summed; None: all.
+        start: (B, V) states to begin with; None: the first state of each.
+
+    Raises:
+        BudgetError: no possible configuration was found, or sums do not fit.
+        ImpossibleEvidenceError: it is proved that there is none.
+    """
+    begin, active = clock.now(), len(network.sizes)
+    summed = _summed(network, numbers)
+    states = torch.zeros(network.batch, active, dtype=torch.long)
+    if start is not None:
+        states[:, : len(network.numbers)] = _left_states(network, start)
+    scores = torch.zeros(network.batch, dtype=torch.float64)
+    optimal = torch.zeros(network.batch, dtype=torch.bool)
+    constant = network.constant.detach().double().cpu().expand(network.batch)
+    for item in range(network.batch):
+        left = limits.seconds - (clock.now() - begin)
+        share = max(left, 0.02 * limits.seconds) / (network.batch - item)
+        tables = tables_of(network, item, summed)
+        run = Search(tables, Random(limits.seed), memory=limits.memory, summed=summed)
+        first = states[item].numpy()
+        if active > len(network.numbers) and not summed:
+            first = _completed(tables, len(network.numbers), first)
+        result = run.run(first, seconds=share, patience=limits.patience * share)
+        if result is None:
+            raise BudgetError(
+                "The sum over the other variables does not fit, whatever the states of those asked "
+                "for: raise the memory budget, or ask for more variables."
+            )
+        if not tables.is_possible(result.score):
+            if result.optimal:
+                raise ImpossibleEvidenceError(
+                    "There is no mode: the evidence, or the model, has probability zero."
+                )
+            raise BudgetError(
+                f"No possible configuration was found in {share:.3g} s of search: raise the time "
+                "budget, or check that the hard zeros allow one."
+            )
+        states[item] = torch.from_numpy(result.states)
+        scores[item] = result.score + constant[item]
+        optimal[item] = result.optimal
+    device = network.graph.device
+    full = full_states(network, states.unsqueeze(0))[0]
+    return Searched(full.to(device), scores.to(device), optimal)
+
+
+def _summed(network: Network, numbers: Tensor | None) -> frozenset[int]:
+    """The active variables to sum over."""
+    if numbers is None:
+        return frozenset()
+    kept = network.active[numbers]
+    return frozenset(range(len(network.sizes))).difference(kept[kept >= 0].tolist())
+
+
+def _left_states(network: Network, states: Tensor) -> Tensor:
+    """(B, active) the numbers, among the states left, of states (B, V) of the graph."""
+    own = states.cpu()[:, network.numbers]
+    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long)
+    left = own.clamp(max=(sizes - 1).clamp(min=0))
+    if network.possible is None:
+        return left
+    for size in torch.unique(sizes).tolist():
+        chosen = (sizes == size).nonzero().flatten()
+        names = network.states_left(network.numbers[chosen], size)
+        same = names.unsqueeze(0) == own[:, chosen].unsqueeze(-1)
+        left[:, chosen] = same.long().argmax(-1)
+    return left
+
+
+def _completed(tables: Tables, count: int, states: Integers) -> Integers:
+    """The best states of auxiliary variables, as long as their tables are small."""
+    part = range(count, len(tables.sizes))
+    order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
+    return states if order is None else eliminate(tables, order, states)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSolution(Solution):
+    """Modes by search, and nothing else.
+
+    Attributes:
+        network: the reduced model.
+        limits: of each question.
+        start: (B, V) states to begin with, or what gives them from the seconds there are.
+    """
+
+    network: Network
+    limits: Limits
+    start: Callable[[float], Tensor] | None = field(default=None, repr=False)
+
+    @cached_property
+    def best(self) -> Searched:
+        """The best configurations of all variables."""
+        begin = clock.now()
+        start = None if self.start is None else self.start(self.limits.seconds)
+        return search(self.network, self._less(clock.now() - begin), start=start)
+
+    def _less(self, spent: float) -> Limits:
+        left = max(self.limits.seconds - spent, 0.1 * self.limits.seconds)
+        return Limits(left, self.limits.memory, self.limits.patience, self.limits.seed)
+
+    def status(self) -> Status:
+        """Exact where the mode is proved to be one."""
+        if self.network.impossible:
+            return Status(method="search")
+        sure = bool(self.best.optimal.all())
+        remedy = "" if sure else "more seconds may find better configurations"
+        return Status(exact=sure, method="search", remedy=remedy)
+
+    def mode(self) -> Tensor:
+        """(B, V) states."""
+        return self.best.states
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,) bool: an error was raised where none was found."""
+        if self.network.impossible:
+            return torch.zeros(self.network.batch, dtype=torch.bool)
+        return torch.ones(len(self.best.states), dtype=torch.bool)
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) whether the mode is proved optimal."""
+        return self.best.optimal
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) states of some variables, the others summed out."""
+        return self._marginal(numbers).states[:, numbers]
+
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,) bool."""
+        return self._marginal(numbers).optimal
+
+    def _marginal(self, numbers: Tensor) -> Searched:
+        key = tuple(numbers.tolist())
+        if key not in self._searched:
+            self._searched[key] = search(self.network, self.limits, numbers=numbers)
+        return self._searched[key]
+
+    @cached_property
+    def _searched(self) -> dict[tuple[int, ...], Searched]:
+        return {}
+
+    def log_partition(self) -> Tensor:
+        """-inf where that is known; else refused."""
+        if self.network.impossible:
+            dtype = self.network.graph.dtype
+            return torch.full((self.network.batch,), -math.inf, dtype=dtype)
+        return _refused()
+
+    def variable_marginals(self) -> Tensor:
+        """Refused."""
+        return _refused()
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """Refused."""
+        return _refused()
+
+    def expected_score(self) -> Tensor:
+        """Refused."""
+        return _refused()
+
+    def max_marginals(self) -> Tensor:
+        """Refused."""
+        return _refused()
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Refused."""
+        return _refused()
+
+
+def _refused() -> NoReturn:
+    raise UnsupportedError(
+        "Search() finds modes and marginal modes only; Auto() answers the other questions."
+    )

@@ -1,0 +1,256 @@
+"""Modes by large neighbourhoods, against enumeration."""
+
+import itertools
+import math
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.network import reduce_graph
+from rdpgraph.engines.search import neighbourhoods
+from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.tables import tables_of
+from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.plan import clock
+from rdpgraph.plan.cutset import conditioned_order
+from rdpgraph.testing import brute_force
+
+DOUBLE = torch.float64
+SIZES = (2, 3, 2, 4, 2, 3)
+
+
+def random_graph(seed: int, *, zeros: float = 0.0, batch: tuple[int, ...] = ()) -> rg.FactorGraph:
+    """Six variables, pairs and triples of them at random; one configuration is always possible."""
+    rng, generator = Random(seed), torch.Generator().manual_seed(seed)
+    variables = [rg.Variable(f"x{i}", size) for i, size in enumerate(SIZES)]
+    truth = [rng.randrange(size) for size in SIZES]
+    factors = []
+    for arity in (1, 1, 2, 2, 2, 2, 2, 3, 3):
+        places = rng.sample(range(len(SIZES)), arity)
+        values = torch.randn(*batch, *(SIZES[i] for i in places), generator=generator, dtype=DOUBLE)
+        struck = torch.rand(values.shape, generator=generator) < zeros
+        struck[(..., *(truth[i] for i in places))] = False
+        table = rg.Table(values.masked_fill(struck, -math.inf))
+        factors.append(rg.Factor([variables[i] for i in places], table))
+    return rg.FactorGraph(factors, variables=variables)
+
+
+def scores(graph: rg.FactorGraph) -> dict[tuple[int, ...], float]:
+    """The score of every configuration."""
+    every = list(itertools.product(*(range(v.size) for v in graph.variables)))
+    columns = torch.tensor(every).T
+    values = graph.score(dict(zip(graph.variables, columns, strict=True)))
+    return dict(zip(every, values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_not_fixed_is_solved_exactly(seed):
+    graph = random_graph(seed, zeros=0.3 * (seed % 2))
+    network = reduce_graph(graph)
+    tables, rng = tables_of(network, 0), Random(seed)
+    every = scores(graph)
+    left = [
+        network.states_left(network.numbers[[a]], size)[0].tolist()
+        for a, size in enumerate(network.sizes)
+    ]
+    settled = network.settled[0].tolist()
+
+    def full(states) -> tuple[int, ...]:
+        whole = list(settled)
+        for a, number in enumerate(network.numbers.tolist()):
+            whole[number] = left[a][int(states[a])]
+        return tuple(whole)
+
+    for cells in (4, 8, 24, 1000):
+        part = [a for a in range(len(network.sizes)) if rng.random() < 0.9]
+        order = conditioned_order(tables.graph, part, rng=rng, cells=cells)
+        assert order is not None
+        solved = {step[0] for step in order.steps}
+        assert solved | set(order.fixed) == set(part)
+        assert not solved & set(order.fixed)
+        for step in order.steps:
+            assert math.prod(network.sizes[v] for v in step) <= cells
+        start = np.array([rng.randrange(size) for size in network.sizes])
+        states, value = eliminate(tables, order, start)
+        assert value == pytest.approx(tables.score(states), rel=1e-12)
+        others = [a for a in range(len(network.sizes)) if a not in solved]
+        assert (states[others] == start[others]).all()
+        rivals = (
+            np.array(rival)
+            for rival in itertools.product(*map(range, network.sizes))
+            if all(rival[a] == start[a] for a in others)
+        )
+        assert value == pytest.approx(max(map(tables.score, rivals)), rel=1e-12)
+        true = every[full(states)]
+        assert tables.is_possible(value) == (true > -math.inf)
+        if true > -math.inf:
+            assert value + float(network.constant[0]) == pytest.approx(true, rel=1e-9)
+
+
+def test_fewer_violated_factors_are_better_whatever_the_values():
+    x, y = rg.Variable("x", 2), rg.Variable("y", 2)
+    never = -math.inf
+    graph = rg.FactorGraph([
+        rg.Factor([x, y], rg.Table(torch.tensor([[1e6, never], [never, -1e6]], dtype=DOUBLE))),
+        rg.Factor([x], rg.Table(torch.tensor([0.0, -1e6], dtype=DOUBLE))),
+        rg.Factor([x, y], rg.Table(torch.tensor([[never, 5.0], [1.0, 0.0]], dtype=DOUBLE))),
+    ])  # fmt: skip
+    posterior = rg.infer(graph, scheduler=rg.Search(seconds=1.0))
+    assert {v.name: int(s) for v, s in posterior.mode().items()} == {"x": 1, "y": 1}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_search_with_small_tables_is_possible_and_one_with_large_ones_is_optimal(
+    seed,
+):
+    graph = random_graph(seed, zeros=0.4)
+    best = max(scores(graph).values())
+    proved = rg.infer(graph, scheduler=rg.Search(seconds=5.0))
+    assert float(graph.score({**proved.mode()})) == pytest.approx(best)
+    assert bool(proved.mode_is_consistent())
+    assert proved.status.exact
+    network = reduce_graph(graph)
+    tables = tables_of(network, 0)
+    search = Search(tables, Random(seed), most=4)
+    start = np.zeros(len(network.sizes), np.int64)
+    outcome = search.run(start, seconds=0.2)
+    assert outcome is not None
+    assert outcome.score >= tables.score(start)
+    assert outcome.score == pytest.approx(tables.score(outcome.states))
+    assert outcome.score + float(network.constant[0]) <= best + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_marginal_modes(seed):
+    graph = random_graph(seed, zeros=0.3 * (seed % 2))
+    names = Random(seed).sample([v.name for v in graph.variables], 3)
+    exact = rg.infer(graph, scheduler=rg.Contraction()).marginal_mode(names)
+    found = rg.infer(graph, scheduler=rg.Search(seconds=5.0)).marginal_mode(names)
+    assert bool(found.optimal)
+    assert bool(exact.optimal)
+
+    def mass(states) -> float:
+        given = {name: int(states[name]) for name in names}
+        return brute_force(graph.condition(given)).log_partition.item()
+
+    assert mass(found) == pytest.approx(mass(exact))
+
+
+def test_values_of_marginal_configurations_are_their_log_masses():
+    graph = random_graph(3, zeros=0.2)
+    network = reduce_graph(graph)
+    kept = set(range(0, len(network.sizes), 2))
+    summed = frozenset(range(len(network.sizes))) - kept
+    tables = tables_of(network, 0, summed)
+    search = Search(tables, Random(0), summed=summed)
+    for states in itertools.product(*(range(size) for size in network.sizes)):
+        value = search.value(np.array(states))
+        given = {
+            graph.variables[int(network.numbers[a])].name: int(
+                network.states_left(network.numbers[[a]], network.sizes[a])[0, states[a]]
+            )
+            for a in kept
+        }
+        mass = brute_force(graph.condition(given)).log_partition.item()
+        assert tables.is_possible(value) == (mass > -math.inf)
+        if mass > -math.inf:
+            assert value + float(network.constant[0]) == pytest.approx(mass, rel=1e-9)
+
+
+def test_a_batch_is_its_items():
+    graph = random_graph(5, zeros=0.2, batch=(3,))
+    posterior = rg.infer(graph, scheduler=rg.Search(seconds=5.0))
+    exact = rg.infer(graph, scheduler=rg.Contraction()).mode()
+    torch.testing.assert_close(graph.score({**posterior.mode()}), graph.score({**exact}))
+    assert posterior.mode_is_consistent().tolist() == [True] * 3
+
+
+def test_potentials_that_are_decomposed():
+    bits = rg.VariableArray("b", (8,), 2)
+    generator = torch.Generator().manual_seed(0)
+    graph = rg.FactorGraph([
+        rg.FactorBlock((bits,), rg.Table(torch.randn(8, 2, generator=generator, dtype=DOUBLE))),
+        rg.Factor(list(bits), rg.Xor(8)),
+        rg.Factor(list(bits[:5]), rg.Cardinality(5, at_least=2, at_most=3)),
+    ])  # fmt: skip
+    found = rg.infer(graph, scheduler=rg.Search(seconds=5.0)).mode()
+    exact = rg.infer(graph, scheduler=rg.Contraction()).mode()
+    torch.testing.assert_close(graph.score({**found}), graph.score({**exact}))
+
+
+def colouring(colours: int) -> rg.FactorGraph:
+    """Four vertices, every two of them of different colours."""
+    x = [rg.Variable(f"x{i}", colours) for i in range(4)]
+    differ = rg.Table(torch.zeros(colours, colours).fill_diagonal_(-math.inf))
+    return rg.FactorGraph([rg.Factor(pair, differ) for pair in itertools.combinations(x, 2)])
+
+
+def test_what_is_impossible_is_never_an_answer(monkeypatch):
+    found = rg.infer(colouring(4), scheduler=rg.Search(seconds=5.0)).mode()
+    assert len({int(state) for state in found.values()}) == 4
+    with pytest.raises(ImpossibleEvidenceError, match="There is no mode"):
+        rg.infer(colouring(3), scheduler=rg.Search(seconds=5.0)).mode()
+    times = itertools.count()
+    monkeypatch.setattr(clock, "now", lambda: float(next(times)))  # no move is begun
+    with pytest.raises(BudgetError, match=r"No possible configuration.* raise the time"):
+        rg.infer(colouring(4), scheduler=rg.Search(seconds=1.0)).mode()
+
+
+def test_sums_that_do_not_fit_are_refused(monkeypatch):
+    graph = random_graph(1)
+    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 4)
+    with pytest.raises(BudgetError, match="sum over the other variables does not fit"):
+        rg.infer(graph, scheduler=rg.Search(seconds=1.0, memory=64.0)).marginal_mode(["x0"])
+
+
+def test_other_questions_and_numbers_out_of_range_are_refused():
+    posterior = rg.infer(random_graph(0), scheduler=rg.Search(seconds=1.0))
+    with pytest.raises(UnsupportedError, match="modes and marginal modes only"):
+        posterior.marginals()
+    with pytest.raises(rg.errors.ModelError, match="seconds > 0"):
+        rg.Search(seconds=0.0)
+
+
+def test_one_generator_gives_one_answer():
+    graph = random_graph(7)
+
+    def drawn(seed: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        scheduler = rg.Search(seconds=2.0, generator=generator)
+        return [int(s) for s in rg.infer(graph, scheduler=scheduler).mode().values()]
+
+    assert drawn(0) == drawn(0)
+
+
+def test_auto_searches_where_exact_inference_does_not_fit():
+    side = 7
+    x = rg.VariableArray("x", (side, side), 2)
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> rg.Table:
+        return rg.Table(3 * torch.randn(shape, generator=generator, dtype=DOUBLE))
+
+    graph = rg.FactorGraph([
+        rg.FactorBlock((x[:, :-1], x[:, 1:]), drawn(side, side - 1, 2, 2)),
+        rg.FactorBlock((x[:-1], x[1:]), drawn(side - 1, side, 2, 2)),
+    ])  # fmt: skip
+    exact = rg.infer(graph, scheduler=rg.Contraction())
+    tight = rg.infer(graph, scheduler=rg.Auto(memory=1500.0, seconds=4.0))
+    assert tight.plan.route != "contraction"
+    best = float(graph.score({**exact.mode()}))
+    assert float(graph.score({**tight.mode()})) == pytest.approx(best)
+    corner = ["x[0, 0]", "x[3, 3]", "x[6, 6]"]
+    wanted = exact.marginal_mode(corner)
+    with pytest.raises(BudgetError):
+        tight.marginal_mode(corner)  # the sum over the rest is as wide as all of exact inference
+    many = [f"x[{i}, {j}]" for i in range(side) for j in range(side) if (i + j) % 2]
+    best, found = (one.marginal_mode(many) for one in (exact, tight))
+    assert found.optimal is not None
+    given = [graph.condition({name: int(one[name]) for name in many}) for one in (best, found)]
+    masses = [rg.infer(one).log_partition for one in given]
+    torch.testing.assert_close(*masses)
+    assert len(wanted) == 3
