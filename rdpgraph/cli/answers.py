@@ -17,6 +17,7 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.kept import KeptSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.query.answers import Assignment
 from rdpgraph.query.posterior import Posterior
 
 _MOST_ROWS = 400
@@ -31,10 +32,11 @@ class Answer:
         task: the question.
         names: the variables reported.
         states: the names of their states, or None.
-        log_partition: log Z per row, nats.
+        log_partition: log Z per row, nats; NaN where it was not asked for.
         values: per row and variable the probabilities (MAR) or the state (MAP, MMAP).
         scores: per row the log-score of the configuration (MAP), nats.
         numbers: the variables' places in the model.
+        optimal: per row whether no configuration is better (MAP, MMAP), as far as that is known.
     """
 
     posterior: Posterior
@@ -45,10 +47,17 @@ class Answer:
     values: tuple[tuple[Any, ...], ...]
     scores: tuple[float, ...]
     numbers: tuple[int, ...]
+    optimal: tuple[bool, ...]
 
 
-def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
+def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool = True) -> Answer:
     """Ask a posterior.
+
+    Args:
+        posterior: of the model.
+        task: the question.
+        query: the variables; none: all.
+        sums: whether log Z is asked for too where the question is a configuration.
 
     Raises:
         ImpossibleEvidenceError: the evidence or the model has probability zero.
@@ -56,35 +65,27 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
     graph = posterior.graph
     if graph.num_variables != len(graph.variables):
         raise ModelError("The command line answers models of single variables.")
-    mode = None
-    if task is Task.MAP:
-        # First, so that messages that approximate log Z do not take the time that modes need.
-        with suppress(ImpossibleEvidenceError):
-            mode = posterior.mode()
-    log_z = posterior.log_partition.reshape(-1).tolist()
-    if any(value == -math.inf for value in log_z):
-        if isinstance(posterior.solution, KeptSolution) and not posterior.status.exact:
-            raise ImpossibleEvidenceError(
-                "Nothing is possible on the states kept; give a larger --keep or more --replicates."
-            )
-        which = "The evidence" if graph.observed is not None else "The model"
-        rows = [str(row) for row, value in enumerate(log_z) if value == -math.inf]
-        where = f" (row {', '.join(rows[:5])})" if len(log_z) > 1 else ""
-        raise ImpossibleEvidenceError(f"{which} has probability zero{where}: nothing to infer.")
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
+    # First, so that messages that approximate log Z do not take the time that modes need.
+    mode = _mode(posterior, task, entries)
+    if mode is None or sums:
+        log_z = _log_partitions(posterior)
+    else:
+        log_z = [math.nan] * math.prod(graph.batch_shape)
     values: list[list[Any]] = [list[Any]() for _ in log_z]
     scores: list[float] = []
     if task is Task.MAR:
         marginals = posterior.marginals()
         values = _rows([marginals[entry] for entry in entries], len(log_z), vectors=True)
-    elif task is Task.MAP:
-        mode = mode or posterior.mode()
-        scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
+    elif mode is not None:
         values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
-    elif task is Task.MMAP:
-        best = posterior.marginal_mode(entries)
-        values = _rows([best[entry] for entry in entries], len(log_z), vectors=False)
+    optimal: list[bool] = []
+    if task is Task.MAP and mode is not None:
+        scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
+        optimal = posterior.mode_is_consistent().reshape(-1).tolist()
+    elif mode is not None and mode.optimal is not None:
+        optimal = mode.optimal.reshape(-1).tolist()
     return Answer(
         posterior=posterior,
         task=task,
@@ -94,7 +95,33 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str]) -> Answer:
         values=tuple(tuple(row) for row in values),
         scores=tuple(scores),
         numbers=tuple(places),
+        optimal=tuple(optimal),
     )
+
+
+def _mode(posterior: Posterior, task: Task, entries: Sequence[Entry]) -> Assignment | None:
+    """The configuration asked for; None for other tasks, and where none is possible."""
+    with suppress(ImpossibleEvidenceError):
+        if task is Task.MAP:
+            return posterior.mode()
+        if task is Task.MMAP:
+            return posterior.marginal_mode(entries)
+    return None
+
+
+def _log_partitions(posterior: Posterior) -> list[float]:
+    graph = posterior.graph
+    log_z = posterior.log_partition.reshape(-1).tolist()
+    if all(value > -math.inf for value in log_z):
+        return log_z
+    if isinstance(posterior.solution, KeptSolution) and not posterior.status.exact:
+        raise ImpossibleEvidenceError(
+            "Nothing is possible on the states kept; give a larger --keep or more --replicates."
+        )
+    which = "The evidence" if graph.observed is not None else "The model"
+    rows = [str(row) for row, value in enumerate(log_z) if value == -math.inf]
+    where = f" (row {', '.join(rows[:5])})" if len(log_z) > 1 else ""
+    raise ImpossibleEvidenceError(f"{which} has probability zero{where}: nothing to infer.")
 
 
 def as_text(answer: Answer, style: Format) -> str:
@@ -132,6 +159,8 @@ def print_table(answer: Answer, console: Console) -> None:
         if answer.scores:
             share = math.exp(min(answer.scores[row] - log_z, 0.0))
             console.print(f"log-score = {_shown(answer.scores[row])} nats, probability {share:.4g}")
+        if answer.optimal and not answer.optimal[row]:
+            console.print("the best configuration that was found; there may be better ones")
     console.print(f"{_worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
@@ -233,6 +262,8 @@ def _json(answer: Answer) -> str:
             entry["standard_error"] = bar.error
             entry["effective_sample_size"] = bar.size
             entry["replicates"] = bar.replicates
+        if answer.optimal:
+            entry["optimal"] = answer.optimal[row]
         if answer.scores:
             # A configuration from messages may be impossible; JSON has no infinity.
             score = answer.scores[row]

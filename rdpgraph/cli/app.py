@@ -66,7 +66,11 @@ def infer_command(
         Task, typer.Option(help="log Z, marginals, MAP, or marginal MAP over --query.")
     ] = Task.MAR,
     query: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Report these only; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Report these only; repeatable. A file as the UAI competitions write it (MMAP).",
+        ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How to answer.")] = Method.AUTO,
     output: Output = None,
@@ -97,7 +101,7 @@ def infer_command(
     """Answer a question about a model."""
     names = list(query or ())
     if task is Task.MMAP and not names:
-        raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ...")
+        raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ... or FILE")
     if task is Task.PR and names:
         raise typer.BadParameter("PR is of the whole model: it takes no --query")
     if style is Format.UAI and names and task is not Task.MMAP:
@@ -109,7 +113,7 @@ def infer_command(
     from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.answers import answer, as_text, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
-    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.loading import Files, queried
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
@@ -126,10 +130,9 @@ def infer_command(
         # To write of as many variables takes less than half as long as to read of them.
         allowance.spent *= 1.5
         scheduler = replace(scheduler, seconds=allowance.left())
-        for name in names:
-            graph.domain.place(name)  # refused before anything is planned
+        names = queried(graph, names)  # refused before anything is planned
         posterior = posterior_of(graph, scheduler, rewrite, generator)
-        answered = answer(posterior, task, names)
+        answered = answer(posterior, task, names, sums=style is not Format.UAI)
     if style is Format.TABLE:
         if output is None:
             print_table(answered, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))

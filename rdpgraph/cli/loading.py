@@ -11,7 +11,7 @@ import typer
 from rdpgraph.cli.options import Device
 from rdpgraph.errors import EvidenceError
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
-from rdpgraph.io.evidence import read_evidence
+from rdpgraph.io.evidence import read_evidence, read_query
 from rdpgraph.io.files import read
 from rdpgraph.io.text import LIMIT
 from rdpgraph.model.domain import Named
@@ -66,8 +66,28 @@ class Files:
         return graph
 
 
-def _by_place(graph: FactorGraph, row: Mapping[str, Any]) -> dict[Named, Any]:
-    """Evidence files number the variables; a model with names is asked by its order."""
+def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
+    """The variables of a query; a name that is not of the model's may be a query file's.
+
+    Raises:
+        RdpgraphError: an unknown variable, or a file that is not read.
+    """
+    found: list[str] = []
+    for name in names:
+        if name not in graph.domain.by_name and Path(name).is_file():
+            numbers = read_query(name)
+            places = _by_place(graph, dict.fromkeys(numbers, 0), "query")
+            found.extend(key if isinstance(key, str) else key.name for key in places)
+        else:
+            graph.domain.place(name)
+            found.append(name)
+    return found
+
+
+def _by_place(
+    graph: FactorGraph, row: Mapping[str, Any], what: str = "evidence"
+) -> dict[Named, Any]:
+    """Such files number the variables; a model with names is asked by its order."""
     names = graph.domain.by_name
     if all(name in names for name in row):
         return dict(row.items())
@@ -76,7 +96,7 @@ def _by_place(graph: FactorGraph, row: Mapping[str, Any]) -> dict[Named, Any]:
     for name, state in row.items():
         if not 0 <= int(name) < len(entries):
             raise EvidenceError(
-                f"The evidence names variable {name}; the model has {len(entries)} variables."
+                f"The {what} names variable {name}; the model has {len(entries)} variables."
             )
         result[entries[int(name)].name] = state
     return result

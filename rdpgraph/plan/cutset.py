@@ -64,7 +64,7 @@ def conditioned_order(
     fixed: set[int] = set()
     raw: list[tuple[int, set[int]]] = []
     for phase in (summed, members.difference(summed)):
-        waiting = set(phase)
+        waiting = set(phase) - fixed
         for v in waiting:
             queue.push(v, weights[v])
         while (v := queue.pop()) is not None:

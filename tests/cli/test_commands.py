@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,41 @@ def test_the_competition_format(run, tmp_path):
     code, out, _ = run("infer", ASIA, "--task", "MMAP", "--query", "lung", "--format", "uai")
     assert code == 0
     assert out.split() == ["MMAP", "1", "3", "1"]
+
+
+def test_a_query_file_names_the_variables(run, tmp_path):
+    query = tmp_path / "asia.query"
+    query.write_text("2 3 0\n")
+    asked = ("infer", ASIA, "--task", "MMAP", "--format", "uai")
+    code, out, _ = run(*asked, "--query", str(query))
+    assert code == 0
+    assert out == run(*asked, "--query", "lung", "--query", "asia")[1]
+    query.write_text("2 3 99\n")
+    code, _, err = run(*asked, "--query", str(query))
+    assert code == 1
+    assert "variable 99" in err
+
+
+def test_configurations_say_whether_they_are_the_best(run, tmp_path):
+    for task, query in (("MAP", ()), ("MMAP", ("--query", "lung", "--query", "asia"))):
+        found = json.loads(run("infer", ASIA, "--task", task, *query, "--format", "json")[1])
+        assert found["optimal"] is True
+    generator = random.Random(0)
+    side, lines = 12, []
+    pairs = [(i, i + 1) for i in range(side * side) if (i + 1) % side]
+    pairs += [(i, i + side) for i in range(side * (side - 1))]
+    values = [[repr(math.exp(3 * generator.gauss(0, 1))) for _ in range(4)] for _ in pairs]
+    lines = ["MARKOV", str(side * side), " ".join("2" for _ in range(side * side)), str(len(pairs))]
+    lines += [f"2 {a} {b}" for a, b in pairs] + [f"4 {' '.join(row)}" for row in values]
+    path = tmp_path / "grid.uai"
+    path.write_text("\n".join(lines))
+    asked = ("infer", str(path), "--task", "MAP", "--memory", "2kB", "--time", "2s")
+    said = json.loads(run(*asked, "--format", "json")[1])
+    if not said["optimal"]:
+        assert "there may be better ones" in run(*asked)[1]
+    exact = json.loads(run("infer", str(path), "--task", "MAP", "--format", "json")[1])
+    assert exact["optimal"] is True
+    assert said["log_score"] <= exact["log_score"] + 1e-6
 
 
 def test_tables_for_people(run):

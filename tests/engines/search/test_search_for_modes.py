@@ -140,6 +140,34 @@ def test_marginal_modes(seed):
     assert mass(found) == pytest.approx(mass(exact))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_marginal_modes_given_what_is_fixed(seed):
+    network = reduce_graph(random_graph(seed, zeros=0.2 * (seed % 2)))
+    rng, count = Random(seed), len(network.sizes)
+    summed = frozenset(rng.sample(range(count), 2))
+    tables = tables_of(network, 0, summed)
+    search = Search(tables, rng, summed=summed)
+    for cells in (4, 6, 12, 24, 48):
+        order = conditioned_order(
+            tables.graph, range(count), rng=rng, cells=cells, summed=summed, degree=1.0
+        )
+        if order is None:
+            continue
+        solved = [step[0] for step in order.steps]
+        assert set(solved[: len(summed)]) == summed
+        assert sorted([*solved, *order.fixed]) == list(range(count))
+        start = np.array([rng.randrange(size) for size in network.sizes])
+        states, value = eliminate(tables, order, start, summed=summed)
+        free = [a for a in solved if a not in summed]
+        rivals = []
+        for chosen in itertools.product(*(range(network.sizes[a]) for a in free)):
+            rival = start.copy()
+            rival[free] = chosen
+            rivals.append(search.value(rival))
+        assert value == pytest.approx(max(rivals), rel=1e-9)
+        assert search.value(states) == pytest.approx(value, rel=1e-9)
+
+
 def test_values_of_marginal_configurations_are_their_log_masses():
     graph = random_graph(3, zeros=0.2)
     network = reduce_graph(graph)
