@@ -9,12 +9,14 @@ from rdpgraph import errors as errors
 from rdpgraph import extend as extend
 from rdpgraph import loopy as loopy
 from rdpgraph import nn as nn
+from rdpgraph import pruning as pruning
 from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
 from rdpgraph.engines.status import Status
 from rdpgraph.estimate.control import controlled
 from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.problem import Exact
+from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
@@ -74,6 +76,7 @@ __all__ = [
     "ProjectiveDependencies",
     "RandomFeatures",
     "Randomized",
+    "RandomizedPruning",
     "Redrawn",
     "Search",
     "Segmentation",
@@ -95,6 +98,7 @@ __all__ = [
     "infer",
     "loopy",
     "nn",
+    "pruning",
     "randomized",
     "read",
     "straight_through",

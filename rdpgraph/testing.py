@@ -16,6 +16,7 @@ from rdpgraph._agreement import close as _close
 from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
 from rdpgraph._estimators import check_estimator
+from rdpgraph._masking import check_masks
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
@@ -31,6 +32,7 @@ __all__ = [
     "BruteForce",
     "brute_force",
     "check_estimator",
+    "check_masks",
     "check_potential",
     "check_proposal",
     "check_selection",
@@ -90,8 +92,8 @@ def check_structure(structure: Structure) -> None:
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
     them, the gradient in `unary`, hard zeros in it, every batch item on its own, what its
-    `sites` make of all states in another order if it offers them, and, if its class recognises the
-    graph, that it is the same model.
+    `sites` make of all states in another order if it offers them, its masks if it has any, and, if
+    its class recognises the graph, that it is the same model.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
@@ -133,6 +135,8 @@ def check_structure(structure: Structure) -> None:
             log_z,
             "log Z of sites() on all states in another order",
         )
+    if type(structure).masks is not Structure.masks:
+        check_masks(structure)
     if isinstance(truth, OnGraph):
         match = type(structure).recognise(truth.graph)
         if match is not None:

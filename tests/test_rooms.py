@@ -26,9 +26,9 @@ ROWS = (
     {"infer"},
     {"gp"},
     {"cli"},
-    {"answers", "extend", "loopy", "randomized", "trees"},  # public names, no code
+    {"answers", "extend", "loopy", "pruning", "randomized", "trees"},  # public names, no code
     {"_enumeration", "_outcomes", "_public", "__main__"},
-    {"_choices", "_estimators"},
+    {"_choices", "_estimators", "_masking"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -12,6 +12,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.summary import summary
 
@@ -189,6 +190,17 @@ class Structure(ABC):
     def with_unary(self, unary: Tensor) -> Self:
         """The same structure with other unary potentials."""
         return replace(self, unary=unary)
+
+    def masks(self) -> Masks:
+        """The yes-or-no questions that `RandomizedPruning` masks the structure by.
+
+        Raises:
+            UnsupportedError: this structure has no masks.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no masks, which RandomizedPruning needs; Hypertree, "
+            "Bitext and Chain have, and so has a FactorGraph."
+        )
 
     def sites(self) -> Sites | None:
         """What estimators choose states by, and the structure on those; None: they do not work.

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
+from rdpgraph.model.masks import Masks
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.bitext_grammar import Splits, grammar_rules, words_unary
+from rdpgraph.structures.bitext_masks import BitextMasks
 from rdpgraph.structures.hypertree.checks import checked_lengths
 from rdpgraph.structures.hypertree.rules import NoRules, Rules
 from rdpgraph.structures.tape.recursion import Recursion
@@ -117,6 +119,10 @@ class Bitext(Recursion):
     def bispan_marginals(self) -> Tensor:
         """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
         return self.marginals().sum(-1)
+
+    def masks(self) -> Masks:
+        """Whether one leaf has two words, for each pair of them."""
+        return BitextMasks(self)
 
     def recursion(self, tape: Tape) -> Value:
         """By size: from all splits of a bispan on both sides."""

@@ -15,6 +15,7 @@ from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Match, Structure
@@ -31,6 +32,7 @@ from rdpgraph.structures.chain.checks import (
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.restriction import restrict_chain
 from rdpgraph.structures.chain.solvers import RankSolver, Solver, TableSolver
@@ -313,6 +315,10 @@ class Chain(Structure):
         alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
         safe = torch.where(alive, logs, 0.0)
         return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
+
+    def masks(self) -> Masks:
+        """Whether a step is in a state, for each of both."""
+        return ChainMasks(self, self.transition, self.lengths)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "Chain":
         """The chain on some states of each step, with weights; what randomized estimators solve.

@@ -14,6 +14,7 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
@@ -26,6 +27,7 @@ from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
@@ -139,6 +141,10 @@ class Hypertree(HypertreeFields):
         """
         checked_mask(allowed, self.unary.shape)
         return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
+
+    def masks(self) -> Masks:
+        """Whether a span is a constituent, for each span."""
+        return HypertreeMasks(self)
 
     @property
     def form(self) -> Form:

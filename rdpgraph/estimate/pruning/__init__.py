@@ -1,0 +1,1 @@
+"""Randomized pruning: auxiliary-variable block Gibbs sampling over masks."""

@@ -1,0 +1,103 @@
+"""Randomized pruning (Bouchard-Côté, Petrov and Klein 2009), as an estimator."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.problem import Estimator, Model, Problem
+from rdpgraph.estimate.pruning.likely import Everything, Likely
+from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.estimate.pruning.run import Run
+from rdpgraph.estimate.pruning.sampler import Sampler
+from rdpgraph.estimate.pruning.selected import Alternating, Selected
+from rdpgraph.estimate.pruning.solution import PrunedSolution, sweeps_of
+from rdpgraph.model.graph import FactorGraph
+
+
+@dataclass(frozen=True, eq=False)
+class RandomizedPruning(Estimator):
+    """Averages over many masks, each of which skips most of a recursion; exact in the limit.
+
+    Every sweep holds the present answers to some yes-or-no questions (is this span a constituent,
+    are these two words aligned, is this step in that state), solves what agrees with them exactly,
+    adds those expectations to the running averages, and draws from it the next configuration:
+    block Gibbs sampling. Errors fall as one over the root of the sweeps, and a sweep costs what its
+    mask leaves. There is no estimate of Z, and the averages have no gradients: they are the
+    gradient of log Z themselves.
+
+    Args:
+        sweeps: how many are averaged, of each chain.
+        selected: which questions a sweep holds; default two thirds of the likely ones, in turn.
+        likely: which are worth holding; default all. Those with a likely yes prune the most.
+        chains: independent ones, swept at once; two or more have an R-hat.
+        warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
+        seconds: no sweep begins after that many.
+        resume: a posterior of the same model by randomized pruning, to go on from; its chains,
+            selections and averages are taken over, and it is not warmed up anew.
+
+    Raises:
+        ModelError: less than one sweep or chain, or a warm-up or budget below 0.
+
+    Source: Bouchard-Côté, Petrov and Klein 2009, "Randomized pruning", with the masks of algorithm
+    2 corrected: only spans that cross a required one are pruned.
+    """
+
+    sweeps: int
+    selected: Selected = field(default_factory=Alternating, kw_only=True)
+    likely: Likely = field(default_factory=Everything, kw_only=True)
+    chains: int = field(default=1, kw_only=True)
+    warm_up: int | None = field(default=None, kw_only=True)
+    seconds: float = field(default=math.inf, kw_only=True)
+    resume: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        warm = 0 if self.warm_up is None else self.warm_up
+        if self.sweeps < 1 or self.chains < 1 or warm < 0 or not self.seconds > 0:
+            raise ModelError(
+                "RandomizedPruning needs sweeps >= 1, chains >= 1, warm_up >= 0 and seconds > 0; "
+                f"got {self.sweeps}, {self.chains}, {self.warm_up} and {self.seconds}."
+            )
+
+    def prepare(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Problem:
+        """The averages of the sweeps, whatever solves the model: nothing does."""
+        lift = PrunedSolution(self.run(model, solve=solve, generator=generator))
+        # A structure is not solved, nor is a graph: what has no variables is quick to.
+        return Problem(model if isinstance(model, FactorGraph) else FactorGraph([]), lift)
+
+    @torch.no_grad()
+    def run(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Run:
+        """The sweeps.
+
+        Raises:
+            ModelError: no question is likely; or the posterior to resume is of another kind.
+            UnsupportedError: the model has no masks.
+            ImpossibleEvidenceError: an item of the model has no possible configuration.
+        """
+        warm = self.sweeps // 10 if self.warm_up is None else self.warm_up
+        if self.resume is not None:
+            run, warm = sweeps_of(self.resume).run, 0
+            if run.sampler.masks.model is not model:
+                raise ModelError(
+                    "RandomizedPruning resumes a posterior of the same model object; this one is "
+                    "of another: give infer the model of that posterior."
+                )
+        else:
+            masks = masks_of(model, solve)
+            asked = masks.open()
+            likely = self.likely.questions(masks, solve).to(asked.device) & asked
+            if bool(asked.any()) and not bool(likely.any()):
+                raise ModelError(
+                    f"{type(self.likely).__name__} finds no question likely, so that no sweep "
+                    "would have a mask: lower its threshold, or use Exact()."
+                )
+            sampler = Sampler(masks, likely, self.selected, self.chains)
+            run = Run(sampler, sampler.first(generator))
+        return run.onward(self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator)

@@ -1,0 +1,221 @@
+"""Factor graphs within masks of their variables' states."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.model.domain import Entry
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
+from rdpgraph.model.support import Support
+
+
+@dataclass(frozen=True, eq=False)
+class GraphMasks(Masks):
+    """The question of a state of a variable is whether the variable is in it.
+
+    A yes observes the variable, a no takes the state away. What is left is solved as any graph, by
+    the scheduler, which must answer exactly.
+
+    Args:
+        model: the graph, evidence included; without batch dims.
+        solve: runs inference on a graph.
+    """
+
+    model: FactorGraph
+    solve: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if self.model.batch_shape:
+            raise ModelError(
+                "RandomizedPruning takes a FactorGraph without batch dims, for each row has masks "
+                f"of its own; got batch {self.model.batch_shape}: ask for the rows one by one."
+            )
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """All states of all variables, in their order."""
+        return (self.model.domain.total_states,)
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """The same."""
+        return self.questions
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """(states,) of each the variable, and the number among its own."""
+        return self.variable, torch.arange(len(self.variable)) - self.starts[self.variable]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the graph."""
+        return self.model.dtype
+
+    @cached_property
+    def variable(self) -> Tensor:
+        """(states,) the number of the variable of each state."""
+        sizes = self.model.domain.sizes
+        return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """(variables,) where the states of each begin."""
+        return self.model.domain.sizes.cumsum(0) - self.model.domain.sizes
+
+    @cached_property
+    def bare(self) -> FactorGraph:
+        """Without the evidence, which is held as masks are."""
+        return self.model.retract()
+
+    @cached_property
+    def observed(self) -> Tensor:
+        """(variables,) their states, -1 where they are not observed."""
+        given = self.model.observed
+        if given is None:
+            return torch.full((self.model.domain.count,), MISSING)
+        return given.cpu()
+
+    def open(self) -> Tensor:
+        """The states of variables that have two or more and are not observed."""
+        free = (self.observed == MISSING) & (self.model.domain.sizes > 1)
+        return free[self.variable]
+
+    def guess(self, likely: Tensor) -> Tensor:
+        """The first likely state of each variable."""
+        place = torch.arange(len(likely))
+        first = torch.full((self.model.domain.count,), len(likely))
+        first = first.scatter_reduce(0, self.variable[likely], place[likely], "amin")
+        return (place == first[self.variable]) & likely
+
+    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedGraphs":
+        """A graph for each chain."""
+        return MaskedGraphs([self._one(*pair) for pair in zip(required, forbidden, strict=True)])
+
+    def _one(self, required: Tensor, forbidden: Tensor) -> "MaskedGraph":
+        domain = self.model.domain
+        # A variable is in one state: of two that are required none is left.
+        held = torch.bincount(self.variable[required], minlength=domain.count)[self.variable]
+        keep = ~forbidden & ((held == 0) | (required & (held == 1)))
+        known = self.observed[self.variable]
+        own = torch.arange(len(keep)) - self.starts[self.variable]
+        keep &= (known == MISSING) | (known == own)
+        count = torch.zeros(domain.count, dtype=torch.long).index_add_(
+            0, self.variable, keep.long()
+        )
+        if bool((count == 0).any()):
+            return MaskedGraph(self, None, {})
+        # The states kept come first, in their order; the rest has no weight.
+        order = (self.variable * 2 + (~keep).long()).argsort(stable=True)
+        supports: dict[Entry, Tensor] = {}
+        given: dict[Any, Any] = {}
+        restricted: dict[Any, Support] = {}
+        for entry in domain.entries:
+            numbers = domain.numbers(entry)
+            most = int(count[numbers].max()) if numbers.numel() else 1
+            slot = torch.arange(most)
+            states = own[order][self.starts[numbers].unsqueeze(-1) + slot]
+            weights = torch.where(slot < count[numbers].unsqueeze(-1), 0.0, -math.inf)
+            supports[entry] = states
+            like = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
+            if bool((count[numbers] < entry.size).any()):
+                device = like.device
+                restricted[entry] = Support(states.to(device), weights.to(like))
+            given[entry.name] = torch.where(count[numbers] == 1, 0, MISSING)
+        small = self.bare.restrict(restricted) if restricted else self.bare
+        answer = self.solve(small.condition(given))
+        if not answer.status.exact:
+            raise ModelError(
+                "RandomizedPruning needs exact answers within a mask, and this graph is too wide "
+                f"for them ({answer.plan.why}): select a larger share."
+            )
+        return MaskedGraph(self, answer, supports)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedGraph:
+    """A graph within the mask of one chain.
+
+    Attributes:
+        masks: of the whole graph.
+        answer: the posterior of what is left; None if that is nothing.
+        supports: which states are left.
+    """
+
+    masks: GraphMasks
+    answer: Any
+    supports: dict[Entry, Tensor]
+
+    @property
+    def log_partition(self) -> float:
+        """Nats."""
+        return -math.inf if self.answer is None else float(self.answer.log_partition)
+
+    def expected(self) -> tuple[Tensor, float]:
+        """(states,) the marginals of all states, and the expected score."""
+        domain = self.masks.model.domain
+        whole = torch.zeros(domain.total_states, dtype=torch.float64)
+        for entry, states in self.supports.items():
+            chances = self.answer.marginal(entry.name).detach().cpu().double()
+            number = self.masks.starts[domain.numbers(entry)].unsqueeze(-1) + states
+            whole.index_add_(0, number.reshape(-1), chances.reshape(-1))
+        score = float(self.answer.log_partition) - float(self.answer.entropy())
+        return whole, score
+
+    def draw(self, generator: torch.Generator | None) -> Tensor:
+        """(states,) bool: the states that the variables are in."""
+        domain = self.masks.model.domain
+        if not self.log_partition > -math.inf:
+            raise ImpossibleEvidenceError(NOTHING)
+        whole = torch.zeros(domain.total_states, dtype=torch.bool)
+        drawn = self.answer.sample(1, generator=generator)
+        for entry, states in self.supports.items():
+            state = states.gather(-1, drawn[entry.name][0].cpu().unsqueeze(-1)).squeeze(-1)
+            whole[self.masks.starts[domain.numbers(entry)] + state] = True
+        return whole
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedGraphs(Masked):
+    """A graph within the mask of each chain.
+
+    Attributes:
+        chains: one for each.
+    """
+
+    chains: list[MaskedGraph]
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(chains,) nats."""
+        return torch.tensor([one.log_partition for one in self.chains], dtype=torch.float64)
+
+    @property
+    def work(self) -> int:
+        """The states kept."""
+        return sum(own.numel() for one in self.chains for own in one.supports.values())
+
+    def expected(self) -> Expected:
+        """By the posteriors."""
+        both = [one.expected() for one in self.chains]
+        answers = torch.stack([own for own, _ in both])
+        score = torch.tensor([score for _, score in both], dtype=torch.float64)
+        places = answers.flatten().nonzero().squeeze(1)
+        return Expected(answers, score, places, answers.flatten()[places])
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        """By the posteriors."""
+        answers = torch.stack([one.draw(generator) for one in self.chains])
+        return Draw(answers, answers.flatten().nonzero().squeeze(1))

@@ -1,0 +1,100 @@
+"""Which questions are worth selecting: those to which a cheaper model says yes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.masks import Masks
+from rdpgraph.model.structure import Structure
+
+
+class Likely(ABC):
+    """Chooses M', the questions that masks are made of.
+
+    A yes that is held prunes much and a no little, so they should be those whose answer is likely
+    to be yes. Whatever they are, the averages converge to the exact ones.
+    """
+
+    @abstractmethod
+    def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
+        """(*batch, *questions) bool.
+
+        Args:
+            masks: of the model.
+            solve: runs inference on a model.
+        """
+
+
+@dataclass(frozen=True)
+class Everything(Likely):
+    """All questions."""
+
+    def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
+        """Those that are open."""
+        return masks.open()
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Likely):
+    """Questions of one's own: spans, or links of an aligner.
+
+    Args:
+        mask: bool, of the shape (*batch, *questions) or what broadcasts to that.
+    """
+
+    mask: Tensor
+
+    def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
+        """The mask.
+
+        Raises:
+            ModelError: another type or shape.
+        """
+        shape = (*masks.batch_shape, *masks.questions)
+        try:
+            if self.mask.dtype == torch.bool:
+                return self.mask.expand(shape)
+        except RuntimeError:
+            pass
+        raise ModelError(
+            f"Given needs likely questions as bool {shape}; got {self.mask.dtype} of shape "
+            f"{tuple(self.mask.shape)}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LikelyBy(Likely):
+    """The questions to which a cheaper model says yes with some probability.
+
+    A grammar of fewer symbols, for one: ``Hypertree.parses(grammar.coarsened(...), sentences)``.
+    The cheaper model is solved once, without a mask.
+
+    Args:
+        model: any with the same questions: a hypertree over the same words, whatever its states.
+        above: the least probability.
+    """
+
+    model: Structure | FactorGraph
+    above: float = 0.2
+
+    def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
+        """By the cheaper model's posterior.
+
+        Raises:
+            ModelError: its questions differ.
+        """
+        cheap = masks_of(self.model, solve)
+        mine, own = ((*each.batch_shape, *each.questions) for each in (masks, cheap))
+        if mine != own:
+            raise ModelError(
+                f"LikelyBy needs a model with the same questions, {mine}; its own are {own}."
+            )
+        none = torch.zeros(1, *mine, dtype=torch.bool, device=cheap.open().device)
+        return cheap.masked(none, none).expected().answers[0] > self.above

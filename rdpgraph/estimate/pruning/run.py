@@ -1,0 +1,96 @@
+"""The sweeps of a run, and what they have added up to."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph.estimate.pruning.averages import Averages, Visited
+from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
+from rdpgraph.model.masks import Expected
+from rdpgraph.plan.clock import now
+
+_MOST_DRAWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What the chains have done so far; going on from one is going on with the same chains.
+
+    Attributes:
+        sampler: the chains' kernel.
+        state: where they are.
+        averages: of what is averaged, (chains, D): answers, scores and counts, side by side.
+        visited: the summed chances of places.
+        draws: the places of the draws of some sweeps, at most a thousand, at equal distances.
+        stride: how many sweeps there are to one of those.
+        scores: (chains, *batch) the expected score of each sweep, warm-up included, nats.
+        warm_up: how many sweeps were not averaged.
+        work: how many places and ways have been visited.
+        shapes: of the counts, by name.
+    """
+
+    sampler: Sampler
+    state: State
+    averages: Averages | None = None
+    visited: Visited | None = None
+    draws: tuple[Tensor, ...] = field(default=(), repr=False)
+    stride: int = 1
+    scores: tuple[Tensor, ...] = field(default=(), repr=False)
+    warm_up: int = 0
+    work: int = 0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+    @property
+    def sweeps(self) -> int:
+        """How many are averaged."""
+        return 0 if self.averages is None else self.averages.sweeps
+
+    def onward(
+        self, sweeps: int, *, warm_up: int, seconds: float, generator: torch.Generator | None
+    ) -> "Run":
+        """With more sweeps, one at least.
+
+        Args:
+            sweeps: how many are averaged.
+            warm_up: how many are made before, and are not.
+            seconds: after which no sweep begins.
+            generator: the randomness.
+        """
+        run, start = self, now()
+        length = max(1, round(sweeps ** (2 / 3)))
+        for number in range(warm_up + sweeps):
+            over = now() - start > seconds
+            if over and run.sweeps:
+                break
+            sweep = run.sampler.step(run.state, generator)
+            run = replace(
+                run, state=sweep.state, work=run.work + sweep.work,
+                scores=(*run.scores, sweep.expected.score),
+            )  # fmt: skip
+            if number < warm_up and not over:
+                run = replace(run, warm_up=run.warm_up + 1)
+            else:
+                run = run._with(sweep, length)
+        return replace(run, visited=run.visited and run.visited.merged())
+
+    def _with(self, sweep: Sweep, length: int) -> "Run":
+        expected = sweep.expected
+        values = _side_by_side(expected, self.sampler.chains)
+        averages = self.averages or Averages.none(length, values)
+        visited = self.visited or Visited(expected.places[:0], expected.chances[:0])
+        draws, stride = self.draws, self.stride
+        if averages.sweeps % stride == 0:
+            draws = (*draws, sweep.state.draw.places)
+            if len(draws) > _MOST_DRAWS:
+                draws, stride = draws[::2], 2 * stride
+        return replace(
+            self, averages=averages.with_sweep(values), draws=draws, stride=stride,
+            visited=visited.plus(expected.places, expected.chances),
+            shapes={name: tuple(own.shape) for name, own in expected.counts.items()},
+        )  # fmt: skip
+
+
+def _side_by_side(expected: Expected, chains: int) -> Tensor:
+    parts = [expected.answers, expected.score, *expected.counts.values()]
+    return torch.cat([part.reshape(chains, -1).double() for part in parts], 1)

@@ -1,0 +1,213 @@
+"""What the sweeps of randomized pruning say of a model: averages over dependent draws, and no Z."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.pruning.averages import Averages, student
+from rdpgraph.estimate.pruning.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class PrunedSolution(Solution):
+    """Expectations by randomized pruning, with their Monte Carlo errors: also the lift to itself.
+
+    Answers are means over sweeps and chains of exact expectations within masks. They have no
+    gradients. Samples are those that the chains drew: of the posterior, but dependent.
+
+    Attributes:
+        run: the chains; ``RandomizedPruning(more, resume=posterior)`` goes on with them.
+    """
+
+    run: Run
+
+    def __call__(self, solution: Solution) -> Solution:
+        """The same, whatever solves the model."""
+        return self
+
+    def log_partition(self) -> NoReturn:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            "Randomized pruning has no Z: it averages expectations over masks; use Exact() or "
+            "Randomized.default(keep=0.1)."
+        )
+
+    def entropy(self) -> Tensor:
+        """Not available, as log Z is not."""
+        return self.log_partition()
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always; so do all that are not averaged.
+        """
+        raise UnsupportedError(
+            "Randomized pruning averages marginals of single sites, expected scores and counts; "
+            "use Exact() for joints, modes and max-marginals."
+        )
+
+    def max_marginals(self) -> Tensor:
+        """Not available."""
+        return self.factor_marginals(0)
+
+    def mode(self) -> Tensor:
+        """Not available."""
+        return self.factor_marginals(0)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available."""
+        return self.factor_marginals(0)
+
+    def possible(self) -> Tensor:
+        """(B,) all are: chains have configurations."""
+        return torch.ones(self._items, dtype=torch.bool)
+
+    def mode_exists(self) -> Tensor:
+        """(B,) all."""
+        return self.possible()
+
+    def status(self) -> Status:
+        """The sweeps, and the least effective sample size of the expected scores."""
+        many = self.effective_sample_size
+        return Status(
+            exact=False, biased=False, iterations=self.run.sweeps, method="randomized pruning",
+            effective_sample_size=float(many.min()) if many.numel() else None,
+            remedy="more sweeps: RandomizedPruning(..., resume=posterior)",
+        )  # fmt: skip
+
+    @property
+    def _items(self) -> int:
+        return math.prod(self.run.sampler.masks.batch_shape)
+
+    @property
+    def averages(self) -> Averages:
+        """Of all that is averaged, side by side."""
+        assert self.run.averages is not None
+        return self.run.averages
+
+    @property
+    def answers(self) -> Tensor:
+        """(*batch, *questions) the probability of a yes to each question.
+
+        That a span is a constituent (*batch, T, T); that one leaf has a source and a target word
+        (*batch, p, q); that a step has a state (*batch, T, N), or a variable of a graph (states,).
+        """
+        return self._answers(self.averages.mean).clamp(0.0, 1.0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(*batch, *questions) of the answers, by means of batches; +inf with one batch."""
+        return self._answers(self.averages.standard_error)
+
+    @property
+    def r_hat(self) -> Tensor:
+        """(*batch, *questions) near 1 where the chains agree; +inf with one chain."""
+        return self._answers(self.averages.r_hat)
+
+    def interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
+        """(*batch, *questions) the ends of intervals that hold the exact answers that often."""
+        half = student(0.5 + chance / 2, self.averages.freedom) * self.standard_error
+        return self.answers - half, self.answers + half
+
+    def expected_score(self) -> Tensor:
+        """(B,) the mean summed log-potential of configurations, nats."""
+        return self._scores(self.averages.mean).reshape(-1)
+
+    @property
+    def score_error(self) -> Tensor:
+        """(*batch,) its standard error."""
+        return self._scores(self.averages.standard_error)
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """(*batch,) how many independent sweeps would know the expected score as well."""
+        return self._scores(self.averages.effective)
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """What else is counted, by name: ``"rules"`` of a hypertree, ``"orders"`` of a bitext."""
+        return dict(self._counts(self.averages.mean))
+
+    @property
+    def trace(self) -> Tensor:
+        """(sweeps, chains, *batch) the expected score in each mask, warm-up included, nats."""
+        return torch.stack(self.run.scores)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities; zero where no sweep has been."""
+        masks, visited = self.run.sampler.masks, self.run.visited
+        assert visited is not None
+        many, size = self.run.sampler.chains, math.prod(masks.sites)
+        flat = visited.chances.new_zeros(self._items * size)
+        flat.index_add_(0, visited.places % max(len(flat), 1), visited.chances)
+        flat = (flat / (many * self.run.sweeps)).clamp_(max=1.0)
+        return flat.reshape(self._items, size).to(masks.dtype)
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) draws of the chains, in random order, none twice while there are others.
+
+        Dependent on each other, unlike those of other estimators.
+        """
+        masks, chains = self.run.sampler.masks, self.run.sampler.chains
+        many = len(self.run.draws) * chains
+        order: list[Tensor] = [torch.empty(0, dtype=torch.long)]
+        while sum(map(len, order)) < count:
+            order.append(torch.randperm(many, generator=generator))
+        sites, states = masks.numbers
+        size = self._items * math.prod(masks.sites)
+        drawn = torch.full((count, self._items, int(sites.max()) + 1 if len(sites) else 0), -1)
+        drawn = drawn.to(sites.device)
+        for row, number in enumerate(torch.cat(order)[:count].tolist()):
+            places = self.run.draws[number // chains]
+            places = places[places // max(size, 1) == number % chains] % max(size, 1)
+            item, place = places // max(len(sites), 1), places % max(len(sites), 1)
+            drawn[row, item, sites[place]] = states[place]
+        return drawn
+
+    def _answers(self, values: Tensor) -> Tensor:
+        masks = self.run.sampler.masks
+        shape = (*masks.batch_shape, *masks.questions)
+        return values[: math.prod(shape)].reshape(shape)
+
+    def _scores(self, values: Tensor) -> Tensor:
+        masks = self.run.sampler.masks
+        first, many = math.prod(masks.questions), math.prod(masks.batch_shape)
+        return values[first * many : (first + 1) * many].reshape(masks.batch_shape)
+
+    def _counts(self, values: Tensor) -> Iterator[tuple[str, Tensor]]:
+        masks = self.run.sampler.masks
+        start = (math.prod(masks.questions) + 1) * math.prod(masks.batch_shape)
+        for name, shape in self.run.shapes.items():
+            stop = start + math.prod(shape[1:])
+            yield name, values[start:stop].reshape(shape[1:])
+            start = stop
+
+
+def sweeps_of(posterior: Any) -> PrunedSolution:
+    """What randomized pruning knows beside marginals: answers, errors, trace, R-hat.
+
+    Args:
+        posterior: of ``infer(model, estimator=RandomizedPruning(...))``.
+
+    Raises:
+        ModelError: a posterior by another estimator.
+    """
+    solution = getattr(posterior, "solution", None)
+    if not isinstance(solution, PrunedSolution):
+        raise ModelError(
+            "sweeps_of needs a posterior by RandomizedPruning; got a "
+            f"{type(posterior).__name__} by {type(solution).__name__}."
+        )
+    return solution

@@ -1,0 +1,29 @@
+"""What `RandomizedPruning` is made of: likely questions, selections, masks, and its posterior.
+
+A model that can be masked has yes-or-no questions (`Masks`): whether a span is a constituent, two
+words are aligned, a step is in a state. A `Likely` chooses those worth asking, and a `Selected`
+those whose answers each sweep holds. Here belong those that are built in, and the interfaces of
+your own. The estimator itself is `rdpgraph.RandomizedPruning`.
+"""
+
+from rdpgraph.estimate.pruning.likely import Everything, Given, Likely, LikelyBy
+from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.estimate.pruning.selected import Alternating, Selected
+from rdpgraph.estimate.pruning.solution import PrunedSolution, sweeps_of
+from rdpgraph.model.masks import Draw, Expected, Masked, Masks
+
+__all__ = [
+    "Alternating",
+    "Draw",
+    "Everything",
+    "Expected",
+    "Given",
+    "Likely",
+    "LikelyBy",
+    "Masked",
+    "Masks",
+    "PrunedSolution",
+    "Selected",
+    "masks_of",
+    "sweeps_of",
+]

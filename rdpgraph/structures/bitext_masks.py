@@ -1,0 +1,227 @@
+"""Bitexts within masks of the pairs of words that one leaf has."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph._cache import cached_property
+from rdpgraph.model.masks import Masks
+from rdpgraph.structures.compact.bispans import Bispans
+from rdpgraph.structures.compact.descend import Drawn
+from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
+from rdpgraph.structures.compact.masked import ForestMasked
+from rdpgraph.structures.hypertree.rules import Rules
+
+
+class BitextFields(Protocol):
+    """What masks read of a `Bitext`, whose fields are described there."""
+
+    @property
+    def unary(self) -> Tensor:
+        """The potentials."""
+        ...
+
+    @property
+    def straight(self) -> Rules:
+        """Rules of parts in turn."""
+        ...
+
+    @property
+    def inverted(self) -> Rules:
+        """Rules of parts the other way round."""
+        ...
+
+    @property
+    def leaves(self) -> int:
+        """How many states are for leaves."""
+        ...
+
+    @property
+    def root(self) -> Tensor | None:
+        """Potentials of the whole."""
+        ...
+
+    @property
+    def allowed(self) -> Tensor | None:
+        """The bispans that may be."""
+        ...
+
+    @property
+    def source_lengths(self) -> Tensor | None:
+        """Of the sources."""
+        ...
+
+    @property
+    def target_lengths(self) -> Tensor | None:
+        """Of the targets."""
+        ...
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class BitextMasks(Masks):
+    """The question of a source and a target word is whether one leaf has both.
+
+    A yes leaves the bispans that have both words or neither; a no leaves no leaf that has both.
+    Their number falls with every yes.
+
+    Args:
+        model: the bitext.
+    """
+
+    model: BitextFields
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the bitext."""
+        return self.model.batch_shape
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """(p, q)."""
+        _, rows, _, columns, _ = self.sites
+        return rows - 1, columns - 1
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """(p + 1, p + 1, q + 1, q + 1, N)."""
+        return tuple(self.model.unary.shape[-5:])
+
+    @cached_property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """(B,) of the sources and of the targets."""
+        model, device = self.model, self.model.unary.device
+        both = zip((model.source_lengths, model.target_lengths), self.questions, strict=True)
+        found = [
+            torch.full((math.prod(self.batch_shape),), most, device=device)
+            if own is None
+            else own.reshape(-1)
+            for own, most in both
+        ]
+        return found[0], found[1]
+
+    def open(self) -> Tensor:
+        """The pairs of words that a leaf may have."""
+        p, q = self.questions
+        device = self.model.unary.device
+        inside = [
+            torch.arange(most, device=device) < own.unsqueeze(1)
+            for own, most in zip(self.lengths, (p, q), strict=True)
+        ]
+        return (inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).reshape(*self.batch_shape, p, q)
+
+    def guess(self, likely: Tensor) -> Tensor:
+        """The pairs that are the best ones of both words.
+
+        By how much better the best leaf of the two words is than those of either word alone.
+        """
+        if not likely.numel():
+            return likely
+        leaves = self.model.unary[..., -self.model.leaves :].detach().amax(-1).double()
+        pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
+        source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
+        target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
+        gains = pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=-1e300)
+        gains = gains.masked_fill(~likely, -math.inf)
+        best = (gains == gains.amax(-1, keepdim=True)) & (gains == gains.amax(-2, keepdim=True))
+        return best & likely
+
+    @cached_property
+    def rules(self) -> Binary:
+        """Of both orders."""
+        states, model = self.model.unary.shape[-1], self.model
+        tables: list[Tensor] = []
+        for rules in (model.straight, model.inverted):
+            table = rules.flat(self.batch_shape).table(states, states).to(model.unary.device)
+            tables.append(table.detach().reshape(-1, states, states, states))
+        return Binary.of(tables)
+
+    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
+        """The bispans that are left."""
+        model, lead = self.model, tuple(required.shape[:-2])
+        batch = math.prod(self.batch_shape)
+        chains = math.prod(lead) // batch if batch else 0
+        p, q = self.questions
+        lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
+        links = required.reshape(len(lengths[0]), p, q).nonzero()
+        allowed = None if model.allowed is None else model.allowed.to(links.device).unsqueeze(0)
+        kept = Bispans.of(lengths, links, allowed)
+        i, k, j, m = kept.ends
+        unary = model.unary.detach().reshape(batch, *self.sites)
+        logs = unary[kept.item % max(batch, 1), i, k, j, m].double()
+        leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - model.leaves
+        no = pad(forbidden.reshape(len(lengths[0]), p, q).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)
+        at = kept.item
+        barred = no[at, k, m] - no[at, i, m] - no[at, k, j] + no[at, i, j] > 0
+        ends = logs.masked_fill(~leaf | barred.unsqueeze(1), -math.inf)
+        zero, every = torch.zeros_like(lengths[0]), torch.arange(len(lengths[0]), device=at.device)
+        empty = (lengths[0] == 0) & (lengths[1] == 0)
+        tops = kept.numbers(every, torch.stack([zero, lengths[0], zero, lengths[1]]))
+        root = logs.new_zeros(1, logs.shape[1])
+        if model.root is not None:
+            root = model.root.detach().double().expand(*self.batch_shape, -1)
+            root = root.reshape(batch, -1).repeat(chains, 1)
+        rules = self.rules
+        if len(rules.table) > 1:
+            rules = Binary(rules.table.repeat(chains, 1, 1), rules.kinds, rules.left, rules.right)
+        forest = Forest(
+            at, ends, logs.masked_fill(leaf, -math.inf), kept.rows,
+            *joined_forest(len(at), kept.joins()), rules, tops, root,
+        )  # fmt: skip
+        site = ((i * (p + 1) + k) * (q + 1) + j) * (q + 1) + m
+        sites = (p + 1) ** 2 * (q + 1) ** 2
+        return MaskedBitext(forest, lead, site, sites, empty, kept.ends, (p, q))
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedBitext(ForestMasked):
+    """A bitext within a mask.
+
+    Attributes:
+        ends: (4, P) of the bispans.
+        words: p and q.
+    """
+
+    ends: Tensor
+    words: tuple[int, int]
+
+    @cached_property
+    def both(self) -> Tensor:
+        """(P,) whether a bispan has words on both sides."""
+        i, k, j, m = self.ends
+        return (k > i) & (m > j)
+
+    def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
+        """Leaves with words on both sides."""
+        return torch.where(self.both, ended.sum(1), 0.0)
+
+    def of_draw(self, found: Drawn) -> Tensor:
+        """Leaves with words on both sides."""
+        return (found.ended & self.both[found.place]).nonzero().squeeze(1)
+
+    def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
+        """All pairs of their words, by the corners of their rectangles."""
+        some = (weights > 0).nonzero().squeeze(1)
+        item, weights, place = item[some], weights[some], place[some]
+        i, k, j, m = self.ends[:, place]
+        p, q = self.words
+        found = weights.new_zeros(len(self.empty), p + 1, q + 1)
+        large = bool(((k - i > 1) | (m - j > 1)).any())
+        found.index_put_((item, i, j), weights, accumulate=True)
+        if large:
+            for row, column, sign in ((k, j, -1), (i, m, -1), (k, m, 1)):
+                found.index_put_((item, row, column), sign * weights, accumulate=True)
+            found = found.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
+        return found[:, :p, :q].reshape(*self.lead, p, q)
+
+    def counts(self, rules: Tensor) -> dict[str, Tensor]:
+        """``"orders"``: how many constituents are straight, and how many inverted."""
+        return {"orders": rules.sum((1, 3, 4))}

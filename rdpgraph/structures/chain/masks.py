@@ -1,0 +1,230 @@
+"""Chains within masks of the states of their steps."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.compact.runs import Runs
+
+
+@dataclass(frozen=True, eq=False)
+class ChainMasks(Masks):
+    """The question of a step and a state is whether the step is in it.
+
+    A yes fixes the step, and parts the chain there; a no takes the state away.
+
+    Args:
+        model: the chain.
+        transition: its own.
+        lengths: its own.
+    """
+
+    model: Structure
+    transition: Tensor | Potential
+    lengths: Tensor | None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the chain."""
+        return tuple(self.model.unary.shape[:-2])
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """(T, N)."""
+        return self.sites
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """(T, N)."""
+        return tuple(self.model.unary.shape[-2:])
+
+    @cached_property
+    def possible(self) -> Tensor:
+        """(B, T, N) bool: the states of steps within the length that have a potential."""
+        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
+        found = unary > -math.inf
+        if self.lengths is not None:
+            place = torch.arange(self.sites[0], device=unary.device)
+            found &= (place < self.lengths.reshape(-1, 1)).unsqueeze(2)
+        return found
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """(B, T) bool: the steps within the length."""
+        place = torch.arange(self.sites[0], device=self.model.unary.device)
+        many = math.prod(self.batch_shape)
+        if self.lengths is None:
+            return (place >= 0).expand(many, -1)
+        return place < self.lengths.reshape(-1, 1)
+
+    def open(self) -> Tensor:
+        """The possible states of steps that have two or more."""
+        found = self.possible & (self.possible.sum(-1, keepdim=True) > 1)
+        return found.reshape(*self.batch_shape, *self.sites)
+
+    def guess(self, likely: Tensor) -> Tensor:
+        """The likely state of largest potential, of each step."""
+        values = self.model.unary.detach().masked_fill(~likely, -math.inf)
+        states = torch.arange(self.sites[1], device=values.device)
+        return (states == values.argmax(-1, keepdim=True)) & likely
+
+    @cached_property
+    def table(self) -> Potential | Tensor:
+        """A potential that all steps share, or (1 or B, T - 1, N, N) log-values."""
+        given = self.transition
+        if isinstance(given, Potential) and len(given.shape) == 2:
+            return given
+        table = table_of(given).detach()
+        if table.ndim == 2:
+            return Table(table)
+        lead = () if math.prod(table.shape[:-3]) == 1 else self.batch_shape
+        return table.expand(*lead, *table.shape[-3:]).reshape(-1, *table.shape[-3:])
+
+    def values(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """(n, A, B) log-values of transitions; see `Runs.values`."""
+        table = self.table
+        if isinstance(table, Potential):
+            return table.evaluate([before, after]).double()
+        item = item % len(table)
+        pair = before.unsqueeze(2), after.unsqueeze(1)
+        return table[item[:, None, None], step[:, None, None], *pair].double()
+
+    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
+        """The states that are left."""
+        lead, (total, states) = tuple(required.shape[:-2]), self.sites
+        batch = max(math.prod(self.batch_shape), 1)
+        items = math.prod(lead)
+        required = required.reshape(items, total, states)
+        possible = self.possible.repeat(items // batch, 1, 1)
+        inside = self.inside.repeat(items // batch, 1)
+        kept = possible & ~forbidden.reshape(items, total, states)
+        # A step is in one state: of two that are required none is left.
+        held = required.sum(2, keepdim=True)
+        kept &= (required & (held == 1)) | (held == 0)
+        count = kept.sum(2)
+        state = torch.where(inside & (count == 1), kept.long().argmax(2), -1)
+        free = inside & (count != 1)
+        return MaskedChain(self, lead, kept, state, self._runs(free, kept, count, state))
+
+    def _runs(self, free: Tensor, kept: Tensor, count: Tensor, state: Tensor) -> Runs:
+        edge = torch.nn.functional.pad(free, (1, 1))
+        item, first = (edge[:, 1:-1] & ~edge[:, :-2]).nonzero().T
+        last = (edge[:, 1:-1] & ~edge[:, 2:]).nonzero()[:, 1]
+        length = last - first + 1
+        start = length.cumsum(0) - length
+        order = length.argsort(descending=True)
+        rows = free.nonzero()
+        own = kept[rows[:, 0], rows[:, 1]]
+        most = max(int(count[free].max()), 1) if len(rows) else 1
+        states = torch.zeros(len(rows), most, dtype=torch.long, device=free.device)
+        row, number = own.nonzero().T
+        size = own.sum(1)
+        slot = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row]
+        states[row, slot] = number
+        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
+        logs = states.new_zeros(states.shape, dtype=torch.float64).fill_(-math.inf)
+        logs[row, slot] = unary[rows[row, 0] % len(unary), rows[row, 1], number].double()
+        wide = torch.nn.functional.pad(state, (1, 1), value=-1)
+        before, after = wide[item, first].unsqueeze(1), wide[item, last + 2].unsqueeze(1)
+        return Runs(
+            item[order], first[order], length[order], start[order], states, logs,
+            before[order], after[order], self.values,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedChain(Masked):
+    """A chain within a mask.
+
+    Attributes:
+        masks: of the chain.
+        lead: chains and batch dims.
+        kept: (I, T, N) bool: the states left.
+        state: (I, T) that of a step that is fixed, else -1.
+        runs: of the other steps.
+    """
+
+    masks: ChainMasks
+    lead: tuple[int, ...]
+    kept: Tensor
+    state: Tensor
+    runs: Runs
+
+    @cached_property
+    def fixed(self) -> Tensor:
+        """(I,) the log-potentials of what is fixed."""
+        items = len(self.state)
+        batch = math.prod(self.masks.batch_shape)
+        unary = self.masks.model.unary.detach().reshape(batch, *self.masks.sites)
+        item, step = (self.state >= 0).nonzero().T
+        score = unary.new_zeros(items, dtype=torch.float64)
+        own = unary[item % max(len(unary), 1), step, self.state[item, step]].double()
+        score.index_add_(0, item, own)
+        item, step = ((self.state[:, :-1] >= 0) & (self.state[:, 1:] >= 0)).nonzero().T
+        if len(item):
+            ends = self.state[item, step].unsqueeze(1), self.state[item, step + 1].unsqueeze(1)
+            score.index_add_(0, item, self.masks.values(item, step, *ends).reshape(-1))
+        return score
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*lead,) nats."""
+        found = self.fixed.index_add(0, self.runs.item, self.runs.log_partition)
+        return found.reshape(self.lead)
+
+    @property
+    def work(self) -> int:
+        """States and pairs of states."""
+        most = self.runs.states.shape[1]
+        steps = sum(self.runs.alive)
+        pairs = (steps - len(self.runs.item)) * most**2
+        return int((self.state >= 0).sum()) + steps * most + pairs
+
+    def expected(self) -> Expected:
+        """Run by run."""
+        chances, scores = self.runs.expected()
+        score = self.fixed.index_add(0, self.runs.item, scores)
+        answers = self.kept.new_zeros(self.kept.shape, dtype=torch.float64)
+        item, step = (self.state >= 0).nonzero().T
+        answers[item, step, self.state[item, step]] = 1.0
+        item, step = self._free
+        answers.index_put_(
+            (item.unsqueeze(1), step.unsqueeze(1), self.runs.states), chances, accumulate=True
+        )
+        places = answers.flatten().nonzero().squeeze(1)
+        shape = (*self.lead, *self.masks.questions)
+        return Expected(
+            answers.reshape(shape), score.reshape(self.lead), places, answers.flatten()[places]
+        )
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        """Run by run, from the last step."""
+        if not bool((self.log_partition > -math.inf).all()):
+            raise ImpossibleEvidenceError(NOTHING)
+        chosen = self.runs.states.gather(1, self.runs.draw(generator).unsqueeze(1)).squeeze(1)
+        state = self.state.clone()
+        state[self._free] = chosen
+        item, step = (state >= 0).nonzero().T
+        answers = torch.zeros_like(self.kept)
+        answers[item, step, state[item, step]] = True
+        shape = (*self.lead, *self.masks.questions)
+        return Draw(answers.reshape(shape), answers.flatten().nonzero().squeeze(1))
+
+    @cached_property
+    def _free(self) -> tuple[Tensor, Tensor]:
+        item, step = ((self.state < 0) & self._inside).nonzero().T
+        return item, step
+
+    @property
+    def _inside(self) -> Tensor:
+        own = self.masks.inside
+        return own.repeat(len(self.state) // max(len(own), 1), 1)

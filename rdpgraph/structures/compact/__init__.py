@@ -1,0 +1,1 @@
+"""Compact charts: recursions that visit only what a mask keeps."""

@@ -1,0 +1,169 @@
+"""The bispans that required pairs of words leave, as lists, and the ways to join them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+_BITS = 62  # of a number that holds a set of links
+
+
+@dataclass(frozen=True, eq=False)
+class Bispans:
+    """The bispans of some sentence pairs that have both or none of the words of every link.
+
+    They are found by their sets of links, of which those of the source span and of the target span
+    must be the same: in time and memory O(p^2 + q^2) and that of those found.
+
+    Attributes:
+        item: (P,) which sentence pair, by size.
+        ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
+        rows: where each size begins among them, and P.
+        shape: p and q, of the longest.
+        found: (S,) for each source span where its bispans begin; (T,) the place of each target span
+            among them; (all,) the number of each, -1 if it is left out.
+    """
+
+    item: Tensor
+    ends: Tensor
+    rows: tuple[int, ...]
+    shape: tuple[int, int]
+    found: Triple
+
+    @classmethod
+    def of(cls, lengths: tuple[Tensor, Tensor], links: Tensor, allowed: Tensor | None) -> "Bispans":
+        """Those of B sentence pairs.
+
+        Args:
+            lengths: (B,) of the sources and of the targets.
+            links: (n, 3) item, source word and target word.
+            allowed: (B or 1, p + 1, p + 1, q + 1, q + 1) bool: others are left out.
+        """
+        p, q = (int(own.max()) if len(own) else 0 for own in lengths)
+        batch, device = len(lengths[0]), links.device
+        spans = [_spans(batch, most, device) for most in (p, q)]
+        # Spans beyond an item's length are of a group of their own, which has no other side.
+        keys = [
+            torch.where(last > own[item], batch + side, item)
+            for side, (own, (item, _, last)) in enumerate(zip(lengths, spans, strict=True))
+        ]
+        for some, bit in _bits(links[:, 0], batch):
+            codes: list[Tensor] = []
+            for side, (item, first, last) in enumerate(spans):
+                sums = torch.zeros(batch, (p, q)[side] + 1, dtype=torch.long, device=device)
+                place = links[some, 0], links[some, 1 + side] + 1
+                sums = sums.index_put_(place, bit, accumulate=True).cumsum(1)
+                codes.append(sums[item, last] - sums[item, first])
+            keys = _refined(keys, codes)
+        return cls._joined(spans, keys, (p, q), allowed)
+
+    @classmethod
+    def _joined(
+        cls, spans: list[Triple], keys: list[Tensor], shape: tuple[int, int], allowed: Tensor | None
+    ) -> "Bispans":
+        (item, i, k), (_, j, m) = spans
+        groups = max((int(key.max()) + 1 for key in keys if len(key)), default=0)
+        count = torch.bincount(keys[1], minlength=groups)
+        order = keys[1].argsort(stable=True)
+        begin = count.cumsum(0) - count
+        column = torch.empty_like(order)
+        column[order] = torch.arange(len(order), device=order.device)
+        column -= begin[keys[1]]
+        many = count[keys[0]]
+        row = many.cumsum(0) - many
+        source = torch.repeat_interleave(torch.arange(len(item), device=item.device), many)
+        within = torch.arange(len(source), device=item.device) - row[source]
+        target = order[begin[keys[0]][source] + within]
+        ends = torch.stack([i[source], k[source], j[target], m[target]])
+        owner, size = item[source], ends[1] - ends[0] + ends[3] - ends[2]
+        keep = size > 0
+        if allowed is not None:
+            first = owner if len(allowed) > 1 else torch.zeros_like(owner)
+            keep &= allowed[first, ends[0], ends[1], ends[2], ends[3]]
+        chosen = keep.nonzero().squeeze(1)
+        size, by_size = size[chosen].sort(stable=True)
+        chosen = chosen[by_size]
+        number = torch.full_like(owner, -1)
+        number[chosen] = torch.arange(len(chosen), device=number.device)
+        bounds = torch.arange(1, sum(shape) + 2, device=size.device)
+        rows = tuple(torch.searchsorted(size, bounds).tolist())
+        found = row, column, number
+        return cls(owner[chosen], ends[:, chosen], rows, shape, found)
+
+    def numbers(self, item: Tensor, ends: Tensor) -> Tensor:
+        """(n,) the numbers of bispans (4, n) that have both or none of all links; -1: left out.
+
+        Of one that is no join of kept ones the answer means nothing.
+        """
+        p, q = self.shape
+        row, column, number = self.found
+        i, k, j, m = ends
+        source = item * ((p + 1) * (p + 2) // 2) + _triangle(i, k)
+        target = item * ((q + 1) * (q + 2) // 2) + _triangle(j, m)
+        return number[row[source] + column[target]]
+
+    def joins(self) -> tuple[Triple, Triple]:
+        """Straight and inverted: the whole, the left part and the right one of every way."""
+        i, k, j, m = self.ends
+        straight = self._matched((k, m), (i, j), (0, 1, 0, 1))
+        both = (k > i) & (m > j)
+        inverted = self._matched((k, j), (i, m), (0, 1, 1, 0), both)
+        return straight, inverted
+
+    def _matched(
+        self, corner: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor],
+        sides: tuple[int, int, int, int], some: Tensor | None = None,
+    ) -> Triple:  # fmt: skip
+        """All pairs of which a corner of the left part is another one of the right part."""
+        p, q = self.shape
+        left = right = torch.arange(len(self.item), device=self.item.device)
+        if some is not None:
+            left = right = some.nonzero().squeeze(1)
+        at = (self.item * (p + 1) + corner[0]) * (q + 1) + corner[1]
+        own = (self.item * (p + 1) + other[0]) * (q + 1) + other[1]
+        at, own = at[left], own[right]
+        cells = int(max(at.max(), own.max())) + 1 if len(at) else 0
+        many = torch.bincount(own, minlength=cells)
+        begin = (many.cumsum(0) - many)[at]
+        right = right[own.argsort(stable=True)]
+        many = many[at]
+        index = torch.repeat_interleave(torch.arange(len(at), device=at.device), many)
+        within = torch.arange(len(index), device=at.device) - (many.cumsum(0) - many)[index]
+        left, right = left[index], right[begin[index] + within]
+        parts = left, right
+        ends = torch.stack([self.ends[row][parts[part]] for row, part in enumerate(sides)])
+        return self.numbers(self.item[left], ends), left, right
+
+
+def _triangle(first: Tensor, last: Tensor) -> Tensor:
+    """The number of a span, first <= last, in the order of its end."""
+    return last * (last + 1) // 2 + first
+
+
+def _spans(batch: int, most: int, device: torch.device) -> Triple:
+    """(S,) item, first and last of all spans of `most` words, in the order of their numbers."""
+    last, first = torch.tril_indices(most + 1, most + 1, device=device)
+    item = torch.arange(batch, device=device).repeat_interleave(len(first))
+    return item, first.repeat(batch), last.repeat(batch)
+
+
+def _bits(item: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some links at a time, as many of an item as a number has bits, and a bit for each."""
+    count = torch.bincount(item, minlength=batch)
+    order = item.argsort(stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(item), device=item.device)
+    rank -= (count.cumsum(0) - count)[item]
+    for first in range(0, int(count.max()) if len(item) else 0, _BITS):
+        some = ((rank >= first) & (rank < first + _BITS)).nonzero().squeeze(1)
+        yield some, torch.ones_like(some) << (rank[some] - first)
+
+
+def _refined(keys: list[Tensor], codes: list[Tensor]) -> list[Tensor]:
+    """Numbers that are equal where both keys and codes are."""
+    _, code = torch.cat(codes).unique(return_inverse=True)
+    _, key = (torch.cat(keys) * (int(code.max()) + 1) + code).unique(return_inverse=True)
+    return list(key.split([len(own) for own in keys]))

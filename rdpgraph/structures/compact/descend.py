@@ -1,0 +1,84 @@
+"""Derivations of a forest drawn from the wholes downwards, all at once."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.model.masks import NOTHING
+from rdpgraph.structures.compact.inside import Inside
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The places that derivations use.
+
+    Attributes:
+        item: (n,) whose derivation.
+        place: (n,) the place.
+        label: (n,) its label.
+        ended: (n,) whether it has no parts.
+    """
+
+    item: Tensor
+    place: Tensor
+    label: Tensor
+    ended: Tensor
+
+
+def descend(found: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
+    """An exact draw of each of some items, which may be named more than once.
+
+    Raises:
+        ImpossibleEvidenceError: an item has no derivation.
+    """
+    forest, rules = found.forest, found.forest.rules
+    if not bool((found.log_partition[item] > -torch.inf).all()):
+        raise ImpossibleEvidenceError(NOTHING)
+    ends, joined, left, right = found.choices
+    options = torch.cat([ends.unsqueeze(2), joined], 2)
+    lefts, rights = rules.counts
+    # The shares of the ways, class pair by class pair; those of a whole are a stretch of it.
+    sums = found.shares.T.flatten().cumsum(0)
+    ways = len(forest.left)
+
+    def chosen(weights: Tensor) -> Tensor:
+        sums = weights.cumsum(-1)
+        return _within(sums, _uniform(len(weights), sums, generator) * sums[:, -1])
+
+    place, label = forest.tops[item], chosen(found.tops[item].softmax(1))
+    done: list[tuple[Tensor, ...]] = [(item[:0], place[:0], label[:0], label[:0] > 0)]
+    while len(place):
+        way = chosen(options[place, label]) - 1
+        done.append((item, place, label, way < 0))
+        on = (way >= 0).nonzero().squeeze(1)
+        item, place, way = item[on], place[on], way[on]
+        if not len(place):
+            break
+        kind, pair = way // (lefts * rights), way % (lefts * rights)
+        whole = place * rules.kinds + kind
+        start, stop = forest.before[whole] + pair * ways, forest.before[whole + 1] + pair * ways
+        low = torch.where(start > 0, sums[start - 1], 0.0)
+        target = low + _uniform(len(low), low, generator) * (sums[stop - 1] - low)
+        edge = torch.searchsorted(sums, target, right=True)
+        edge = torch.minimum(torch.maximum(edge, start), stop - 1) - pair * ways
+        one, other = forest.left[edge], forest.right[edge]
+        first = torch.where(rules.left == (pair // rights).unsqueeze(1), left[one], 0.0)
+        second = torch.where(rules.right == (pair % rights).unsqueeze(1), right[other], 0.0)
+        item, place = item.repeat(2), torch.cat([one, other])
+        label = chosen(torch.cat([first, second]))
+    columns = [torch.cat(column) for column in zip(*done, strict=True)]
+    return Drawn(columns[0], columns[1], columns[2], columns[3])
+
+
+def _within(sums: Tensor, target: Tensor) -> Tensor:
+    """(n,) the first column of running sums (n, m) above a target, so none of weight zero."""
+    found = (sums <= target.unsqueeze(1)).sum(1)
+    return found.clamp_(max=sums.shape[1] - 1)
+
+
+def _uniform(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    device = like.device if generator is None else generator.device
+    drawn = torch.rand(count, generator=generator, dtype=torch.float64, device=device)
+    return drawn.to(like.device)

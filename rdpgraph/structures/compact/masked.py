@@ -1,0 +1,99 @@
+"""A structure within a mask, as a forest."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.model.masks import Draw, Expected, Masked
+from rdpgraph.structures.compact.descend import Drawn, descend
+from rdpgraph.structures.compact.forest import Forest
+from rdpgraph.structures.compact.inside import Inside, inside
+
+
+@dataclass(frozen=True, eq=False)
+class ForestMasked(Masked):
+    """What every structure says of its forest.
+
+    Attributes:
+        forest: the kept places, of chains * batch items; items that have no words have none.
+        lead: chains and batch dims.
+        site: (P,) the number of each place's site within its item.
+        sites: how many sites an item has.
+        empty: (items,) bool: the items whose one configuration is that of nothing.
+    """
+
+    forest: Forest
+    lead: tuple[int, ...]
+    site: Tensor
+    sites: int
+    empty: Tensor
+
+    @cached_property
+    def inside(self) -> Inside:
+        """The sums."""
+        return inside(self.forest)
+
+    @property
+    def work(self) -> int:
+        """Places and ways."""
+        return len(self.forest.item) + len(self.forest.left)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*lead,) nats."""
+        found = self.inside.log_partition
+        return torch.where(self.empty, 0.0, found).reshape(self.lead)
+
+    def expected(self) -> Expected:
+        """By the sums of the forest, from the whole downwards."""
+        forest, found = self.forest, self.inside.expected()
+        joined = found.places - found.ended
+        score = _times(found.ended, forest.ends) + _times(joined, forest.joined)
+        score = score.new_zeros(len(self.empty)).index_add_(0, forest.item, score.sum(1))
+        score += _times(found.rules.flatten(2), forest.rules.table).sum((1, 2))
+        score += _times(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
+        labels = found.places.shape[1]
+        every = torch.arange(labels, device=self.site.device)
+        number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
+        seen = found.places > 0
+        counts = {name: own.reshape(*self.lead, *own.shape[1:]) for name, own in
+                  self.counts(found.rules).items()}  # fmt: skip
+        return Expected(
+            self.answers(forest.item, self.of_places(found.places, found.ended), torch.arange(
+                len(forest.item), device=self.site.device)),
+            score.reshape(self.lead), number[seen], found.places[seen], counts,
+        )  # fmt: skip
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        """One derivation of each item."""
+        alive = (~self.empty).nonzero().squeeze(1)
+        found = descend(self.inside, alive, generator)
+        labels = self.forest.ends.shape[1]
+        site = found.item * self.sites + self.site[found.place]
+        kept = self.of_draw(found)
+        ones = torch.ones(len(kept), dtype=self.forest.ends.dtype, device=site.device)
+        answers = self.answers(found.item[kept], ones, found.place[kept])
+        return Draw(answers > 0.5, site * labels + found.label)
+
+    @abstractmethod
+    def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
+        """(P,) of the chances (P, K) of labels, in all and without parts, those that answer."""
+
+    @abstractmethod
+    def of_draw(self, found: Drawn) -> Tensor:
+        """Which places of a derivation answer."""
+
+    @abstractmethod
+    def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
+        """(*lead, *questions) what places (n,) of items, with weights, say to the questions."""
+
+    @abstractmethod
+    def counts(self, rules: Tensor) -> dict[str, Tensor]:
+        """By name, of the expected uses (items, K, G, L, R) of rules, what is told of them."""
+
+
+def _times(chances: Tensor, logs: Tensor) -> Tensor:
+    return torch.where(chances > 0, chances * logs, 0.0)

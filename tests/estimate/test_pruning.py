@@ -1,0 +1,288 @@
+"""Randomized pruning as an estimator: its averages, what they are worth, and its refusals."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import rdpgraph as rg
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.estimate.pruning import run as runs
+from rdpgraph.estimate.pruning.averages import Averages, student
+from rdpgraph.pruning import Alternating, Given, LikelyBy, Selected, masks_of, sweeps_of
+from rdpgraph.testing import check_masks
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def bitext(p=4, q=4, *batch):
+    return rg.Bitext.words(
+        1.5 * draw(*batch, p, q), draw(*batch, p, seed=1), draw(*batch, q, seed=2), inverted=-0.5
+    )
+
+
+def hypertree(words=6, states=2, *batch):
+    return rg.Hypertree(
+        draw(*batch, words, words, states), rg.trees.DenseRules(draw(states, states, states))
+    )
+
+
+def chain(steps=5, states=3, *batch):
+    return rg.Chain(draw(*batch, steps, states), draw(states, states, seed=1))
+
+
+def pruned(model, sweeps, seed=0, **options):
+    estimator = rg.RandomizedPruning(sweeps, **options)
+    return rg.infer(model, estimator=estimator, generator=seeded(seed))
+
+
+@pytest.mark.parametrize("model", [bitext(), hypertree(), chain()])
+def test_nothing_selected_is_exact_inference(model):
+    posterior = pruned(model, 1, selected=Alternating(share=0.0))
+    assert_close(posterior.marginals(), model.marginals())
+    assert_close(sweeps_of(posterior).expected_score()[0], model.log_partition() - model.entropy())
+
+
+def test_all_selected_is_gibbs_sampling_of_the_rest():
+    # All spans are held, so only the states change: those of one tree shape.
+    model = hypertree()
+    posterior = pruned(model, 20, selected=Alternating(share=1.0))
+    shapes = (posterior.sample(20) >= 0).unique(dim=0)
+    assert len(shapes) == 1
+    assert_close(sweeps_of(posterior).answers, torch.where(shapes[0], 1.0, 0.0).double())
+    of_shape = model.masked(shapes[0])
+    assert_close(posterior.marginals(), of_shape.marginals())
+
+
+def copies(model, count):
+    """As many runs at once, for items have chains of their own."""
+    return model.with_unary(model.unary.expand(count, *model.unary.shape))
+
+
+@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain()])
+def test_squared_errors_fall_as_one_over_the_sweeps(model):
+    runs, exact, generator = copies(model, 48), model.marginals(), seeded()
+    errors, posterior = [], None
+    for sweeps in (16, 112):
+        estimator = rg.RandomizedPruning(
+            sweeps, warm_up=16, selected=Alternating(share=1 / 3), resume=posterior
+        )
+        posterior = rg.infer(runs, estimator=estimator, generator=generator)
+        errors.append(float((posterior.marginals() - exact).square().sum()))
+    slope = math.log(errors[1] / errors[0]) / math.log(8)
+    assert -1.2 < slope < -0.8
+
+
+def test_intervals_cover_the_exact_expectations_as_often_as_they_say():
+    model = chain(4, 2)
+    runs = copies(model, 500)
+    posterior = pruned(runs, 300, selected=Alternating(share=1 / 3))
+    low, high = sweeps_of(posterior).interval(0.9)
+    covered = ((low <= model.marginals()) & (model.marginals() <= high)).double().mean(0)
+    assert 0.85 <= float(covered.mean()) <= 0.95
+
+
+@pytest.mark.parametrize("sweeps", [4, 64])
+def test_soft_counts_beat_hard_ones(sweeps):
+    model = copies(bitext(3, 3), 48)
+    exact = model.pair_marginals()
+    posterior = pruned(model, sweeps)
+    pairs = (posterior.sample(sweeps) > 0).diagonal(1, -4, -3).diagonal(1, -3, -2)
+    hard = pairs.double().mean(0)
+    assert (sweeps_of(posterior).answers - exact).square().sum() < (hard - exact).square().sum()
+
+
+def test_graphs_are_answered_by_variable():
+    pixels, flag = rg.VariableArray("pixel", (2, 2), 3), rg.Variable("flag", ("off", "on"))
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((pixels[:, 0], pixels[:, 1]), rg.Table(draw(2, 3, 3))),
+            rg.FactorBlock((pixels[0], pixels[1]), rg.Table(draw(2, 3, 3, seed=1))),
+            rg.Factor((pixels[0, 0], flag), rg.Table(draw(3, 2, seed=2))),
+        ]
+    ).condition({"pixel[1, 1]": 2})
+    exact = rg.infer(graph)
+    posterior = pruned(graph, 1, selected=Alternating(share=0.0))
+    assert_close(posterior.marginal("pixel"), exact.marginal("pixel"))
+    assert_close(posterior.marginal(flag), exact.marginal(flag))
+    posterior = pruned(graph, 60)
+    assert float((posterior.marginal(flag) - exact.marginal(flag)).abs().max()) < 0.1
+    drawn = posterior.sample(5)
+    assert bool((drawn["pixel"][:, 1, 1] == 2).all())
+    assert bool(graph.score(drawn).isfinite().all())
+    check_masks(graph)
+
+
+def test_batches_are_items_of_their_own():
+    whole = bitext(3, 3, 2)
+    lengths = {"source_lengths": torch.tensor([3, 2]), "target_lengths": torch.tensor([2, 3])}
+    model = rg.Bitext(whole.unary, whole.straight, whole.inverted, leaves=3, **lengths)
+    posterior = pruned(model, 100, chains=8)
+    assert sweeps_of(posterior).answers.shape == (2, 3, 3)
+    assert sweeps_of(posterior).trace.shape == (110, 8, 2)
+    assert_close(sweeps_of(posterior).answers, model.pair_marginals(), rtol=0.0, atol=0.05)
+    assert_close(posterior.marginals(), model.marginals(), rtol=0.0, atol=0.05)
+    orders = sweeps_of(posterior).counts["orders"]
+    inner = model.marginals()[..., 0].flatten(1).sum(1)
+    assert_close(orders.sum(-1), inner, rtol=0.05, atol=0.05)
+    assert bool((sweeps_of(posterior).r_hat < 1.2).all())
+    assert bool((sweeps_of(posterior).effective_sample_size > 50).all())
+    assert bool(model.score(posterior.sample(4)).isfinite().all())
+
+
+def test_a_few_states_of_a_cheaper_model_are_likely():
+    model = hypertree(6, 4)
+    cheap = rg.Hypertree(model.unary.logsumexp(-1, keepdim=True))
+    likely = LikelyBy(cheap, above=0.3)
+    chosen = likely.questions(masks_of(model, rg.infer), rg.infer)
+    assert_close(chosen, cheap.span_marginals() > 0.3)
+    posterior = pruned(model, 80, likely=likely, chains=16, selected=Alternating(share=1 / 2))
+    assert_close(sweeps_of(posterior).answers, model.span_marginals(), rtol=0.0, atol=0.1)
+
+
+def test_every_selection_changes_and_has_its_size():
+    likely = torch.arange(12).expand(3, 2, 12) < torch.tensor([[9], [5]])
+    policy, generator = Alternating(), seeded()
+    selected = policy.first(likely, generator)
+    for _ in range(5):
+        again = policy.after(selected, likely, generator)
+        assert not bool((again & ~likely).any())
+        assert again.sum(-1).tolist() == [[6, 3]] * 3
+        # All that was left out is selected now.
+        assert bool(((likely & ~selected) <= again).all())
+        selected = again
+
+
+def test_one_likely_question_is_left_out_at_least():
+    likely = torch.tensor([[[True, False]]])
+    assert not bool(Alternating().first(likely, seeded()).any())
+    assert bool(Alternating(share=1.0).first(likely, seeded()).sum() == 1)
+
+
+def test_resuming_goes_on_with_the_same_chains():
+    model, generator = chain(), seeded()
+    half = rg.infer(model, estimator=rg.RandomizedPruning(9, warm_up=2), generator=generator)
+    rest = rg.RandomizedPruning(7, resume=half)
+    whole = rg.infer(model, estimator=rest, generator=generator)
+    once = pruned(model, 16, warm_up=2)
+    assert_close(sweeps_of(whole).answers, sweeps_of(once).answers)
+    assert_close(sweeps_of(whole).trace, sweeps_of(once).trace)
+    with pytest.raises(ModelError, match="same model"):
+        pruned(chain(), 3, resume=half)
+
+
+def test_no_sweep_begins_after_the_seconds(monkeypatch):
+    clock = SimpleNamespace(seconds=0.0)
+
+    def now():
+        clock.seconds += 1.0
+        return clock.seconds
+
+    monkeypatch.setattr(runs, "now", now)
+    posterior = pruned(chain(), 100, warm_up=3, seconds=10.5)
+    assert 0 < sweeps_of(posterior).run.sweeps < 10
+    assert pruned(chain(), 100, warm_up=30, seconds=0.5).solution.run.sweeps == 1
+
+
+def test_masks_leave_less_to_do():
+    model = bitext(6, 6)
+    masks = masks_of(model, rg.infer)
+    none = torch.zeros(1, 6, 6, dtype=torch.bool)
+    held = none.clone()
+    held[0, range(0, 6, 2), range(0, 6, 2)] = True
+    assert masks.masked(held, none).work < masks.masked(none, none).work / 5
+
+
+def test_there_is_no_z():
+    posterior = pruned(chain(), 3)
+    for ask in (lambda: posterior.log_partition, posterior.entropy):
+        with pytest.raises(UnsupportedError, match=r"^Randomized pruning has no Z.*$"):
+            ask()
+    assert not posterior.status.exact
+    assert posterior.status.iterations == 3
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: rg.RandomizedPruning(0), "sweeps >= 1"),
+        (lambda: Alternating(share=1.5), "share"),
+        (lambda: pruned(chain(), 3, likely=Given(torch.zeros(5, 3).bool())), "likely"),
+        (lambda: pruned(chain(), 3, likely=Given(torch.ones(4, 3).bool())), r"\(5, 3\)"),
+        (lambda: pruned(chain(), 3, likely=Given(torch.ones(5, 3))), "bool"),
+        (lambda: pruned(chain(), 3, likely=LikelyBy(bitext())), "same questions"),
+        (lambda: pruned(rg.NonProjectiveDependencies(draw(3, 4)), 3), "no masks"),
+        (lambda: pruned(rg.Chain(torch.full((3, 2), -math.inf), draw(2, 2)), 3), "nothing"),
+    ],
+)
+def test_bad_input_is_one_line(ask, says):
+    kinds = (ModelError, UnsupportedError, ImpossibleEvidenceError)
+    with pytest.raises(kinds, match=says) as caught:
+        ask()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain(), chain().factor_graph()])
+def test_a_mask_that_allows_nothing_is_one_line(model):
+    masks = masks_of(model, rg.infer)
+    none = torch.zeros(1, *masks.questions, dtype=torch.bool)
+    required = none.clone()
+    # Two states of one step; two words aligned with the ends of a sentence; two spans that cross.
+    required.view(1, -1)[0, [1, 2] if masks.questions != (5, 5) else [2, 8]] = True
+    nothing = masks.masked(required, none)
+    assert nothing.log_partition == -math.inf
+    with pytest.raises(ImpossibleEvidenceError, match=r"^A mask allows nothing.*$"):
+        nothing.draw(None)
+
+
+def test_averages_know_their_error():
+    generator = seeded()
+    # Autoregressive noise: each sweep's value is worth a third of an independent one.
+    total, hits, runs_ = 400, 0, 60
+    for _ in range(runs_):
+        values = torch.zeros(4, 1, dtype=torch.float64)
+        averages = Averages.none(20, values)
+        for _ in range(total):
+            noise = torch.randn(4, 1, generator=generator, dtype=torch.float64)
+            values = 0.5 * values + math.sqrt(0.75) * noise
+            averages = averages.with_sweep(values)
+        hits += abs(float(averages.mean)) < student(0.95, averages.freedom) * float(
+            averages.standard_error
+        )
+    assert 0.78 <= hits / runs_ <= 0.98
+    assert 0.2 < float(averages.effective) / (4 * total) < 0.5
+    assert 0.95 < float(averages.r_hat) < 1.05
+
+
+class Coins(Selected):
+    """A selection of one's own: each question by itself."""
+
+    def first(self, likely, generator):
+        return likely & (torch.rand(likely.shape, generator=generator) < 0.3)
+
+    def after(self, last, likely, generator):
+        return self.first(likely, generator)
+
+
+def test_a_selection_of_ones_own():
+    model = chain()
+    posterior = pruned(model, 300, chains=4, selected=Coins())
+    assert_close(posterior.marginals(), model.marginals(), rtol=0.0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "model", [bitext(0, 0), bitext(0, 2), chain(0), hypertree(0), hypertree(1)]
+)
+def test_small_models_have_their_one_answer(model):
+    posterior = pruned(model, 2, selected=Alternating(share=0.0))
+    assert_close(posterior.marginals(), model.marginals())
+    assert posterior.sample(3).shape == (3, *model.unary.shape[:-1])

@@ -1,0 +1,134 @@
+"""Randomized pruning leaves the posterior invariant: every configuration, every selection."""
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import rdpgraph as rg
+from rdpgraph.estimate.pruning.questions import masks_of
+
+TIGHT = {"rtol": 0.0, "atol": 1e-12}
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def selections(questions):
+    """All, (2 ** questions, questions)."""
+    return torch.tensor(list(itertools.product([False, True], repeat=questions)))
+
+
+def kernels(masks, some, answers, scores, selected):
+    """(S, X, X) for each selection the kernel on configurations, by the masks' own log Z and means.
+
+    A draw from a mask is one of the model given that it agrees on what is selected, if the mask
+    leaves what agrees and that alone: its log Z and its mean answers are those of the list.
+
+    Args:
+        masks: of the model, an item of it.
+        some: (Q, dims) the questions asked.
+        answers: (X, Q) of every configuration.
+        scores: (X,) theirs.
+        selected: (S, X, Q) what is held of each.
+    """
+    held = torch.stack([selected & answers, selected & ~answers], -1).flatten(0, 1)
+    cases, place = held.unique(dim=0, return_inverse=True)
+    wide = torch.zeros(len(cases), *masks.questions, 2, dtype=torch.bool)
+    wide[(slice(None), *some.T)] = cases
+    agrees = ((answers | ~cases[:, None, :, 0]) & ~(answers & cases[:, None, :, 1])).all(-1)
+    logs = torch.where(agrees, scores, -torch.inf)
+    shares = logs.softmax(1)
+    for part in torch.arange(len(cases)).split(500):
+        within = masks.masked(wide[part, ..., 0], wide[part, ..., 1])
+        assert_close(within.log_partition, logs[part].logsumexp(1), **TIGHT)
+        expected = within.expected()
+        means = expected.answers[(slice(None), *some.T)]
+        assert_close(means, shares[part] @ answers.double(), **TIGHT)
+        assert_close(expected.score, torch.where(agrees, shares * scores, 0.0).sum(1)[part])
+    within = masks.masked(wide[::50, ..., 0], wide[::50, ..., 1])
+    drawn = within.draw(torch.Generator().manual_seed(0)).answers[(slice(None), *some.T)]
+    assert bool(((drawn | ~cases[::50, :, 0]) & ~(drawn & cases[::50, :, 1])).all())
+    return shares[place].unflatten(0, selected.shape[:2])
+
+
+def trees():
+    """The binary trees of 5 words."""
+    model = rg.Hypertree(draw(5, 5, 1), rg.trees.DenseRules(draw(1, 1, 1, seed=1)))
+    found = model.k_best(20)
+    states = found.trees.states[found.scores > -torch.inf]
+    masks = masks_of(model, rg.infer)
+    some = masks.open().nonzero()
+    return masks, some, (states >= 0)[(slice(None), *some.T)], model.score(states)
+
+
+def alignments():
+    """The derivations of a bitext of 3 x 3 words, phrases among its leaves."""
+    phrases = torch.full((4, 4, 4, 4), -torch.inf, dtype=torch.float64)
+    phrases[0, 2, 1, 3], phrases[1, 3, 0, 1] = 0.4, 0.2
+    model = rg.Bitext.words(
+        draw(3, 3), draw(3, seed=1), draw(3, seed=2), straight=0.2, inverted=-0.4,
+        phrases=phrases, normal_form=True,
+    )  # fmt: skip
+    found = model.k_best(200)
+    assert found.scores[-1] == -torch.inf
+    states = found.states[found.scores > -torch.inf]
+    answers = torch.zeros(len(states), 3, 3, dtype=torch.bool)
+    for i, k, j, m in itertools.product(range(4), repeat=4):
+        leaf = states[:, i, k, j, m] >= 6
+        answers[:, i:k, j:m] |= leaf[:, None, None]
+    masks = masks_of(model, rg.infer)
+    some = masks.open().nonzero()
+    return masks, some, answers.flatten(1), found.scores[: len(states)]
+
+
+def grid():
+    """A grid of 2 x 3 variables of two states."""
+    pixels = rg.VariableArray("pixel", (2, 3), 2)
+    model = rg.FactorGraph(
+        [
+            rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), rg.Table(draw(2, 2))),
+            rg.FactorBlock((pixels[:-1], pixels[1:]), rg.Table(draw(2, 2, seed=1))),
+            rg.FactorBlock((pixels,), rg.Table(draw(2, 3, 2, seed=2))),
+        ]
+    )
+    states = torch.tensor(list(itertools.product(range(2), repeat=6)))
+    answers = torch.nn.functional.one_hot(states, 2).flatten(1).bool()
+    masks = masks_of(model, rg.infer)
+    return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 3)})
+
+
+@pytest.mark.parametrize("model", [trees, alignments])
+def test_every_kernel_leaves_the_posterior_invariant(model):
+    masks, some, answers, scores = model()
+    posterior = scores.softmax(0)
+    chosen = selections(len(some))
+    found = kernels(masks, some, answers, scores, chosen.unsqueeze(1).expand(-1, len(scores), -1))
+    assert_close(posterior @ found, posterior.expand(len(chosen), -1), **TIGHT)
+
+
+def test_every_kernel_of_a_grid_leaves_the_posterior_invariant():
+    masks, some, answers, scores = grid()
+    posterior = scores.softmax(0)
+    # What is held of a variable of two states fixes it, whichever state it is about.
+    kept = torch.tensor(list(itertools.product([False, True], repeat=6)))
+    about = torch.stack([kept, torch.zeros_like(kept)], -1).flatten(1)
+    other = about.unflatten(1, (6, 2)).flip(-1).flatten(1)
+    for chosen in (about, other[9:11], (about | other)[-2:]):
+        held = chosen.unsqueeze(1).expand(-1, len(scores), -1)
+        found = kernels(masks, some, answers, scores, held)
+        assert_close(posterior @ found, posterior.expand(len(chosen), -1), **TIGHT)
+
+
+@pytest.mark.parametrize("model", [trees, alignments])
+def test_a_selection_that_looks_at_the_answers_is_found_out(model):
+    masks, some, answers, scores = model()
+    posterior = scores.softmax(0)
+    # The positive ones, which prune the most: tempting, and wrong.
+    looking = answers.clone()
+    looking[:, ::2] = False
+    (found,) = kernels(masks, some, answers, scores, looking.unsqueeze(0))
+    assert float((posterior @ found - posterior).abs().max()) > 1e-3
