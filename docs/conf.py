@@ -2,12 +2,20 @@
 
 import os
 import re
+import sys
+from pathlib import Path
 
 import matplotlib
 from sphinx.application import Sphinx
 
 matplotlib.use("Agg")
 os.environ.setdefault("MPLBACKEND", "Agg")
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import pictures  # noqa: E402
+
+pictures.make(HERE / "generated", HERE.parent / "examples")
 
 project = "rdpgraph"
 author = "the rdpgraph authors"
@@ -15,16 +23,27 @@ project_copyright = "2026, the rdpgraph authors"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
 default_role = "py:obj"
 html_theme = "furo"
 html_title = "rdpgraph"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 exclude_patterns = ["gallery/*.ipynb", "gallery/*.py", "sg_execution_times.rst"]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+# A click copies what is typed, without prompts and what is printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_dmath_double_inline = True
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

@@ -19,6 +19,8 @@ Words of the training text that occur less than ``--least`` times, and words it 
 ``<unk>``. A line ends in ``<eos>``, which counts in the perplexity.
 """
 
+# sphinx_gallery_thumbnail_path = "generated/hmm_lm.png"
+
 import gzip
 import hashlib
 import json

@@ -18,6 +18,8 @@ log-likelihood of a step, in nats, of all sequences whole; what is kept is best 
 data.
 """
 
+# sphinx_gallery_thumbnail_path = "generated/hmm_music.png"
+
 import json
 import math
 import time

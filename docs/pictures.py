@@ -1,0 +1,61 @@
+"""Pictures that the pages show and that no example draws; `conf.py` makes them before a build."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+import rdpgraph as rg
+from rdpgraph.cli.drawing import draw
+
+INK, LINE, BLUE, PALE = "#3b4752", "#9aa3ad", "#1d4e79", "#d3dce6"
+
+
+def make(folder: Path, examples: Path) -> None:
+    """Draw all of them."""
+    folder.mkdir(exist_ok=True)
+    patient = rg.read(examples / "asia.bif").condition({"dysp": "yes", "asia": "yes"})
+    draw(patient, folder / "asia.png", rg.infer(patient))
+    _trellis(folder / "hmm_lm.png")
+    _roll(folder / "hmm_music.png")
+
+
+def _trellis(target: Path) -> None:
+    """Words, and the probability of each hidden state at each."""
+    words = "the dog that I saw sleeps".split()
+    generator = torch.Generator().manual_seed(3)
+    unary = 2.5 * torch.randn(len(words), 6, generator=generator)
+    chain = rg.Chain(unary, torch.randn(6, 6, generator=generator))
+    marginals, best = chain.marginals(), chain.mode()
+    figure, axes = plt.subplots(figsize=(4, 3))
+    for step, word in enumerate(words):
+        for state in range(6):
+            share = float(marginals[step, state])
+            axes.scatter(step, state, s=40 + 260 * share, color=BLUE, alpha=0.15 + 0.85 * share)
+        axes.text(step, -1.1, word, ha="center", fontsize=11, color=INK)
+    for step in range(len(words) - 1):
+        ends = (step, int(best[step])), (step + 1, int(best[step + 1]))
+        axes.add_patch(FancyArrowPatch(*ends, color=LINE, arrowstyle="-|>", shrinkA=9, shrinkB=9,
+                                       mutation_scale=10))  # fmt: skip
+    axes.set_ylim(-1.6, 5.6)
+    axes.set_xlim(-0.6, len(words) - 0.4)
+    axes.axis("off")
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
+
+
+def _roll(target: Path) -> None:
+    """A piano roll of chords, a state for each of which a hidden Markov model would learn."""
+    chords = [(0, 4, 7), (5, 9, 12), (7, 11, 14), (0, 4, 7, 12), (9, 12, 16), (2, 5, 9), (7, 11, 14)]
+    figure, axes = plt.subplots(figsize=(4, 3))
+    for step, chord in enumerate([*chords, (0, 4, 7, 12)]):
+        for note in chord:
+            axes.add_patch(Rectangle((step, note), 0.92, 0.85, color=BLUE))
+        axes.add_patch(Rectangle((step, -3.2), 0.92, 1.6, color=PALE, ec=INK))
+        axes.text(step + 0.46, -2.4, f"z{step + 1}", ha="center", va="center", fontsize=8, color=INK)
+    axes.set_xlim(-0.2, 8.2)
+    axes.set_ylim(-3.8, 18)
+    axes.axis("off")
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
