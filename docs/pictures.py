@@ -23,7 +23,7 @@ def make(folder: Path, examples: Path) -> None:
 
 def _trellis(target: Path) -> None:
     """Words, and the probability of each hidden state at each."""
-    words = "the dog that I saw sleeps".split()
+    words = ["the", "dog", "that", "I", "saw", "sleeps"]
     generator = torch.Generator().manual_seed(3)
     unary = 2.5 * torch.randn(len(words), 6, generator=generator)
     chain = rg.Chain(unary, torch.randn(6, 6, generator=generator))
@@ -47,13 +47,23 @@ def _trellis(target: Path) -> None:
 
 def _roll(target: Path) -> None:
     """A piano roll of chords, a state for each of which a hidden Markov model would learn."""
-    chords = [(0, 4, 7), (5, 9, 12), (7, 11, 14), (0, 4, 7, 12), (9, 12, 16), (2, 5, 9), (7, 11, 14)]
+    chords = [
+        (0, 4, 7),
+        (5, 9, 12),
+        (7, 11, 14),
+        (0, 4, 7, 12),
+        (9, 12, 16),
+        (2, 5, 9),
+        (7, 11, 14),
+    ]
     figure, axes = plt.subplots(figsize=(4, 3))
     for step, chord in enumerate([*chords, (0, 4, 7, 12)]):
         for note in chord:
             axes.add_patch(Rectangle((step, note), 0.92, 0.85, color=BLUE))
         axes.add_patch(Rectangle((step, -3.2), 0.92, 1.6, color=PALE, ec=INK))
-        axes.text(step + 0.46, -2.4, f"z{step + 1}", ha="center", va="center", fontsize=8, color=INK)
+        axes.text(
+            step + 0.46, -2.4, f"z{step + 1}", ha="center", va="center", fontsize=8, color=INK
+        )
     axes.set_xlim(-0.2, 8.2)
     axes.set_ylim(-3.8, 18)
     axes.axis("off")
