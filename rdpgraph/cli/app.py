@@ -200,7 +200,7 @@ def draw(
     ] = True,
     limit: Limit = None,
 ) -> None:
-    """Draw a model's factor graph."""
+    """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
     from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.solving import posterior_of, progress
