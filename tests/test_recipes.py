@@ -11,7 +11,7 @@ import pytest
 PAGE = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 KINDS = (
-    "potential", "kind of factor", "proposal", "selection", "structure", "rules",
+    "potential", "kind of factor", "proposal", "selection", "estimator", "structure", "rules",
     "schedule", "scheduler", "file format", "command",
 )  # fmt: skip
 
