@@ -55,12 +55,14 @@ def parsed(
         raise EvidenceError("parse needs sentences of one word at least.")
     longest, symbols = max(map(len, words)), len(grammar.symbols)
     cells = len(words) * longest**2
-    need = 8.0 * cells * (_CHARTS * symbols + _TREES * draws)
+    rules = len(grammar.rules)  # looked up at every split of spans of a width
+    need = 8.0 * cells * (_CHARTS * symbols + rules + _TREES * draws)
     most = Budget.of_machine().memory_bytes if memory_bytes is None else memory_bytes
     if need > most:
         raise BudgetError(
             f"parse needs about {need / 1e9:.1f} GB for {len(words):,} sentences of up to "
-            f"{longest:,} words, {symbols:,} symbols and {draws:,} trees of each; the budget is "
+            f"{longest:,} words, {symbols:,} symbols, {rules:,} rules and {draws:,} trees of each; "
+            f"the budget is "
             f"{most / 1e9:.1f} GB. Ask for fewer at once, or raise --memory."
         )
     return Parsed(grammar, words, Hypertree.parses(grammar, words))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.text import PathLike, fail, read_text, shown
@@ -21,7 +22,7 @@ _LINE = re.compile(r"[^\r\n]+")
 LIMIT = 1 << 25
 """The most bytes of text by default, 32 MiB: a name takes 150 bytes beyond its rules."""
 MEMORY = 2.0**29
-"""The most bytes of the tables of rules by default, 512 MiB: 406 symbols in float64."""
+"""The most bytes of a table of rules by default, 512 MiB: 406 symbols in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,21 +32,69 @@ class Grammar:
     Attributes:
         symbols: their names, the start symbol first.
         words: the words that rules name.
-        log_rules: (N, N, N) log-weights, [parent, left, right]; -inf where there is no rule.
-        log_words: (N, V) log-weights of the words.
+        rules: (M, 3) int64 the rules of two symbols, [parent, left, right].
+        log_weights: (M,) theirs.
+        word_rules: (L, 2) int64 the rules of a word, [symbol, word].
+        log_word_weights: (L,) theirs.
+        memory_bytes: the most that a table of rules may take.
     """
 
     symbols: tuple[str, ...]
     words: tuple[str, ...]
-    log_rules: Tensor
-    log_words: Tensor
+    rules: Tensor
+    log_weights: Tensor
+    word_rules: Tensor
+    log_word_weights: Tensor
+    memory_bytes: float = MEMORY
+
+    @cached_property
+    def log_rules(self) -> Tensor:
+        """(N, N, N) log-weights, [parent, left, right]; -inf where there is no rule.
+
+        Raises:
+            BudgetError: a table larger than `memory_bytes`.
+        """
+        return self._table(self.rules, self.log_weights, (len(self.symbols),) * 3)
+
+    @cached_property
+    def log_words(self) -> Tensor:
+        """(N, V) log-weights of the words.
+
+        Raises:
+            BudgetError: a table larger than `memory_bytes`.
+        """
+        sizes = len(self.symbols), len(self.words)
+        return self._table(self.word_rules, self.log_word_weights, sizes)
+
+    def _table(self, places: Tensor, values: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        need = float(math.prod(sizes)) * values.element_size()
+        if need > self.memory_bytes:
+            raise BudgetError(
+                f"A table of the rules of a grammar of {len(self.symbols):,} symbols and "
+                f"{len(self.words):,} words takes {need / 1e9:,.1f} GB; at most "
+                f"{self.memory_bytes / 1e9:.1f} GB are made. Raise `memory_bytes`, or use the "
+                "lists, as Hypertree.parses does."
+            )
+        table = values.new_full(sizes, -math.inf)
+        table[tuple(places.unbind(1))] = values
+        return table
 
     @property
     def start(self) -> Tensor:
         """(N,) 0 for the start symbol, -inf for the others."""
-        start = torch.full((len(self.symbols),), -math.inf, dtype=self.log_rules.dtype)
+        start = self.log_weights.new_full((len(self.symbols),), -math.inf)
         start[0] = 0.0
         return start
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    @cached_property
+    def _by_word(self) -> tuple[Tensor, Tensor]:
+        """(L,) the rules of words in the order of their words, and (V + 1,) where each begins."""
+        words, rows = self.word_rules[:, 1].sort(stable=True)
+        return rows, torch.searchsorted(words, torch.arange(len(self.words) + 1))
 
     def lexical(self, sentence: Sequence[str]) -> Tensor:
         """(T, N) log-weights of each word under each symbol.
@@ -53,11 +102,15 @@ class Grammar:
         Raises:
             EvidenceError: a word that no rule has.
         """
-        numbers = {word: number for number, word in enumerate(self.words)}
-        for word in sentence:
-            if word not in numbers:
+        found = self.log_weights.new_full((len(sentence), len(self.symbols)), -math.inf)
+        rows, starts = self._by_word
+        for place, word in enumerate(sentence):
+            number = self._numbers.get(word)
+            if number is None:
                 raise EvidenceError(f"The grammar has no rule with the word {shown(word)}.")
-        return self.log_words.T[[numbers[word] for word in sentence]]
+            own = rows[int(starts[number]) : int(starts[number + 1])]
+            found[place, self.word_rules[own, 0]] = self.log_word_weights[own]
+        return found
 
 
 @dataclass(frozen=True)
@@ -93,11 +146,10 @@ def read_grammar(
         dtype: of the log-weights.
         limit: the most bytes of text, unpacked.
         wait: how long a pipe may be silent, in seconds.
-        memory_bytes: the most that the tables may take.
+        memory_bytes: the most that a table of rules may take, where one is made.
 
     Raises:
         FileFormatError: with the line that does not fit.
-        BudgetError: tables larger than ``memory_bytes``.
     """
     text = read_text(path, limit=limit, wait=wait)
     return parse_grammar(text, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
@@ -114,18 +166,17 @@ def parse_grammar(
 
     A line is a weight, a symbol, an arrow, and two symbols or one word in quotes. The symbol of
     the first line is the start. Weights are finite decimal numbers, not negative, and need not sum
-    to one; what follows a ``#`` outside quotes is a comment. Time is linear in the text; the tables
-    of N symbols and V words take N^3 + N V numbers.
+    to one; what follows a ``#`` outside quotes is a comment. Time and memory are linear in the
+    text: rules are lists, and tables of all triples of symbols are made where they are asked for.
 
     Args:
         text: the lines.
         source: what errors call it.
         dtype: of the log-weights.
-        memory_bytes: the most that the tables may take.
+        memory_bytes: the most that a table of rules may take, where one is made.
 
     Raises:
         FileFormatError: with the line that does not fit.
-        BudgetError: tables larger than ``memory_bytes``; none is made.
 
     Example:
         >>> grammar = parse_grammar('''
@@ -160,18 +211,12 @@ def parse_grammar(
     places[list(heads)] = list(heads.values())
     symbols = list(names)
     _refuse_headless(binary, places, symbols, source)
-    need = torch.empty(0, dtype=dtype).element_size() * len(heads) * (len(heads) ** 2 + len(words))
-    if need > memory_bytes:
-        raise BudgetError(
-            f"{source}: a grammar of {len(heads):,} symbols and {len(words):,} words needs tables "
-            f"of {need / 1e9:,.1f} GB, a number for every three symbols; at most "
-            f"{memory_bytes / 1e9:.1f} GB are made. Raise `memory_bytes` (--memory)."
-        )
     return Grammar(
         tuple(symbols[number] for number in heads),
         tuple(words),
-        _table(binary, (places, places, places), (len(heads),) * 3, source, dtype),
-        _table(lexical, (places, np.arange(len(words))), (len(heads), len(words)), source, dtype),
+        *_listed(binary, (places, places, places), source, dtype),
+        *_listed(lexical, (places, np.arange(len(words))), source, dtype),
+        memory_bytes,
     )
 
 
@@ -227,20 +272,18 @@ def _refuse_headless(
         )
 
 
-def _table(
-    rules: _Rules,
-    places: tuple[NDArray[np.int64], ...],
-    shape: tuple[int, ...],
-    source: str,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The log-weights of rules, each of which stands once; -inf elsewhere."""
+def _listed(
+    rules: _Rules, places: tuple[NDArray[np.int64], ...], source: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(M, 2 or 3) the numbers in rules, each of which stands once, and (M,) log-weights."""
     columns = (rules.parents, rules.lefts, rules.rights)
-    flat = np.zeros(len(rules.lines), dtype=np.int64)
-    for column, place, size in zip(columns, places, shape, strict=False):
-        flat = flat * size + place[_column(column)]
-    order = np.argsort(flat, kind="stable")
-    again = np.flatnonzero(np.diff(flat[order]) == 0)
+    pairs = zip(columns, places, strict=False)
+    found = [place.astype(np.int32)[_column(column)] for column, place in pairs]
+    order = np.lexsort(found[::-1])
+    same = np.ones(max(len(order) - 1, 0), dtype=np.bool_)
+    for column in found:
+        same &= np.diff(column[order]) == 0
+    again = np.flatnonzero(same)
     if len(again):
         lines = _column(rules.lines)[order]
         first = again[lines[again + 1].argmin()]
@@ -248,10 +291,10 @@ def _table(
             source,
             f"line {lines[first + 1]}: expected a new rule; it is on line {lines[first]} already.",
         )
-    table = torch.full((math.prod(shape),), -math.inf, dtype=dtype)
-    log_weights = torch.frombuffer(rules.weights, dtype=torch.float64).log() if len(flat) else []
-    table[torch.from_numpy(flat)] = torch.as_tensor(log_weights, dtype=dtype)
-    return table.reshape(shape)
+    listed = torch.stack([torch.from_numpy(column).long() for column in found], 1)
+    if not len(listed):
+        return listed, torch.empty(0, dtype=dtype)
+    return listed, torch.frombuffer(rules.weights, dtype=torch.float64).log().to(dtype)
 
 
 def _column(values: "array[int]") -> NDArray[np.int32]:

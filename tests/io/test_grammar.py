@@ -2,6 +2,8 @@
 
 import gzip
 import math
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,7 +76,61 @@ def test_a_grammar_without_rules_is_refused(text):
         parse_grammar(text)
 
 
-def test_too_many_symbols_are_refused_before_a_table_is_made():
+def test_too_many_symbols_have_no_table():
     text = "\n".join(f"1 S{number} -> 'a'" for number in range(1000))
+    grammar = parse_grammar(text)
     with pytest.raises(rg.errors.BudgetError, match="1,000 symbols"):
-        parse_grammar(text)
+        print(grammar.log_rules)
+    assert len(grammar.lexical(["a", "a"])) == 2
+    tree = rg.Hypertree.parses(grammar, [["a"], ["a", "a"]])
+    assert tree.log_partition().tolist() == [0.0, -math.inf]
+
+
+def test_thousands_of_symbols_are_parsed_without_a_table():
+    size, total = 3000, 5
+    numbers = [(n, k) for n in range(size) for k in range(3)]
+    rules = {(n, (7 * n + k) % size, (n + 5 * k) % size): 1 + k for n, k in numbers}
+    lines = [f"{weight} S{a} -> S{b} S{c}" for (a, b, c), weight in rules.items()]
+    lines += [f"1 S{n} -> 'w{n % 3}'" for n in range(size)]
+    chart = defaultdict(
+        float, {(i, i, n): 1.0 for i in range(total) for n in range(i % 3, size, 3)}
+    )
+    for width in range(1, total):
+        for i in range(total - width):
+            for (a, b, c), weight in rules.items():
+                for m in range(i, i + width):
+                    chart[i, i + width, a] += weight * chart[i, m, b] * chart[m + 1, i + width, c]
+    tree = rg.Hypertree.parses(
+        parse_grammar("\n".join(lines)), [[f"w{i % 3}" for i in range(total)]]
+    )
+    with pytest.raises(rg.errors.BudgetError):
+        tree.rules.table(size, size)
+    assert chart[0, total - 1, 0] > 0
+    assert float(tree.log_partition().exp()) == pytest.approx(chart[0, total - 1, 0])
+    trees = rg.trees.Trees(tree.sample(20, torch.Generator().manual_seed(0)))
+    assert bool((tree.score(trees) > -math.inf).all())
+    assert bool((tree.score(tree.viterbi()) >= tree.score(trees) - 1e-9).all())
+    assert float(tree.k_best(2).scores[0]) == pytest.approx(float(tree.score(tree.viterbi())))
+
+
+def test_rules_in_a_list_are_those_of_the_table():
+    draw = torch.Generator().manual_seed(0)
+    size, lines = 60, ['1 S0 -> "a"']
+    for parent in range(size):
+        first, second = torch.randint(size, (2, 12), generator=draw).tolist()
+        pairs = dict.fromkeys(zip(first, second, strict=True))
+        lines += [f"{1 + a % 7} S{parent} -> S{a} S{b}" for a, b in pairs]
+        lines.append(f'{1 + parent % 3} S{parent} -> "w{parent % 5}"')
+    grammar = parse_grammar("\n".join(lines))
+    sentences = [[f"w{(7 * i) % 5}" for i in range(n)] for n in (1, 4, 6)]
+    table = rg.Hypertree.parses(grammar, sentences)
+    assert isinstance(table.rules, rg.trees.DenseRules)
+    listed = replace(grammar, memory_bytes=1e5)
+    tree = rg.Hypertree.parses(listed, sentences)
+    assert isinstance(tree.rules, rg.trees.SparseRules)
+    assert torch.equal(tree.rules.table(size, size), grammar.log_rules)
+    torch.testing.assert_close(tree.log_partition(), table.log_partition())
+    torch.testing.assert_close(tree.marginals(), table.marginals())
+    torch.testing.assert_close(tree.score(tree.viterbi()), table.score(table.viterbi()))
+    for place, word in enumerate(grammar.words):
+        torch.testing.assert_close(grammar.lexical([word])[0], grammar.log_words[:, place])

@@ -1,5 +1,6 @@
 """Hypertrees from what other fields call their parts."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,13 @@ from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
 from rdpgraph.io.grammar import Grammar
-from rdpgraph.structures.hypertree.rules import Rules
+from rdpgraph.structures.hypertree.rules import DenseRules, Rules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+
+_DENSE = 500.0
+"""A table of rules is quicker than a list if it has at most so many entries for each rule."""
+_SMALL = 2.0**15
+"""Or if it has so few."""
 
 
 def pcfg_unary(root: Tensor, rules: Rules, terms: Tensor) -> Tensor:
@@ -44,8 +51,20 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
     if not sentences:
         raise ModelError("Hypertree.parses needs one sentence at least.")
     total, size = max(map(len, sentences)), len(grammar.symbols)
-    unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_rules.dtype)
+    unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_weights.dtype)
     for item, sentence in enumerate(sentences):
         place = torch.arange(len(sentence))
         unary[item, place, place] = grammar.lexical(sentence)
     return unary, torch.tensor([len(sentence) for sentence in sentences])
+
+
+def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
+    """The rules of a grammar as a table or as a list, by which is quicker, or fits."""
+    states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
+    entries = float(states) ** 3
+    dense = entries <= max(_DENSE * len(rules), _SMALL)
+    if dense and entries * weights.element_size() <= grammar.memory_bytes:
+        return DenseRules(grammar.log_rules)
+    if not len(rules):  # words only: one rule that forbids itself
+        rules, weights = rules.new_zeros(1, 3), weights.new_full((1,), -math.inf)
+    return SparseRules(rules, weights, parents=states)

@@ -24,7 +24,7 @@ from rdpgraph.structures.hypertree.checks import (
     checked_trees,
 )
 from rdpgraph.structures.hypertree.comparison import cross_entropy
-from rdpgraph.structures.hypertree.constructors import pcfg_unary, sentence_unary
+from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
@@ -107,7 +107,8 @@ class Hypertree(HypertreeFields):
     def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
         """The parses of sentences by a grammar read from a text, one item for each sentence.
 
-        States are the grammar's symbols; log Z is the log of the summed weights of the trees.
+        States are the grammar's symbols; log Z is the log of the summed weights of the trees. The
+        rules are a table where that is quicker, else a list.
 
         Args:
             grammar: see `read_grammar` and `parse_grammar`.
@@ -118,7 +119,8 @@ class Hypertree(HypertreeFields):
             EvidenceError: a word that no rule has.
         """
         unary, lengths = sentence_unary(grammar, sentences)
-        return cls(unary, DenseRules(grammar.log_rules), root=grammar.start, lengths=lengths)
+        rules = grammar_rules(grammar)
+        return cls(unary, rules, root=grammar.start, lengths=lengths)
 
     @classmethod
     def span_scores(cls, scores: Tensor, *, lengths: Tensor | None = None) -> Self:
@@ -354,7 +356,7 @@ class Hypertree(HypertreeFields):
 
         A state may be expected to meet the mean rule as a parent, where a span has parts, times
         that as a part, where it is not the whole; over random states of the other two, or over all
-        of them by `LowRankRules`.
+        of them by `LowRankRules` and `SparseRules`.
         """
         means = partial(proposals.mean_values, self)
         unary = proposals.unary(self)

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.hypertree import masses
 from rdpgraph.structures.hypertree.cells import Cells
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules, Rules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @torch.no_grad()
@@ -44,6 +46,8 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
         return tree.unary.new_zeros((*tree.batch_shape, 1, 1, 1))
     if isinstance(form.rules, LowRankRules):
         parent, part = _means_by_rank(form.rules)
+    elif isinstance(form.rules, SparseRules):
+        parent, part = _means_of_list(form.rules)
     else:
         asked = _landmarks(form.states, children, landmarks, generator, tree.unary.device)
         parent, part = _means(form.rules, asked, form.states, children)
@@ -74,6 +78,16 @@ def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
     by_left = torch.logsumexp(rules.left + parent + right, 2)
     by_right = torch.logsumexp(rules.right + parent + left, 2)
     return above, torch.logaddexp(by_left, by_right) - math.log(2)
+
+
+def _means_of_list(rules: SparseRules) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over all states."""
+    (states, children), weights = rules.shape, rules.log_weights.mT
+    parent, left, right = rules.triples.unbind(1)
+    above = soft_scatter(weights, parent, states) - 2 * math.log(children)
+    parts = (soft_scatter(weights, side, children) for side in (left, right))
+    below = torch.logaddexp(*parts) - math.log(2 * states * children)
+    return above.mT, below.mT
 
 
 def _landmarks(

@@ -13,12 +13,10 @@ from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.rules import MOST_TABULATED, DenseRules, Rules
+from rdpgraph.structures.hypertree.rules import MOST_TABULATED, Rules
 
 _MOST_STATES = 2**20
 """Three numbers of so many states are one number of 64 bits."""
-_DENSE = 100.0
-"""A table is quicker than a list if it has at most so many entries for each rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +24,7 @@ class SparseRules(Rules):
     """A log-weight for each of M rules; there are no others.
 
     Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
-    `DenseRules` are quicker where a hundredth of all rules or more has a weight.
+    `DenseRules` are quicker where more than one in 500 of all triples is a rule.
 
     Args:
         triples: (M, 3) int64, [parent, left, right]; each once.
@@ -169,16 +167,3 @@ class SparseRules(Rules):
     def is_like(self, other: "SparseRules") -> bool:
         """Whether another list has the same rules in the same order."""
         return self.shape == other.shape and torch.equal(self.triples, other.triples)
-
-
-def compact(triples: Tensor, log_weights: Tensor, states: int) -> DenseRules | SparseRules:
-    """Rules of one kind of states as a table or as a list, by which is quicker.
-
-    Args:
-        triples: (M, 3) int64.
-        log_weights: (M,).
-        states: N.
-    """
-    listed = SparseRules(triples, log_weights, parents=states)
-    small = states**3 <= min(_DENSE * max(len(triples), 1), MOST_TABULATED)
-    return DenseRules(listed.table(states, states)) if small else listed
