@@ -4,9 +4,9 @@ import difflib
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import ge
+from operator import attrgetter, ge
 from typing import TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from rdpgraph.model.variable import Variable, VariableArray
 Entry: TypeAlias = Variable | VariableArray
 Named: TypeAlias = Variable | VariableArray | str
 
+_HOME = attrgetter("home")
 _MEMBER = re.compile(r"^(?P<array>.*)\[(?P<where>\d+(?:,\s*\d+)*)\]$", re.DOTALL)
 
 
@@ -133,6 +134,41 @@ class Domain:
         if place is None or not isinstance(self.entries[place], Variable):
             return None
         return self.starts[place], self.entries[place]
+
+    def singles(self, items: Sequence[Named]) -> list[int | None]:
+        """The numbers of many single variables in one pass, as `single` has them one by one.
+
+        Names are resolved once; members of one array are read off their positions.
+        """
+        kinds = set(map(type, items))
+        if kinds == {str}:
+            found = list(map(self._known.get, items))
+            for place, number in enumerate(found):
+                if number is None:
+                    found[place] = self._number(items[place])
+            return found
+        if kinds == {Variable}:
+            homes = [home for home in map(_HOME, items) if home is not None]
+            if len(homes) == len(items) and len({id(array) for array, _ in homes}) == 1:
+                array = homes[0][0]
+                place = self.by_name.get(array.name)
+                if place is None or self.entries[place].shape != array.shape:
+                    return [None] * len(items)
+                start = self.starts[place]
+                return [start + position for _, position in homes]
+        return [None if (own := self.single(item)) is None else own[0] for item in items]
+
+    def _number(self, item: Named) -> int | None:
+        """The number of a single variable that a name stands for, which is remembered."""
+        own = self.single(item)
+        if own is None:
+            return None
+        return self._known.setdefault(item, own[0])
+
+    @cached_property
+    def _known(self) -> dict[Named, int]:
+        """The names that were resolved."""
+        return {}
 
     def numbers(self, item: Named) -> Tensor:
         """The numbers of a variable (shape ``()``) or of an array's members (the array's shape)."""

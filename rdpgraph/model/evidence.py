@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 
 MISSING = -1
+
+_MANY = 64
+"""Keys from which on single variables are looked up all at once."""
 
 _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 """What evidence is on, its number and entry, and the states."""
@@ -44,7 +48,12 @@ def states_given(given: Any, domain: Domain) -> Tensor:
     ones, their = list[int](), list[int]()
     alike: dict[tuple[int, ...], list[_Given]] = {}
     batch: tuple[int, ...] = ()
-    for item, value in given.items():
+    rest = given.items()
+    if len(given) >= _MANY:
+        places, values, rest = _many(given, domain)
+        numbers.append(places)
+        states.append(values)
+    for item, value in rest:
         single = domain.single(item)
         if single is not None and (value is None or type(value) in (int, str)):
             ones.append(single[0])
@@ -66,6 +75,37 @@ def states_given(given: Any, domain: Domain) -> Tensor:
         numbers.append(torch.tensor(ones))
         states.append(torch.tensor(their))
     return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
+
+
+def _many(
+    given: Mapping[Any, Any], domain: Domain
+) -> tuple[Tensor, Tensor, list[tuple[Any, Any]]]:
+    """Numbers and states of single variables whose states are whole numbers; and what is left."""
+    items, values, rest = list(given), list(given.values()), list[tuple[Any, Any]]()
+    if set(map(type, values)) != {int}:
+        rest = [pair for pair in given.items() if type(pair[1]) is not int]
+        pairs = [pair for pair in given.items() if type(pair[1]) is int]
+        items, values = [item for item, _ in pairs], [value for _, value in pairs]
+    numbers = domain.singles(items)
+    if None in numbers:
+        missing = [place for place, number in enumerate(numbers) if number is None]
+        rest += [(items[place], values[place]) for place in missing]
+        values = [v for v, number in zip(values, numbers, strict=True) if number is not None]
+        numbers = [number for number in numbers if number is not None]
+    try:
+        found = np.array([numbers, values], np.int64)
+    except OverflowError:  # no such state
+        return _none(), _none(), list(given.items())
+    places, states = torch.from_numpy(found)
+    wrong = (states < MISSING) | (states >= domain.sizes[places])
+    if bool(wrong.any()):
+        number, state = found[:, int(wrong.nonzero()[0])].tolist()
+        raise _beyond(domain.variable(number), domain.variable(number), state)
+    return places, states, rest
+
+
+def _none() -> Tensor:
+    return torch.zeros(0, dtype=torch.long)
 
 
 def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
