@@ -57,7 +57,8 @@ class LeftSolution(Solution):
 
     def log_partition(self) -> Tensor:
         """(B,)."""
-        return self.inner.log_partition() + self.network.constant
+        # What is left may be the same for all items.
+        return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
 
     def variable_marginals(self) -> Tensor:
         """(B, S)."""
@@ -89,7 +90,11 @@ class LeftSolution(Solution):
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V)."""
-        return self._states(self.inner.sample(count, generator))
+        batch = self.network.batch
+        if len(self.inner.log_partition()) == batch:
+            return self._states(self.inner.sample(count, generator))
+        drawn = self.inner.sample(count * batch, generator)
+        return self._states(drawn.reshape(count, batch, -1))
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n)."""

@@ -204,6 +204,10 @@ def answers_are_those_of_enumeration(graph, kind):
     generator, starts = torch.Generator().manual_seed(0), graph.domain.starts
     states = torch.cat([solution.mode().unsqueeze(0), solution.sample(4, generator)])
     parts = states.reshape(5, *shape, -1).split(torch.tensor(starts).diff().tolist(), -1)
+    parts = [
+        part.reshape(5, *shape, *entry.shape)
+        for part, entry in zip(parts, graph.variables, strict=True)
+    ]
     scores = graph.score(dict(zip(graph.variables, parts, strict=True)))
     assert close(scores[0], truth.maximum)
     assert bool((scores > -math.inf).all())
@@ -271,6 +275,20 @@ def test_what_evidence_leaves_is_a_chain(batch, seen, hard):
     if not bool((brute_force(graph).log_partition > -math.inf).all()):
         pytest.skip("nothing is possible")
     answers_are_those_of_enumeration(graph, LeftSolution)
+
+
+def test_what_is_left_for_all_rows_of_evidence():
+    """The chain is the same for all of them, and its draws are not."""
+    x, y = rg.VariableArray("x", (6,), 2), rg.Variable("y", 3)
+    generator = torch.Generator().manual_seed(0)
+    tables = [torch.randn(*shape, generator=generator, dtype=D) for shape in ((5, 2, 2), (3,))]
+    line, alone = (rg.Table(table.requires_grad_()) for table in tables)
+    graph = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), line), rg.Factor((y,), alone)])
+    graph = graph.condition({"y": torch.tensor([[0, 1], [2, 2]])})
+    answers_are_those_of_enumeration(graph, LeftSolution)
+    drawn = rg.Auto().plan(graph)[1]().sample(500, generator)[..., :6].double()
+    pairs = torch.corrcoef(drawn[..., 0].T)
+    assert bool((pairs[~torch.eye(4, dtype=torch.bool)].abs() < 0.3).all())
 
 
 def test_what_a_match_leaves_open_stays_exact():
