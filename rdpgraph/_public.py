@@ -34,7 +34,7 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Search
+from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, MiniBuckets, Search
 from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext import Bitext
 from rdpgraph.structures.chain.model import Chain
@@ -69,6 +69,7 @@ __all__ = [
     "LowRank",
     "LowRankFactors",
     "LowRankHMM",
+    "MiniBuckets",
     "NonProjectiveDependencies",
     "Or",
     "Plan",

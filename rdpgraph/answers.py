@@ -6,6 +6,7 @@ Here belong lists of the k best configurations of each structure, and estimates 
 
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.model.features import FeatureError
+from rdpgraph.query.answers import Bounds
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
 from rdpgraph.structures.hypertree.derivations import KBestDerivations
@@ -14,6 +15,7 @@ from rdpgraph.structures.semimarkov import KBestSegmentations
 from rdpgraph.structures.tape.recursion import KBestConfigurations
 
 __all__ = [
+    "Bounds",
     "ControlledEstimate",
     "FeatureError",
     "KBest",

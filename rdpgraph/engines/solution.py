@@ -35,6 +35,15 @@ class Solution(ABC):
         """(replicates, B) the estimates whose mean, as Z, `log_partition` is; else that alone."""
         return self.log_partition().unsqueeze(0)
 
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): log Z lies between them for certain."""
+        log_z, status = self.log_partition().detach(), self.status()
+        sure = status.exact and not status.biased
+        below = sure or status.bound == "lower"
+        above = sure or status.bound == "upper"
+        infinite = torch.full_like(log_z, math.inf)
+        return (log_z if below else -infinite), (log_z if above else infinite)
+
     @abstractmethod
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities; zero throughout where log Z is -inf."""
@@ -200,6 +209,10 @@ class Delegate(Solution):
     def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
         """(B,)."""
         return self._ask(lambda one: one.marginal_mode_is_optimal(numbers))
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._ask(lambda one: one.bounds())
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S)."""

@@ -15,7 +15,7 @@ class Plan:
 
     Attributes:
         route: ``"forest"``, ``"contraction"``, ``"structure"``, ``"join graph"``,
-            ``"loopy"`` or ``"search"``.
+            ``"loopy"``, ``"search"`` or ``"mini-buckets"``.
         why: the reason, in a sentence.
         num_variables: variables left after evidence and hard zeros.
         num_factors: factors left.

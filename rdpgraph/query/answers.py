@@ -1,7 +1,7 @@
 """What a posterior answers about each variable: mappings that take names and views too."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,6 +140,13 @@ class StateValues(Answers):
         columns = _index(pandas, lead) if lead else ["value"]
         names = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
         return pandas.DataFrame(rows, index=names, columns=columns)
+
+
+class Bounds(NamedTuple):
+    """Two tensors (*batch,) between which a number lies for certain."""
+
+    lower: Tensor
+    upper: Tensor
 
 
 def checked_draws(count: int, generator: object) -> None:

@@ -23,7 +23,7 @@ from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
-from rdpgraph.query.answers import Assignment, StateValues, checked_draws
+from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
 
 
@@ -57,6 +57,17 @@ class Posterior(Inferred):
     def batch_shape(self) -> tuple[int, ...]:
         """That of the graph."""
         return self.graph.batch_shape
+
+    def bounds(self) -> Bounds:
+        """Between which two numbers log Z lies for certain, as far as that is known (nats).
+
+        Both are log Z where inference is exact. Tree-reweighted messages that converged give an
+        upper bound, `MiniBuckets` both; -inf and +inf say that nothing is known. Of the estimator's
+        model, if there is one that rewrites.
+        """
+        lower, upper = self.solution.bounds()
+        shape = self.graph.batch_shape
+        return Bounds(lower.reshape(shape), upper.reshape(shape))
 
     def _require_sound(self) -> None:
         """Refuse tables that hold no log-values; they are read once, if log Z is not finite."""

@@ -4,6 +4,7 @@ from rdpgraph.schedulers.auto import Auto
 from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy
+from rdpgraph.schedulers.minibuckets import MiniBuckets
 from rdpgraph.schedulers.scheduler import Scheduler
 from rdpgraph.schedulers.search import Search
 
@@ -12,6 +13,7 @@ __all__ = [
     "Contraction",
     "JoinGraph",
     "Loopy",
+    "MiniBuckets",
     "Scheduler",
     "Search",
     "exactly",

@@ -90,13 +90,16 @@ class Tables:
         return float(sum(stack.at(rows, states).sum() for stack, rows in pairs))
 
 
-def tables_of(network: Network, item: int, summed: Set[int] = frozenset()) -> Tables:
+def tables_of(
+    network: Network, item: int, summed: Set[int] = frozenset(), *, zeros: bool = False
+) -> Tables:
     """The factors of one batch item of a network; those with one scope are added up.
 
     Args:
         network: reduced, without whole potentials.
         item: of the batch.
         summed: variables that will be summed over.
+        zeros: leave hard zeros as they are, -inf.
     """
     merged: dict[tuple[int, ...], Floats] = {}
     for group in network.groups:
@@ -118,7 +121,8 @@ def tables_of(network: Network, item: int, summed: Set[int] = frozenset()) -> Ta
     stacks: list[Stack] = []
     for scopes in by_shape.values():
         values = np.stack([merged[scope] for scope in scopes])
-        values[values == -math.inf] = -2 * span - _SURE
+        if not zeros:
+            values[values == -math.inf] = -2 * span - _SURE
         stacks.append(Stack(np.array(scopes, np.int64), values))
     return Tables(network.sizes, tuple(stacks), span)
 

@@ -1,0 +1,1 @@
+"""Weighted mini-buckets: bounds of log Z, and importance sampling by their messages."""

@@ -1,0 +1,71 @@
+"""Bounds of log Z and unbiased estimates of Z as a scheduler."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution, Sampling
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import ModelError
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan.plan import Plan
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
+
+
+@dataclass(frozen=True)
+class MiniBuckets(Scheduler):
+    """Bounds of log Z and an estimate with its error, where exact inference does not fit.
+
+    Weighted mini-buckets bound log Z from above and, without hard zeros, from below
+    (`Posterior.bounds`). Configurations drawn by their messages give an unbiased estimate of Z: its
+    log is `log_partition`, with its standard error and effective sample size in `Posterior.status`;
+    where that size is below 30 the error is not reliable, and the answer has not converged.
+    Marginals of variables are weighted means over the draws, consistent and not unbiased. No
+    gradients.
+
+    Cost: a pass for bounds and a round of 1,024 draws each visit all tables once. Tables grow until
+    two fifths of the time or the memory is used; draws take the rest.
+
+    Source: Dechter and Rish (2003); Liu and Ihler (2011); Liu, Fisher and Ihler (2015).
+
+    Args:
+        seconds: for the answers.
+        memory: bytes for the tables of a pass; None: 60% of what the machine has available.
+        draws: configurations at most; None: as many as the seconds allow.
+        generator: the randomness; None: the same for each model.
+
+    Raises:
+        ModelError: a number out of range.
+    """
+
+    seconds: float = 60.0
+    memory: float | None = None
+    draws: int | None = None
+    generator: torch.Generator | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf or (self.draws is not None and self.draws < 1):
+            raise ModelError(
+                f"MiniBuckets needs seconds > 0 and draws >= 1; got {self.seconds}, {self.draws}."
+            )
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """Evidence and hard zeros; passes and draws are made when an answer is asked for."""
+        network = reduced(graph, self.seconds)
+        budget, seed = budget_of(self.memory, self.seconds), 0
+        if self.generator is not None:
+            seed = int(torch.randint(2**62, (), generator=self.generator))
+        sampling = Sampling(self.seconds, budget.memory_bytes, self.draws, seed)
+        plan = Plan(
+            route="mini-buckets",
+            why="bounds and an estimate, as asked for",
+            memory=budget.memory_bytes,
+            num_variables=len(network.sizes),
+            num_factors=sum(len(group.scopes) for group in network.groups),
+            dropped_states=network.dropped,
+            seconds=self.seconds,
+        )
+        return plan, partial(MiniBucketSolution, network, sampling)
