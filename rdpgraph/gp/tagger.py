@@ -291,7 +291,6 @@ class StructuredGP:
                     unary.append(one)
                     pairwise.append(other)
             yield group, torch.cat(unary), torch.cat(pairwise)
-        self._basis.forget()
 
     def _groups(
         self,

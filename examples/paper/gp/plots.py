@@ -1,0 +1,87 @@
+"""Plots of the page on structured Gaussian processes: error against time, and calibration.
+
+    python examples/paper/gp/plots.py [--task segmentation] [--output build/gp] [--small]
+
+Calibration is read from the file that `table1.py` writes; error against time is measured here, on
+the first fold, in CPU seconds of training without those of looking.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from table1 import BINS, DATA, results, tagger
+from tasks import TASKS, Sequences, folds
+
+from rdpgraph.gp import StructuredGP
+
+TITLES = {"crf": "linear CRF", "reparameterised": "GP, reparameterised"}
+
+
+def calibration(lines: list[dict[str, Any]], axes: plt.Axes) -> None:
+    """How often labels are right, by the probability that they were given."""
+    axes.plot([0, 1], [0, 1], color="0.8", zorder=0)
+    for column, title in TITLES.items():
+        found = [one for one in lines if one["column"] == column]
+        if not found:
+            continue
+        count, right, sure = (
+            torch.tensor([one[name] for one in found]).sum(0)
+            for name in ("count", "right", "confidence")
+        )
+        some = count >= 20
+        off = float((right - sure).abs().sum() / count.sum())
+        axes.plot(sure[some] / count[some], right[some] / count[some], "o-",
+                  label=f"{title}, off by {100 * off:.1f}% on average")  # fmt: skip
+        print(f"{title:24} {100 * off:.2f}% between confidence and accuracy, {BINS} bins")
+    axes.set(xlabel="probability of the predicted label", ylabel="part that is right")
+    axes.legend()
+
+
+def watched(made: StructuredGP, train: Sequences, test: Sequences) -> list[tuple[float, float]]:
+    """Seconds of training, and the error in per cent after them."""
+    looking, points = 0.0, []
+    begun = time.process_time()
+
+    def watch(step: int, _: float) -> None:
+        nonlocal looking
+        now = time.process_time()
+        if step % 5 == 4 or step == 0:
+            error = 100 * (1 - made.score(test.features, test.labels))
+            points.append((now - begun - looking, error))
+        looking += time.process_time() - now
+
+    made.training = replace(made.training, watch=watch)
+    made.fit(train.features, train.labels, generator=torch.Generator().manual_seed(0))
+    return points
+
+
+def against_time(task: str, axes: plt.Axes, *, small: bool) -> None:
+    """The error on the test sequences while training goes on."""
+    train, test = folds(task, DATA)[0]
+    if small:
+        train, test = train[:4], test[:4]
+    for column in ("reparameterised", "batch", "stochastic"):
+        made = tagger(column, TASKS[task].labels, points=20 if small else 500, small=small)
+        points = watched(made, train, test)
+        axes.plot(*zip(*points, strict=True), label=column)
+        print(f"{column:24} {points[-1][1]:.2f}% after {points[-1][0]:.0f} s")
+    axes.set(xlabel="seconds of CPU", ylabel="error, per cent", xscale="log")
+    axes.legend()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="segmentation", choices=list(TASKS))
+    parser.add_argument("--output", type=Path, default=Path("build/gp"))
+    parser.add_argument("--small", action="store_true")
+    chosen = parser.parse_args()
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    against_time(chosen.task, left, small=chosen.small)
+    calibration(results(chosen.output / "table1.jsonl"), right)
+    figure.savefig(chosen.output / "gp.png", dpi=110)
