@@ -92,6 +92,11 @@ class FullCovariance(Covariance):
 
     O(T M^2 V) for a sequence by `ScoreFunction`, O(S M^2 V) for a step by `Reparameterised`, and
     O(V M^2) memory.
+
+    Attributes:
+        below: (K, V, M, M) entries below the diagonals of Cholesky factors, times M: a step of an
+            optimiser that moves all of them alike stays small beside the diagonals.
+        log_scales: (K, V, M) logarithms of the diagonals.
     """
 
     below: Tensor
@@ -107,7 +112,8 @@ class FullCovariance(Covariance):
 
     def roots(self) -> Tensor:
         """(K, V, M, M) lower Cholesky factors."""
-        return self.below.tril(-1) + torch.diag_embed(self.log_scales.exp())
+        below = self.below.tril(-1) / self.below.shape[-1]
+        return below + torch.diag_embed(self.log_scales.exp())
 
     def projected(self, given: Conditional, component: int) -> Tensor:
         """See `Covariance`."""
@@ -142,5 +148,5 @@ class FullCovariance(Covariance):
 
     def _root(self, component: int) -> Tensor:
         """(V, M, M)."""
-        scales = self.log_scales[component].exp()
-        return self.below[component].tril(-1) + torch.diag_embed(scales)
+        below = self.below[component].tril(-1) / self.below.shape[-1]
+        return below + torch.diag_embed(self.log_scales[component].exp())

@@ -103,12 +103,12 @@ class VariationalPosterior(nn.Module):
         """Samples (S, B, T, V) and (S, V, V) of the scores under one component.
 
         Each is one draw of the functions, the same for all B sequences, and comes with its mirror
-        image, so their number is even. O(S T M V) for a sequence. Differentiable.
+        image, but for the last of an odd number. O(S T M V) for a sequence. Differentiable.
 
         Args:
             given: the functions at the positions, given those at the inducing points.
             component: of the mixture.
-            samples: S, rounded up to an even number.
+            samples: S.
             dtype: of the samples.
             generator: of the noise.
         """
@@ -127,10 +127,8 @@ class VariationalPosterior(nn.Module):
         moved = both[1:] + own
         pair = self.pairwise_log_scale.exp().to(dtype) * normal(labels, labels)
         middle = self.pairwise_mean.to(dtype)
-        return (
-            both[:1] + torch.cat([moved, -moved]),
-            middle + torch.cat([pair, -pair]),
-        )
+        unary = both[:1] + torch.cat([moved, -moved])[:samples]
+        return unary, middle + torch.cat([pair, -pair])[:samples]
 
     def divergence(self) -> Tensor:
         """() nats: KL(q(u) || p(u)) + KL(q(f_bin) || p(f_bin)); for mixtures an upper bound."""

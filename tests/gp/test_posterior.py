@@ -189,3 +189,13 @@ def test_the_bound_is_below_the_evidence_and_tighter_with_more_components():
                 expected += weight * (weights * logs).sum()
             gaps.append(float(truth - (expected - q.divergence())))
     assert 0 < gaps[2] < gaps[1] < gaps[0]
+
+
+@torch.no_grad()
+def test_a_step_of_all_entries_of_a_full_covariance_is_a_small_one():
+    """An optimiser moves each entry by its rate, and there are M of them in a row."""
+    points, step = 200, 0.1
+    covariance = FullCovariance().started(1, 1, points, scale=0.1)
+    before = covariance.traces()
+    covariance.below += step
+    assert covariance.traces() - before < step**2

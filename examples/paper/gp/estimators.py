@@ -71,7 +71,7 @@ if __name__ == "__main__":
     parser.add_argument("--small", action="store_true")
     chosen = parser.parse_args()
     train, _ = folds(chosen.task, DATA)[0]
-    samples, repeats, points = (20, 2, 20) if chosen.small else (1000, 8, 500)
+    samples, repeats, points = (20, 2, 20) if chosen.small else (1000, 4, 500)
     estimators = {
         "score function": ScoreFunction(samples, control=0.0),
         "score function, control variate": ScoreFunction(samples),
