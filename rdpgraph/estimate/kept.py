@@ -14,7 +14,7 @@ from rdpgraph.engines.status import Status
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.layout import Layout
-from rdpgraph.estimate.problem import Model
+from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, repaired, taken, turns, unweighted
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
@@ -38,6 +38,7 @@ class Kept:
         exact: whether all states are kept as they are.
         bound: ``"lower"`` where exact inference on what is kept bounds log Z below; else empty.
         equal: whether replicates that are possible have equal weights, and not those of their Z.
+        restrict: the original on supports of this kind; None: by its sites, asked for anew.
     """
 
     original: Model
@@ -47,11 +48,13 @@ class Kept:
     exact: bool = field(default=False, kw_only=True)
     bound: str = field(default="", kw_only=True)
     equal: bool = field(default=False, kw_only=True)
+    restrict: Callable[[Supports], Model] | None = field(default=None, repr=False, kw_only=True)
 
     @differentiable_property
     def model(self) -> Model:
         """The model on the states kept, replicates its first batch dim: what is to be solved."""
-        return view_of(self.original, None).restrict(self.supports)
+        restrict = self.restrict or view_of(self.original, None).restrict
+        return restrict(self.supports)
 
     @cached_property
     def layout(self) -> Layout:
@@ -176,9 +179,10 @@ class KeptSolution(Solution):
         """(B, *sizes) on the states kept."""
         graph = self.kept.original
         assert isinstance(graph, FactorGraph)
-        wider = replace(self.kept, original=with_joint(graph, numbers, graph.num_factors))
+        graph = with_joint(graph, numbers, graph.num_factors)
+        wider = replace(self.kept, original=graph, restrict=None)
         assert isinstance(wider.model, FactorGraph)
-        return wider(solve(wider.model)).factor_marginals(len(graph.blocks)).squeeze(1)
+        return wider(solve(wider.model)).factor_marginals(len(graph.blocks) - 1).squeeze(1)
 
     def expected_score(self) -> Tensor:
         """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""

@@ -129,6 +129,7 @@ class Randomized(Estimator):
         return Kept(
             setting.model, supports, setting.solve,
             replicates=self.replicates, exact=all(whole), bound=self.selection.bound,
+            restrict=view.restrict,
         )  # fmt: skip
 
     def _chosen(
