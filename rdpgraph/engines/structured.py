@@ -1,0 +1,112 @@
+"""The answers of a structure as those of a solution: its sites row by row."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import differentiable_property
+from rdpgraph.engines.solution import Solution
+from rdpgraph.model.domain import Entry
+from rdpgraph.model.structure import Structure
+
+
+@dataclass(frozen=True, eq=False)
+class StructureSolution(Solution):
+    """The answers of a structure, its sites row by row; what it lacks is asked of a general graph.
+
+    Attributes:
+        structure: the model.
+        solve: gives the posterior of its `factor_graph`.
+    """
+
+    structure: Structure
+    solve: Callable[[Any], Any]
+
+    @differentiable_property
+    def general(self) -> Any:
+        """The posterior of the same model as a graph."""
+        return self.solve(self.structure.factor_graph())
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the structure, from log Z if it does not say."""
+        known = type(self.structure).batch_shape is not Structure.batch_shape
+        return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
+
+    def _flat(self, values: Tensor, *dims: int) -> Tensor:
+        return values.reshape(*dims, math.prod(self.batch_shape), -1)
+
+    @differentiable_property
+    def shaped_log_partition(self) -> Tensor:
+        """(*batch,) log Z."""
+        return self.structure.log_partition()
+
+    @differentiable_property
+    def shaped_marginals(self) -> Tensor:
+        """(*batch, *sites, states)."""
+        return self.structure.marginals()
+
+    def log_partition(self) -> Tensor:
+        """(B,)."""
+        return self.shaped_log_partition.reshape(-1)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S); zero at sites that an item lacks."""
+        return self._flat(self.shaped_marginals)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) of a factor of the graph."""
+        return self.general.solution.factor_marginals(block)
+
+    def entropy(self) -> Tensor:
+        """(B,)."""
+        own = self.structure.entropy()
+        return (self.general.entropy() if own is None else own).reshape(-1)
+
+    def expected_score(self) -> Tensor:
+        """(B,) log Z less the entropy."""
+        log_z = self.log_partition()
+        possible = log_z.detach() > -math.inf
+        return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S)."""
+        own = self.structure.max_marginals()
+        return self._flat(_only(self.general.max_marginals()) if own is None else own)
+
+    def shaped_mode(self) -> Any:
+        """What the structure's mode is."""
+        own = self.structure.mode()
+        return _only(self.general.mode()) if own is None else own
+
+    def mode(self) -> Tensor:
+        """(B, V); -1 at sites that an item lacks."""
+        return self._flat(self.structure.site_states(self.shaped_mode()))
+
+    def shaped_sample(self, count: int, generator: torch.Generator | None) -> Any:
+        """What the structure's draws are."""
+        own = self.structure.sample(count, generator)
+        return _only(self.general.sample(count, generator=generator)) if own is None else own
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V)."""
+        drawn = self.structure.site_states(self.shaped_sample(count, generator))
+        return self._flat(drawn, count)
+
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """(B, S)."""
+        found = self.structure.rsample(1, temperature=temperature, generator=generator)
+        return self._flat(found[0])
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Of the graph."""
+        return self.general.solution.marginal_mode(numbers)
+
+
+def _only(answers: dict[Entry, Tensor]) -> Tensor:
+    (value,) = answers.values()
+    return value
