@@ -153,11 +153,11 @@ class ExactFirst(Delegate):
         """That of the solution that answers; once it is said to be exact, it stays so."""
         if not self.sure and "_told" not in self.__dict__:
             self._ask(lambda one: one.log_partition())
-        return self._told
+        return self._told.status()
 
     @cached_property
-    def _told(self) -> Status:
-        return (self._other if "_other" in self.__dict__ else self.exact).status()
+    def _told(self) -> Solution:
+        return self._other if "_other" in self.__dict__ else self.exact
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws; exact ones only."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
 from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
@@ -41,9 +40,12 @@ class Inferred(Portable, ABC):
         """How the model, or what an estimator made of it, is solved."""
         return self.planned if isinstance(self.planned, Plan) else self.planned()
 
-    @cached_property
+    @property
     def status(self) -> Status:
-        """Whether the answers are exact, converged, biased, and how sure; runs what iterates."""
+        """Whether the answers are exact, converged, biased, and how sure; runs what iterates.
+
+        Of the answers so far: after a mode that the time cut short it says so.
+        """
         return self.solution.status()
 
     @property

@@ -18,8 +18,11 @@ from rdpgraph.plan import clock
 
 _ASCENT, _PASSES = 0.3, 10
 """The part of the sweeps that coordinate ascent may take, and its passes, at most."""
+_ALL, _SETTLING = 0.8, 0.7
+"""The part of the sweeps that there is for all of it, as scores and beliefs take some time too; and
+the part of them in which messages that swing may settle, damped."""
 _EACH, _DAMPED = 4, LogDamping(0.3)
-"""Sweeps after each fixing of variables, and their damping: waiting would not break a swing."""
+"""Sweeps after each fixing of variables, and the damping: waiting would not break a swing."""
 _WIDE = 500
 """Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
@@ -44,10 +47,11 @@ class Decoded:
 def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     """The best state of every variable; ties are broken so that neighbours agree.
 
+    Messages that have not converged go on, damped: what swings says little of the best states.
     Items with ties are traced back. Where that is not among the best of every factor, one variable
-    of every connected set of tied ones is fixed again and again while the messages run on, for
-    no more sweeps than they took before, and the best of all that was found is bettered one
-    variable at a time.
+    of every connected set of tied ones is fixed again and again while the messages run on, and the
+    best of all that was found is bettered one variable at a time. All that takes no more sweeps
+    than the messages took before.
     """
     messages = outcome.messages
     beliefs = equations.beliefs(messages)
@@ -56,7 +60,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
         return Decoded(states, torch.ones(equations.batch, dtype=torch.bool))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
     tied = _tied(equations, beliefs)
-    items = tied.any(1).nonzero().flatten().cpu()
+    items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
     if len(items) and clock.now() < end:
         search = _Search(*_some(equations, messages, items), outcome.sweeps[items], limits, end)
         search.run(converged[items])
@@ -73,13 +77,14 @@ class _Search:
         self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
     ) -> None:
         self.equations = equations
-        self.messages = messages
+        self.messages = tuple(message.clone() for message in messages)
         self.limits = limits
         self.end = end
         self.states = _states(equations, equations.beliefs(messages))
         self.scores = scores(equations, self.states)
         self.orders = orders(equations.edges)
-        self.left = sweeps.double()
+        self.left = _ALL * sweeps.double()
+        self.settling = (_SETTLING * sweeps).long()
         if self.orders is None:
             self.left += _WIDE
         else:
@@ -89,6 +94,7 @@ class _Search:
     def run(self, converged: Tensor) -> None:
         """Search in as many sweeps as there are for each item."""
         every, own = torch.arange(self.equations.batch), self.equations
+        converged = self._settle(converged)
         # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
         exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
@@ -112,6 +118,21 @@ class _Search:
             equations = _some(self.equations, self.messages, rows)[0]
             start, order = self.states[rows], self.orders[1]
             self._take(ascended(equations, start, order, passes[rows], self.end), rows)
+
+    def _settle(self, converged: Tensor) -> Tensor:
+        """Let messages that have not converged run on, damped; (B,) which have by then."""
+        rows = (~converged).nonzero().flatten()
+        sweeps = int(self.settling[rows].amin()) if len(rows) else 0
+        if not sweeps or clock.now() > self.end:
+            return converged
+        equations, messages = _some(self.equations, self.messages, rows)
+        limits = _damped(self.limits, sweeps, self.end)
+        outcome = propagate(equations, messages, limits)
+        self.left[rows] = (self.left[rows] - outcome.sweeps).clamp(min=0.0)
+        self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
+        for mine, found in zip(self.messages, outcome.messages, strict=True):
+            mine[rows.to(mine.device)] = found
+        return converged.index_copy(0, rows, outcome.converged.cpu())
 
     def _trace(
         self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float
@@ -142,11 +163,6 @@ def _rounds(
     equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
 ) -> tuple[Equations, Messages]:
     """The equations with ties fixed again and again, and where the messages have gone."""
-    schedule = limits.schedule
-    if not isinstance(schedule, Flooding | Sequential):
-        schedule = Sequential()
-    damping = limits.damping if limits.damping.share >= _DAMPED.share else _DAMPED
-    limits = replace(limits, schedule=schedule, damping=damping, progress=None, sweeps=_EACH)
     whole, unary = equations, [u.expand(equations.batch, -1, -1).clone() for u in equations.unary]
     ended = tuple(message.clone() for message in messages)
     items, settled = torch.arange(equations.batch), torch.ones(equations.batch, dtype=torch.bool)
@@ -163,12 +179,23 @@ def _rounds(
         equations = equations.with_unary(
             _fixed(equations, beliefs, _first_of_each(equations.edges, tied))
         )
-        seconds = None if end == math.inf else end - clock.now()
-        outcome = propagate(equations, messages, replace(limits, seconds=seconds))
+        outcome = propagate(equations, messages, _damped(limits, _EACH, end))
         messages, sweeps = outcome.messages, sweeps - outcome.sweeps
         settled = outcome.converged.cpu()
         for place in range(len(unary)):
             unary[place][items], ended[place][items] = equations.unary[place], messages[place]
+
+
+def _damped(limits: Limits, sweeps: int, end: float) -> Limits:
+    """Some sweeps that break swings, until the end."""
+    schedule = limits.schedule
+    if not isinstance(schedule, Flooding | Sequential):
+        schedule = Sequential()
+    damping = limits.damping if limits.damping.share >= _DAMPED.share else _DAMPED
+    return replace(
+        limits, schedule=schedule, damping=damping, progress=None, sweeps=sweeps,
+        seconds=None if end == math.inf else end - clock.now(),
+    )  # fmt: skip
 
 
 def _some(equations: Equations, messages: Messages, rows: Tensor) -> tuple[Equations, Messages]:

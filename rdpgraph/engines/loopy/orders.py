@@ -1,13 +1,18 @@
 """Layers of variables that share no factor, to be decided one after the other."""
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 
+_SMALL = 20_000
+"""Edges up to which orders are kept for the next model of that shape: there they are small, and
+take a while beside the messages."""
 _WIDEST = 100
 """Factors of more variables are too dear to be asked once for each of them."""
 
@@ -53,7 +58,34 @@ def orders(edges: Edges) -> tuple[Order, Order] | None:
 
     None where factors are too wide.
     """
-    return edges.remembered("orders", _orders)
+    if edges.count > _SMALL:
+        return edges.remembered("orders", _orders)
+    return edges.remembered("orders", lambda own: _of_shape(_Shape(own, _digest(own))))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Edges, compared by what their orders depend on."""
+
+    edges: Edges = field(compare=False)
+    digest: bytes
+
+
+def _digest(edges: Edges) -> bytes:
+    parts = [*edges.factors, edges.variable.device, *(c.size for c in edges.classes)]
+    parts += [(port.slot, port.size, port.rows is None) for own in edges.ports for port in own]
+    digest = hashlib.sha256(repr((parts, [len(own) for own in edges.ports])).encode())
+    for own in edges.ports:
+        for port in own:
+            for part in (port.variables, port.rows):
+                if part is not None:
+                    digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+@remembered(32)
+def _of_shape(shape: _Shape) -> tuple[Order, Order] | None:
+    return _orders(shape.edges)
 
 
 def _orders(edges: Edges) -> tuple[Order, Order] | None:

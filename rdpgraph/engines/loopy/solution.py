@@ -103,7 +103,7 @@ class LoopySolution(Approximation):
     def status(self) -> Status:
         """Whether the messages converged, in how many sweeps, and what else to try."""
         outcome = self.outcome
-        contradiction = bool(self._contradicts().any())
+        contradiction = bool(self._contradicted.any())
         converged = bool(outcome.converged.all()) and not contradiction
         exact = converged and self.network_is_forest and self.temperature == 1
         exact = exact and isinstance(self.counting, Bethe)
@@ -139,7 +139,8 @@ class LoopySolution(Approximation):
             remedy=remedy,
         )
 
-    def _contradicts(self) -> Tensor:
+    @cached_property
+    def _contradicted(self) -> Tensor:
         """(B,) whether hard constraints have driven a variable's every state out of range."""
         equations = self.equations
         gone = torch.zeros(equations.batch, dtype=torch.bool, device=equations.unary_device)
