@@ -90,7 +90,7 @@ def _by_place(
     """Such files number the variables; a model with names is asked by its order."""
     names = graph.domain.by_name
     if all(name in names for name in row):
-        return dict(row.items())
+        return row  # pyright: ignore[reportReturnType]  # names are keys too
     entries = graph.variables
     result: dict[Named, Any] = {}
     for name, state in row.items():
