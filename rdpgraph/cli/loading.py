@@ -51,7 +51,7 @@ class Files:
             graph = graph.to("cuda")
         if evidence is not None:
             most = int(self.limit or EVIDENCE_LIMIT)
-            rows = read_evidence(evidence, limit=most, wait=self.wait)
+            rows = list(read_evidence(evidence, limit=most, wait=self.wait))
             names = dict.fromkeys(name for row in rows for name in row)
             if len(rows) == 1:
                 graph = graph.condition(_by_place(graph, rows[0]))

@@ -1,8 +1,8 @@
 """The UAI formats beside the models: evidence and the queries of marginal MAP."""
 
 import math
-from collections.abc import ItemsView, Iterator, Mapping
-from typing import Any
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class _Items(ItemsView[str, int]):
 
 def read_evidence(
     path: PathLike, *, limit: int = LIMIT, wait: float = WAIT
-) -> list[Mapping[str, int]]:
+) -> Sequence[Mapping[str, int]]:
     """The rows of an evidence file, each ready for ``graph.condition(row)``.
 
     Both dialects are read, told apart by the number of tokens: ``n v1 s1 ... vn sn`` (2014, one
@@ -97,7 +97,7 @@ def read_evidence(
     return parse_evidence(read_bytes(path, limit=limit, wait=wait), source=str(path))
 
 
-def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> list[Mapping[str, int]]:
+def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Mapping[str, int]]:
     """The rows of an evidence file's text; see `read_evidence`.
 
     Example:
@@ -110,15 +110,14 @@ def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> list[Mapping
     count = listed.whole(0, "a number of observed variables, or of samples", listed.end - 1)
     if listed.end == 1 + 2 * count:
         return [_row(listed, 0)[0]]
-    rows: list[Mapping[str, int]] = []
-    at = 1
-    for _ in range(count):
-        row, at = _row(listed, at)
-        rows.append(row)
+    starts, at = np.empty(count, dtype=listed.values.dtype), 1
+    for number in range(count):
+        starts[number] = at
+        at = _row(listed, at)[1]
     if at < listed.end:
         expected = f"the end of the file after {count} samples, or {1 + 2 * count} tokens in all"
         listed.numbers.fail(at, expected)
-    return rows
+    return Rows(listed, starts)
 
 
 def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> list[str]:
@@ -143,6 +142,35 @@ def parse_query(text: str | Bytes, *, source: str = "<text>") -> list[str]:
     if listed.end > 1 + count:
         listed.numbers.fail(1 + count, f"the end of the file after {count} variables")
     return list(names)
+
+
+class Rows(Sequence[Mapping[str, int]]):
+    """The rows of a file, each made when it is asked for; equal to a list of the same."""
+
+    def __init__(self, listed: "_Listed", starts: Array) -> None:
+        self._listed, self._starts = listed, starts
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, int]]: ...
+
+    def __getitem__(self, index: int | slice) -> Mapping[str, int] | list[Mapping[str, int]]:
+        if isinstance(index, slice):
+            return [_row(self._listed, int(at))[0] for at in self._starts[index]]
+        return _row(self._listed, int(self._starts[index]))[0]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list | Rows) and list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 class _Listed:
@@ -184,12 +212,13 @@ def _row(listed: _Listed, at: int) -> tuple[Row, int]:
 
 def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
     """Pairs without what they say again; another state of a variable is an error."""
-    _, first, which = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
-    known = pairs[first[which], 1]
-    wrong = np.flatnonzero(known != pairs[:, 1])
-    if len(wrong):
-        at = int(wrong[0])
-        what = f"the state {known[at]} that variable {pairs[at, 0]} has already"
-        numbers.fail(start + 2 * at + 1, what)
-    first.sort()
-    return pairs[first]
+    cuts = range(0, len(pairs), _PIECE)
+    parts = [np.unique(pairs[first : first + _PIECE], axis=0) for first in cuts]
+    kept = np.unique(np.concatenate(parts), axis=0)
+    if (kept[1:, 0] == kept[:-1, 0]).any():
+        known: dict[int, int] = {}
+        for at, (variable, state) in enumerate(map(np.ndarray.tolist, pairs)):
+            if known.setdefault(variable, state) != state:
+                what = f"the state {known[variable]} that variable {variable} has already"
+                numbers.fail(start + 2 * at + 1, what)
+    return kept

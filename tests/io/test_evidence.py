@@ -29,6 +29,26 @@ def test_many_rows(rows):
         assert parse_evidence(text) == rows
 
 
+@given(ROWS.filter(bool))
+def test_rows_are_mappings(rows):
+    text = "\n".join([str(len(rows)), *map(line, rows)])
+    if len(text.split()) != 1 + 2 * len(rows):
+        found = parse_evidence(text)
+        for row, same in zip(found, rows, strict=True):
+            assert list(row) == list(same)
+            assert {name: row[name] for name in same} == same
+            assert dict(row) == same
+            assert row.get("00") is row.get("x") is row.get("51") is None
+        assert found[:1] == rows[:1]
+        assert found[-1] == rows[-1]
+
+
+def test_large_numbers_and_what_is_said_again():
+    assert parse_evidence("2 5000000000 1 3 4") == [{"5000000000": 1, "3": 4}]
+    assert parse_evidence("3 1 2 0 1 1 2") == [{"1": 2, "0": 1}]
+    assert parse_evidence("2  2 1 2 1 2  0") == [{"1": 2}, {}]
+
+
 @pytest.mark.parametrize("text", ["", " \n", "0", "0\n", "# none\n0", "1\n0"])
 def test_no_evidence(text):
     assert parse_evidence(text) == [{}]

@@ -8,7 +8,7 @@ import pytest
 
 from rdpgraph.errors import BudgetError, FileFormatError
 from rdpgraph.io.bif import parse_bif
-from rdpgraph.io.evidence import read_evidence
+from rdpgraph.io.evidence import parse_evidence, read_evidence
 from rdpgraph.io.files import read
 from rdpgraph.io.grammar import parse_grammar
 from rdpgraph.io.tokens import Numbers
@@ -100,6 +100,24 @@ def test_variables_without_text_are_refused_before_they_are_made():
     assert isinstance(raised, BudgetError)
     assert "2,000,000 variables" in str(raised)
     assert found < 6 * len(text)
+
+
+EVIDENCE = {
+    "one row": f"{MANY} " + " ".join(f"{n} 1" for n in range(MANY)),
+    "one observation, again and again": f"{MANY} " + "0 1 " * MANY,
+    "many rows": f"{MANY // 10} "
+    + ("10 " + " ".join(f"{n} 1" for n in range(10)) + " ") * (MANY // 10),
+    "rows of one observation": f"{MANY} " + "1 0 1 " * MANY,
+}
+
+
+@pytest.mark.parametrize("case", EVIDENCE)
+def test_the_memory_of_evidence_is_a_few_times_its_text(case):
+    data = EVIDENCE[case].encode()
+    parse_evidence("1 0 1")
+    found, raised = peak(lambda: parse_evidence(data))
+    assert raised is None
+    assert found + len(data) < 6 * len(data) + 4_000_000
 
 
 def test_an_empty_grammar_of_many_lines_costs_nothing():
