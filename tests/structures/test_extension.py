@@ -158,7 +158,12 @@ def test_a_registered_structure_answers_for_the_graphs_it_recognises():
         assert torch.allclose(fast.entropy(), plain.entropy())
         assert torch.equal(fast.mode()[sites], plain.mode()[sites])
         assert rg.infer(graph, scheduler=rg.Contraction()).plan.route == "forest"
-        assert rg.infer(graph.condition({sites[0]: 1})).plan.route == "forest"
+        given = graph.condition({sites[0]: 1})
+        left = rg.infer(given)  # what evidence leaves is recognised, too
+        assert left.plan.route == "structure"
+        exact = rg.infer(given, scheduler=rg.Contraction())
+        assert torch.allclose(left.log_partition, exact.log_partition)
+        assert torch.allclose(left.marginal(sites), exact.marginal(sites))
     finally:
         REGISTRY.remove(Independent)
     assert rg.infer(graph).plan.route == "forest"
