@@ -37,7 +37,7 @@ def sampled(route):
             yield bent, y + share * (v - y)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("count", "most"), [(1, 0), (9, 1), (25, 2), (40, 3)])
 def test_a_directed_graph_goes_down_and_no_box_covers_an_arrow(count, most, seed):
     parents = random_parents(count, most, seed)
