@@ -77,9 +77,7 @@ def states_given(given: Any, domain: Domain) -> Tensor:
     return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
 
 
-def _many(
-    given: Mapping[Any, Any], domain: Domain
-) -> tuple[Tensor, Tensor, list[tuple[Any, Any]]]:
+def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, list[tuple[Any, Any]]]:
     """Numbers and states of single variables whose states are whole numbers; and what is left."""
     items, values, rest = list(given), list(given.values()), list[tuple[Any, Any]]()
     if set(map(type, values)) != {int}:
