@@ -90,7 +90,7 @@ def test_samples_have_the_predicted_marginals():
         {"inducing": torch.eye(3)},
         {"likelihood": GraphLikelihood(rg.Contraction()), "training": Training(steps=4)},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )  # fmt: skip
 def test_every_choice_raises_the_bound(options):
     rows, labels = data()
