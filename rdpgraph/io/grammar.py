@@ -3,7 +3,7 @@
 import math
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from rdpgraph.errors import BudgetError, EvidenceError
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.text import PathLike, fail, read_text, shown
 from rdpgraph.io.tokens import is_number
+from rdpgraph.model.semiring import soft_scatter
 
 _TOKEN = re.compile(r"""\s*(?:(#.*)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.))""")
 _LINE = re.compile(r"[^\r\n]+")
@@ -96,6 +97,31 @@ class Grammar:
         words, rows = self.word_rules[:, 1].sort(stable=True)
         return rows, torch.searchsorted(words, torch.arange(len(self.words) + 1))
 
+    def coarsened(self, coarse: Callable[[str], str]) -> "Grammar":
+        """A grammar of fewer symbols: what a cheap model of the spans is made of.
+
+        A coarse rule has the weights of its fine ones, summed over the symbols that its parts stand
+        for, and averaged over those that its parent does, each as often as the others.
+
+        Args:
+            coarse: from a symbol to the one that stands for it.
+
+        Example:
+            >>> text = ['1 S -> NP-1 NP-2', '2 NP-1 -> "dogs"', '4 NP-2 -> "dogs"']
+            >>> fine = parse_grammar(chr(10).join(text))
+            >>> fine.coarsened(lambda symbol: symbol.split("-")[0]).log_words.exp()
+            tensor([[0.],
+                    [3.]], dtype=torch.float64)
+        """
+        names = [coarse(symbol) for symbol in self.symbols]
+        symbols = tuple(dict.fromkeys(names))
+        number = torch.tensor([symbols.index(name) for name in names])
+        share = -torch.bincount(number).to(self.log_weights).log()[number]
+        rules, weights = _summed(number[self.rules], self.log_weights + share[self.rules[:, 0]])
+        places = torch.stack([number[self.word_rules[:, 0]], self.word_rules[:, 1]], 1)
+        lexical, logs = _summed(places, self.log_word_weights + share[self.word_rules[:, 0]])
+        return Grammar(symbols, self.words, rules, weights, lexical, logs, self.memory_bytes)
+
     def lexical(self, sentence: Sequence[str]) -> Tensor:
         """(T, N) log-weights of each word under each symbol.
 
@@ -111,6 +137,12 @@ class Grammar:
             own = rows[int(starts[number]) : int(starts[number + 1])]
             found[place, self.word_rules[own, 0]] = self.log_word_weights[own]
         return found
+
+
+def _summed(places: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Rules named once each, and the logs of their summed weights."""
+    rules, group = places.unique(dim=0, return_inverse=True)
+    return rules, soft_scatter(logs, group, len(rules))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.io.grammar import parse_grammar, read_grammar
@@ -134,3 +135,32 @@ def test_rules_in_a_list_are_those_of_the_table():
     torch.testing.assert_close(tree.score(tree.viterbi()), table.score(table.viterbi()))
     for place, word in enumerate(grammar.words):
         torch.testing.assert_close(grammar.lexical([word])[0], grammar.log_words[:, place])
+
+
+TWO_KINDS = """
+2 S -> NP-1 VP
+3 S -> NP-2 VP
+1 NP-1 -> "dogs"
+5 NP-2 -> "dogs"
+7 VP -> VP NP-1
+4 VP -> "sleep"
+"""
+
+
+def test_coarse_rules_sum_over_parts_and_average_over_parents():
+    few = parse_grammar(TWO_KINDS).coarsened(lambda symbol: symbol.split("-")[0])
+    assert few.symbols == ("S", "NP", "VP")
+    rules = few.log_rules.exp()
+    assert_close(rules[0, 1, 2], torch.tensor(5.0, dtype=rules.dtype))
+    assert_close(rules[2, 2, 1], torch.tensor(7.0, dtype=rules.dtype))
+    assert_close(rules.sum(), torch.tensor(12.0, dtype=rules.dtype))
+    assert_close(few.log_words.exp()[1].sum(), torch.tensor(3.0, dtype=rules.dtype))
+    assert float(few.log_rules[1, 1, 1]) == -math.inf
+
+
+def test_a_grammar_coarsened_to_itself_is_the_same():
+    grammar = parse_grammar(TWO_KINDS)
+    same = grammar.coarsened(str)
+    assert same.symbols == grammar.symbols
+    assert_close(same.log_rules, grammar.log_rules)
+    assert_close(same.log_words, grammar.log_words)
