@@ -89,3 +89,15 @@ def test_merits_are_sums_over_words(modules):
     everything = module["allowed"](merits, 1e6)
     assert int(everything.sum()) == 10 * 6
     assert int(module["allowed"](merits, 1e-9).sum()) < 60
+
+
+def test_the_chain_runs_in_small(modules, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["chain", "--small", "--steps", "8"])
+    threads = torch.get_num_threads()
+    try:
+        modules("chain")["main"]()
+    finally:
+        torch.set_num_threads(threads)
+    shown = capsys.readouterr().out
+    assert "randomized" in shown
+    assert "nan" not in shown
