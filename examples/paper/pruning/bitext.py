@@ -1,6 +1,6 @@
 """Randomized pruning of word alignments: figure 4 of the paper, on English and German captions.
 
-    python examples/paper/pruning/bitext.py FOLDER [--pairs 200] [--least 1] [--most 130]
+    python examples/paper/pruning/bitext.py FOLDER [--pairs 200] [--least 1] [--most 130] [--train N]
         [--long 1493] [--square 30] [--small]
 
 FOLDER holds multi30k. Model 1 is trained on all pairs by EM; its tables are the word scores of a
@@ -229,10 +229,11 @@ def main() -> None:
     asked.add_argument("--least", type=int, default=1)
     asked.add_argument("--most", type=int, default=130)
     asked.add_argument("--square", type=int, default=0)
+    asked.add_argument("--train", type=int, help="the first so many pairs; default: all")
     asked.add_argument("--seed", type=int, default=0)
     given = asked.parse_args()
     torch.set_num_threads(1)
-    pairs = read_pairs(given.folder, most=2000 if given.small else None)
+    pairs = read_pairs(given.folder, most=given.train)
     lexicon, seconds = timed(lambda: Lexicon.trained(pairs))
     print(f"Model 1, both ways, on {len(pairs):,} pairs: {seconds:.0f} s")
     random.Random(given.seed).shuffle(pairs)
