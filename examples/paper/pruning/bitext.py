@@ -1,7 +1,7 @@
 """Randomized pruning of word alignments: figure 4 of the paper, on English and German captions.
 
-    python examples/paper/pruning/bitext.py FOLDER [--pairs 200] [--least 1] [--most 130] [--train N]
-        [--long 1493] [--square 30] [--small]
+    python examples/paper/pruning/bitext.py FOLDER [--pairs 200] [--least 1] [--most 130]
+        [--train 10000] [--long 1493] [--square 30] [--small]
 
 FOLDER holds multi30k. Model 1 is trained on all pairs by EM; its tables are the word scores of a
 `Bitext`, and its links in both directions are the likely questions. Prints (a, b) the seconds of
