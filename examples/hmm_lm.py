@@ -11,7 +11,7 @@ in the folder at the same time and a checkpoint that is damaged.
     python examples/hmm_lm.py evaluate test.txt --out run
 
 The step size falls to zero along a cosine over ``--epochs``, so choose how many there is time for.
-``--bfloat16`` takes the products of training in bfloat16, on processors that are quicker in it;
+``--bfloat16`` takes the products of training in bfloat16, on processors that are faster in it;
 what is evaluated is in float32 and exact, with all states.
 
 Files may be gzipped. Words are split at spaces; with ``--characters`` they are single characters.

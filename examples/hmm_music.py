@@ -79,7 +79,7 @@ def begun(chords: Tensor, *, states: int, rank: int, generator: torch.Generator)
     return Parameters(start, out.log_softmax(1), into.log_softmax(0), notes.log(), (-notes).log1p())
 
 
-def learnt(counts: Parameters, often: Tensor, prior: float) -> Parameters:
+def learned(counts: Parameters, often: Tensor, prior: float) -> Parameters:
     """The most probable parameters, given counts and a little more of every kind.
 
     Args:
@@ -169,7 +169,7 @@ def main(
                 found = expected(parameters.some(some), rolls)
                 for mean, new in zip(counts, found, strict=True):
                     mean[some] += share * (new * total / sum(map(len, rolls)) - mean[some])
-                parameters = learnt(counts, often, prior)
+                parameters = learned(counts, often, prior)
             score = nats(parameters, valid)
             if score < lowest:
                 best, lowest = parameters, score

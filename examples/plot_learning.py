@@ -36,7 +36,7 @@ true_pairwise = torch.randn(states, states, generator=generator)
 data = rg.infer(model(true_unary, true_pairwise)).sample(5000, generator=generator)
 
 # %%
-# Gradient ascent from zero. Every step declares the graph anew, as cheap as that is: the order of
+# Gradient ascent from zero. Every step declares the graph again, as cheap as that is: the order of
 # elimination depends on the shape of the graph alone and is found once.
 
 unary = torch.zeros(states, requires_grad=True)

@@ -65,7 +65,7 @@ plt.show()
 # A longer norm costs exponentially: above ``|x + y|^2 = log(1 + d)``, where the grey line is
 # crossed, an estimate is mostly noise. Measured errors there scatter, and are mostly below the
 # formula: the mean is made by draws too rare to be seen. `rdpgraph.RandomFeatures` warns of such
-# embeddings, and `predicted_error` says beforehand what to expect of a set of them.
+# embeddings, and `predicted_error` says in advance what to expect of a set of them.
 
 generator = torch.Generator().manual_seed(0)
 states = 0.25 * torch.randn(500, DIMENSION, generator=generator)

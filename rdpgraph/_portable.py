@@ -28,8 +28,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 class Portable:
     """Pickles and deep-copies as its fields do, with tensors detached.
 
-    Answers that are kept do not cross, but for those with ``crosses``, of which messages are: they
-    are not sent again. The others are computed anew when asked for.
+    Cached answers do not cross, except for those with ``crosses``, such as messages, which are not
+    sent again. The others are recomputed when asked for.
     """
 
     crosses = True

@@ -59,7 +59,7 @@ def no_raw_memory_error(what: str) -> Generator[None, None, None]:
     """Say what there was no memory for, in a line, where an allocation fails.
 
     Raises:
-        BudgetError: in the place of torch's error and of Python's.
+        BudgetError: instead of torch's error and Python's.
     """
     try:
         yield

@@ -8,9 +8,9 @@ Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 """
 
 from rdpgraph.estimate.added import AddedVariables
-from rdpgraph.estimate.kept import Kept
 from rdpgraph.estimate.lifted import Inexact, Lifted
 from rdpgraph.estimate.problem import Estimator, Problem
+from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.sites import Sites
@@ -32,13 +32,13 @@ __all__ = [
     "Estimator",
     "FileFormat",
     "Inexact",
-    "Kept",
     "Lifted",
     "Match",
     "Part",
     "Potential",
     "Problem",
     "Recursion",
+    "Restriction",
     "Scheduler",
     "Sites",
     "Structure",

@@ -152,8 +152,8 @@ def _checked(model: object) -> FactorGraph:
     if any(part._version != version for block in model.blocks for part, version in block.copied):
         raise ModelError(
             "A table was changed in place, as by an optimizer, after the graph took a copy of it "
-            "with others of its shape: declare the graph anew for each step, or hold the tables in "
-            "one FactorBlock."
+            "with others of its shape: declare the graph again in each step, or put the tables "
+            "into one FactorBlock."
         )
     return model
 

@@ -262,7 +262,7 @@ def test_expected_counts_of_music_add_up_and_raise_its_likelihood(music):
     notes = float(sum(roll.sum() for roll in rolls))
     pairs = steps - len(rolls)
     assert totals == pytest.approx([len(rolls), pairs, pairs, notes, 88 * steps - notes], rel=1e-4)
-    better = module.learnt(counts, often, 1e-6)
+    better = module.learned(counts, often, 1e-6)
     before, after = (float(each.log_likelihood(rolls).sum()) for each in (parameters, better))
     assert after > before
 

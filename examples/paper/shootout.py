@@ -5,7 +5,7 @@
 Every estimator gets the size that fits a time for one run: exact takes what it takes, and the
 others double their number of states, or of features, until a run takes longer than the budget. The
 mean squared error is of log Z, over all seeds and repeats. A look-ahead or a surrogate is drawn
-anew in every run, and its time is part of the run's. "norm" is the root mean square |x + y| of the
+again in every run, and its time is part of the run's. "norm" is the root mean square |x + y| of the
 embeddings for pairs of large value, which random features stand and fall with. The transition is
 that of the paper, and then a fifth of it, whose norm random features can serve.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
-from rdpgraph.estimate.kept import KeptSolution
+from rdpgraph.estimate.restriction import KeptSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
 from rdpgraph.query.answers import Assignment
@@ -219,7 +219,7 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
                 table.add_row(name if not state else "", label, f"{probability:.6f}", bar)
                 count += 1
         if count >= _MOST_ROWS and console.is_terminal:
-            table.add_row("...", "cut here; pipe the output, or use --query or --format json")
+            table.add_row("...", "truncated here; pipe the output, or use --query or --format json")
             break
     return table
 

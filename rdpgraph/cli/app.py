@@ -53,7 +53,7 @@ Limit = Annotated[
     typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
 ]
 Output = Annotated[
-    Path | None, typer.Option(help="Write here, whole or not at all, instead of printing.")
+    Path | None, typer.Option(help="The file to write, atomically, instead of printing.")
 ]
 
 
@@ -103,10 +103,10 @@ def infer_command(
     if task is Task.MMAP and not names:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ... or FILE")
     if task is Task.PR and names:
-        raise typer.BadParameter("PR is of the whole model: it takes no --query")
+        raise typer.BadParameter("PR is about the whole model and takes no --query")
     if style is Format.UAI and names and task is not Task.MMAP:
         raise typer.BadParameter(
-            f"--format uai writes all variables for {task}: for --query take table or json"
+            f"--format uai writes all variables for {task}; with --query use table or json"
         )
     from rich.console import Console
 
@@ -220,7 +220,7 @@ def parse_command(
         Path, typer.Argument(metavar="GRAMMAR", help='Rules: 0.5 S -> NP VP, 1.0 N -> "dog".')
     ],
     sentences: Annotated[
-        list[str], typer.Argument(metavar="SENTENCE", help="Words between blanks, in quotes.")
+        list[str], typer.Argument(metavar="SENTENCE", help="Words separated by blanks, in quotes.")
     ],
     task: Annotated[
         ParseTask, typer.Option(help="log Z, the best tree, the best spans, marginals, draws.")

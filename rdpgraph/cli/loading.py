@@ -106,5 +106,5 @@ def _state(graph: FactorGraph, name: str, state: str) -> int | str:
     states = graph.domain.states_of(name)
     if isinstance(states, tuple) and state in states:
         return state
-    # A longer number is no state either: its name is refused in a line.
+    # A longer number is not a state either: its name is refused in a line.
     return int(state) if state.isascii() and state.isdigit() and len(state) < 19 else state

@@ -52,7 +52,7 @@ def parsed(
     """
     words = tuple(tuple(sentence.split()) for sentence in sentences)
     if not words or not all(words):
-        raise EvidenceError("parse needs sentences of one word at least.")
+        raise EvidenceError("parse needs sentences of at least one word.")
     longest, symbols = max(map(len, words)), len(grammar.symbols)
     cells = len(words) * longest**2
     rules = len(grammar.rules)  # looked up at every split of spans of a width

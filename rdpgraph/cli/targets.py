@@ -46,7 +46,7 @@ def checked_picture(target: Path | None, *sources: Path | None) -> None:
     checked_target(target, *sources)
     for source in sources:  # one that is written too, and may not exist yet
         if target is not None and source is not None and target.absolute() == source.absolute():
-            raise FileFormatError(f"{target}: this file is written already; name another one.")
+            raise FileFormatError(f"{target}: this file is already an output; name another one.")
 
 
 def _same(source: Path, target: Path) -> bool:

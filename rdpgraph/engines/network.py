@@ -14,7 +14,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.rows import distinct_rows
 
-_FEW_FACTORS = 64  # grouped in Python, which is quicker than by tensors
+_FEW_FACTORS = 64  # grouped in Python, which is faster than by tensors
 _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
 
 
@@ -346,7 +346,7 @@ def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
     if not kept.shape[1] or bool((kept == kept[0]).all()):
         return [(torch.arange(len(kept)), tuple(kept[0].tolist()))]
     patterns, which = distinct_rows(kept)
-    if len(patterns) <= 16:  # to look for each of a few is quicker than to sort
+    if len(patterns) <= 16:  # to look for each of a few is faster than to sort
         members = [(which == number).nonzero().flatten() for number in range(len(patterns))]
         return list(zip(members, map(tuple, patterns.tolist()), strict=True))
     order = torch.argsort(which, stable=True)

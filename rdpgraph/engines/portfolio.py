@@ -126,7 +126,7 @@ class ExactFirst(Delegate):
     Attributes:
         exact: answers, or raises `BudgetError`.
         otherwise: gives the other solution, from the seconds that exact answers took.
-        sure: exact answers are not refused, but for marginal modes.
+        sure: exact answers are not refused, except for marginal modes.
         taken: these seconds.
     """
 

@@ -1,4 +1,4 @@
-"""What every engine answers about a factor graph; the query room asks nothing else."""
+"""What every engine answers about a factor graph; the query room uses nothing else."""
 
 import math
 from abc import ABC, abstractmethod

@@ -18,7 +18,7 @@ class Status:
         bound: ``"upper"`` or ``"lower"`` if log Z is a bound; else empty.
         trace: the residual of every sweep.
         method: what answered, where one was tried after another; else empty.
-        remedy: what would give a better answer; empty where there is nothing to mend.
+        remedy: what would give a better answer; empty where there is nothing to improve.
     """
 
     exact: bool = True

@@ -85,7 +85,7 @@ class SummedOut(Lifted):
             self.inner.check_factor_marginals(self.lift.blocks[block])
 
     def factor_marginals(self, block: int) -> Tensor:
-        """By the added variables, but for factors that were rewritten."""
+        """By the added variables, except for factors that were rewritten."""
         if block not in self.lift.blocks:
             return self._whole.factor_marginals(block)
         return self.inner.factor_marginals(self.lift.blocks[block])

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.graph_view import view_of
-from rdpgraph.estimate.kept import Kept
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.restriction import Restriction
 
 
 @dataclass(frozen=True, eq=False)
 class ControlledEstimate:
     """``Z^ = mean_r(Z^_r + c (Z_s - Z^_s,r))`` of a model, with a surrogate s known exactly.
 
-    Unbiased for Z, whatever the surrogate and for any c fixed beforehand. It may be negative:
+    Unbiased for Z, whatever the surrogate and for any c fixed in advance. It may be negative:
     ``sign`` and ``log_absolute`` are the estimate itself, unbiased as a signed number, and what to
     average over runs. A log exists only where it is positive; `log_partition` takes the plain
     estimate where it is not, and that choice makes it biased, upwards in Z.
@@ -95,7 +95,7 @@ def controlled(
         estimator: chooses the states.
         solve: `rdpgraph.infer`.
         generator: the randomness.
-        coefficient: c; 1.0 takes the surrogate's error off whole. Fix it beforehand: one that is
+        coefficient: c; 1.0 takes the surrogate's error off whole. Fix it in advance: one that is
             fitted to the same replicates makes Z^ biased.
 
     Raises:
@@ -103,7 +103,7 @@ def controlled(
     """
     problem = estimator.prepare(model, solve=solve, generator=generator)
     kept = problem.lift
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, Restriction)
     chosen, other = (view_of(one, generator) for one in (model, surrogate))
     mine, theirs = ([tuple(g.unary.shape) for g in view.groups] for view in (chosen, other))
     if mine != theirs:

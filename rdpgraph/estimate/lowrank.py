@@ -77,7 +77,7 @@ class LowRankFactors(Estimator):
         return Problem(rewritten, AddedVariables(plain, rewritten, solve, exact))
 
     def _structure(self, model: Structure, generator: torch.Generator | None) -> Problem:
-        """A structure with low-rank potentials in the place of bilinear ones.
+        """A structure with low-rank potentials instead of bilinear ones.
 
         One for each step where the structure takes that: a field of three dims after the batch.
         """
@@ -108,7 +108,7 @@ class LowRankFactors(Estimator):
         return drawn.low_rank(potential.left, potential.right)
 
     def _featured(self, graph: FactorGraph, generator: torch.Generator | None) -> FactorGraph:
-        """The graph with random features in the place of `Bilinear` potentials."""
+        """The graph with random features instead of `Bilinear` potentials."""
         blocks = list[Block]()
         for block in graph.blocks:
             potential = block.select()

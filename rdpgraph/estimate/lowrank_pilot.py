@@ -15,7 +15,7 @@ from rdpgraph.model.structure import Structure
 
 @dataclass(frozen=True)
 class LowRankPilot(Proposal):
-    """The marginals of the model with random features in the place of `Bilinear` potentials.
+    """The marginals of the model with random features instead of `Bilinear` potentials.
 
     Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
     where other proposals see a site and its neighbours alone. States drawn by them have weights

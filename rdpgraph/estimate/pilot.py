@@ -31,7 +31,7 @@ class Pilot(Proposal):
     marginal divided by that weight is its mass. That costs about four exact passes on the
     restricted model for each lot.
 
-    The states of the estimate itself are drawn anew, so that it is unbiased given the pilot.
+    The states of the estimate itself are drawn again, so that it is unbiased given the pilot.
 
     Args:
         base: the proposal of the first run.

@@ -44,7 +44,7 @@ class Estimator(ABC):
         Args:
             model: as declared, evidence included.
             solve: gives the posterior of a model, by the scheduler that solves the problem: for a
-                pilot, or for what a lift must ask anew. It may be kept.
+                pilot, or for what a lift must ask again. It may be kept.
             generator: all the randomness there is.
         """
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from rdpgraph._compiler import opaque
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.graph_view import view_of
-from rdpgraph.estimate.kept import Kept
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.proposal import Mixture, Proposal, Setting
 from rdpgraph.estimate.proposals import Uniform, broad
+from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.selection import Selection, Size, checked_size
 from rdpgraph.estimate.selections import TopSystematic
 from rdpgraph.model.sites import Sites
@@ -27,7 +27,7 @@ class Randomized(Estimator):
 
     The randomized sum-product of Fu, Cunningham and Lapata 2022, on any graph: a proposal scores
     the states of every variable, a selection keeps some with log-weights, and the model on those
-    is solved in the place of the whole. As variables are chosen independently and Z is a sum over
+    is solved instead of the whole. As variables are chosen independently and Z is a sum over
     each of them in turn, the expectation of Z is exact on every graph, loops included, if the
     engine is; log Z is too low on average. With K of N states kept, a pairwise factor costs K^2
     instead of N^2. Gradients flow through the potentials of the states kept, not the choice.
@@ -97,7 +97,7 @@ class Randomized(Estimator):
         with torch.no_grad():
             setting = self.setting(model, solve=solve, generator=generator)
             if not setting.view.groups:
-                kept = Kept(model, setting.view.supports(()), solve, exact=True)
+                kept = Restriction(model, setting.view.supports(()), solve, exact=True)
                 return Problem(kept.model, kept)
             proposal = self.proposal.informed(setting)
         kept = self.drawn(setting, proposal)
@@ -109,7 +109,7 @@ class Randomized(Estimator):
         """What the proposal is informed with; arguments as for `prepare`."""
         return Setting(model, view_of(model, generator), self.selection, solve, generator)
 
-    def drawn(self, setting: Setting, proposal: Proposal) -> Kept:
+    def drawn(self, setting: Setting, proposal: Proposal) -> Restriction:
         """The states chosen by a proposal that is informed already."""
         view, generator = setting.view, setting.generator
         with torch.no_grad():
@@ -126,7 +126,7 @@ class Randomized(Estimator):
             supports = view.supports(
                 [None if drop else s for drop, s in zip(dropped, chosen, strict=True)]
             )
-        return Kept(
+        return Restriction(
             setting.model, supports, setting.solve,
             replicates=self.replicates, exact=all(whole), bound=self.selection.bound,
             restrict=view.restrict,
@@ -138,7 +138,7 @@ class Randomized(Estimator):
         """(replicates, *batch, *sites, kept)."""
         scores = proposal.log_scores(sites).to(sites.unary)
         # What its own potential makes impossible adds nothing, and takes no place.
-        # One that is no number is left to the selection to refuse.
+        # One that is not a number is left to the selection to refuse.
         possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)
         draws = [self.selection.select(possible, generator) for _ in range(self.replicates)]
         return Support(

@@ -1,4 +1,4 @@
-"""Loopy belief propagation on a few states of each variable, drawn anew as the beliefs form."""
+"""Loopy belief propagation on a few states of each variable, drawn again as the beliefs form."""
 
 import math
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.graph_view import GraphView
-from rdpgraph.estimate.kept import Kept
 from rdpgraph.estimate.lifted import Lifted
 from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, normalised
 from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.model.graph import FactorGraph
 
 
 @dataclass(frozen=True)
 class Redrawn(Estimator):
-    """States of every variable drawn anew, at some sweeps of `Loopy`, from the beliefs so far.
+    """States of every variable drawn again, at some sweeps of `Loopy`, from the beliefs so far.
 
     The first states are those of the estimator. At each of the sweeps every factor's message is
     taken one step further, from the states kept to all states of the variable that it goes to: in
@@ -38,7 +38,7 @@ class Redrawn(Estimator):
 
     Args:
         estimator: chooses states; its replicates run side by side, and the beliefs are their mean.
-        at: the numbers of sweeps after which states are drawn anew, increasing.
+        at: the numbers of sweeps after which states are drawn again, increasing.
         share: the part of the beliefs in the proposal, the rest being the estimator's own.
     """
 
@@ -109,7 +109,7 @@ class RedrawnStates:
         done: how many sweeps these took.
     """
 
-    kept: Kept
+    kept: Restriction
     view: GraphView
     before: InterpolatedMessages | None = None
     done: int = 0

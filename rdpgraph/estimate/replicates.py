@@ -92,7 +92,7 @@ class Replicates:
         return (heights.unsqueeze(1) <= target).sum(0).clamp(max=self.count - 1)
 
 
-def turns(chosen: Tensor) -> Tensor:
+def draws_before(chosen: Tensor) -> Tensor:
     """(count, *batch) for each draw how many before it came from the same replicate.
 
     So many draws of every replicate are enough.
@@ -111,13 +111,13 @@ def turns(chosen: Tensor) -> Tensor:
 
 def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
     """(count, *batch, ...): of draws (many, replicates, *batch, ...) the next of those chosen."""
-    index = turns(chosen) * drawn.shape[1] + chosen
+    index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
     return drawn.flatten(0, 1).take_along_dim(index, 0)
 
 
 def repaired(supports: Sequence[Support | None], possible: Tensor) -> tuple[Support | None, ...]:
-    """Supports with those of a possible replicate in the place of an impossible one's.
+    """Supports with those of a possible replicate instead of an impossible one's.
 
     Args:
         supports: (replicates, *batch, ..., kept), or (..., kept) alike in all of them.

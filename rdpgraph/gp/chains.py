@@ -11,7 +11,7 @@ from rdpgraph.structures.chain.model import Chain
 _HEADROOM = {torch.float32: 60.0, torch.float64: 600.0}
 """Nats between the scores of a transition matrix up to which scaled products do not underflow."""
 _FEW_SEQUENCES = 4
-"""Up to so many, products and sums are quicker than the matrix products of a batch."""
+"""Up to so many, products and sums are faster than the matrix products of a batch."""
 
 
 def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
-        """As `log_partition`."""
+        """(S, B) log Z in nats; what the backward pass needs is kept."""
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         # Steps lead, so that each is one block of memory.
         emission = unary.permute(2, 0, 1, 3)

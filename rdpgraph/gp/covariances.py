@@ -52,14 +52,14 @@ class DiagonalCovariance(Covariance):
     log_scales: Tensor
 
     def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
-        """See `Covariance`."""
+        """A new one with parameters, all covariances scale^2 times the identity."""
         found = DiagonalCovariance()
         scales = torch.full((components, labels, points), math.log(scale), dtype=torch.float64)
         found.log_scales = nn.Parameter(scales)
         return found
 
     def projected(self, given: Conditional, component: int) -> Tensor:
-        """See `Covariance`."""
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
         pairs = given.pairs()
         if pairs is None:
             scaled = given.rows.unsqueeze(1) * self.log_scales[component].exp().unsqueeze(1)
@@ -68,19 +68,19 @@ class DiagonalCovariance(Covariance):
         return below.index_select(1, given.places()).unflatten(1, (given.steps, -1)).movedim(-1, 1)
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
-        """See `Covariance`."""
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
         return noise * self.log_scales[component].exp().to(noise)
 
     def traces(self) -> Tensor:
-        """See `Covariance`."""
+        """(K,) traces, summed over labels."""
         return (2 * self.log_scales).exp().sum((1, 2))
 
     def log_determinants(self) -> Tensor:
-        """See `Covariance`."""
+        """(K,) log-determinants, summed over labels."""
         return 2 * self.log_scales.sum((1, 2))
 
     def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Covariance`."""
+        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
         variances = (2 * self.log_scales).exp()
         total = variances.unsqueeze(1) + variances
         apart = (means.unsqueeze(1) - means).square() / total
@@ -103,7 +103,7 @@ class FullCovariance(Covariance):
     log_scales: Tensor
 
     def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
-        """See `Covariance`."""
+        """A new one with parameters, all covariances scale^2 times the identity."""
         found = FullCovariance()
         shape = (components, labels, points)
         found.log_scales = nn.Parameter(torch.full(shape, math.log(scale), dtype=torch.float64))
@@ -116,7 +116,7 @@ class FullCovariance(Covariance):
         return below + torch.diag_embed(self.log_scales.exp())
 
     def projected(self, given: Conditional, component: int) -> Tensor:
-        """See `Covariance`."""
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
         root = self._root(component)
         labels, points, _ = root.shape
         wide = root.transpose(0, 1).reshape(points, labels * points)
@@ -124,20 +124,20 @@ class FullCovariance(Covariance):
         return scaled @ scaled.mT
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
-        """See `Covariance`."""
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
         root = self._root(component).to(noise)
         return torch.einsum("svm,vnm->svn", noise, root)
 
     def traces(self) -> Tensor:
-        """See `Covariance`."""
+        """(K,) traces, summed over labels."""
         return self.roots().square().sum((1, 2, 3))
 
     def log_determinants(self) -> Tensor:
-        """See `Covariance`."""
+        """(K,) log-determinants, summed over labels."""
         return 2 * self.log_scales.sum((1, 2))
 
     def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Covariance`."""
+        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
         roots = self.roots()
         dense = roots @ roots.mT
         root = torch.linalg.cholesky(dense.unsqueeze(1) + dense)

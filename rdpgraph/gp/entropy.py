@@ -61,7 +61,7 @@ class JensenBound(EntropyBound):
         distances: Tensor,
         dimension: int,
     ) -> Tensor:
-        """See `EntropyBound`."""
+        """() nats, of two components or more."""
         densities = -(dimension * math.log(2 * math.pi) + log_determinants + distances) / 2
         return -(log_weights.exp() * (log_weights + densities).logsumexp(-1)).sum()
 
@@ -81,7 +81,7 @@ class PairwiseBound(EntropyBound):
         distances: Tensor,
         dimension: int,
     ) -> Tensor:
-        """See `EntropyBound`."""
+        """() nats, of two components or more."""
         own = log_determinants.diagonal()
         apart = distances / 4 + (log_determinants - (own.unsqueeze(1) + own) / 2) / 2
         overlap = (log_weights - apart).logsumexp(-1)

@@ -84,7 +84,7 @@ class Reparameterised(GradientEstimator):
         functions: Functions,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """See `GradientEstimator`."""
+        """(B,) unbiased estimates in nats; backward gives unbiased ones of their gradients."""
         unary, pairwise = functions.drawn(self.samples, dtype=self.dtype, generator=generator)
         return likelihood.log_prob(labels, unary, pairwise).double().mean(0)
 
@@ -125,7 +125,7 @@ class ScoreFunction(GradientEstimator):
         functions: Functions,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """See `GradientEstimator`."""
+        """(B,) unbiased estimates in nats; backward gives unbiased ones of their gradients."""
         gaussians = functions.gaussians()
         with torch.no_grad():
             first = round(self.samples * self.control)

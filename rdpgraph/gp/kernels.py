@@ -25,7 +25,7 @@ class Kernel(nn.Module, ABC):
         """(*batch, left, right) covariances, differentiable in the hyperparameters."""
 
     def __call__(self, products: Products) -> Tensor:
-        """As `forward`."""
+        """(*batch, left, right) covariances, differentiable in the hyperparameters."""
         found: Tensor = super().__call__(products)
         return found
 

@@ -103,7 +103,7 @@ class VariationalPosterior(nn.Module):
         """Samples (S, B, T, V) and (S, V, V) of the scores under one component.
 
         Each is one draw of the functions, the same for all B sequences, and comes with its mirror
-        image, but for the last of an odd number. O(S T M V) for a sequence. Differentiable.
+        image, except for the last of an odd number. O(S T M V) for a sequence. Differentiable.
 
         Args:
             given: the functions at the positions, given those at the inducing points.
@@ -162,13 +162,13 @@ class Functions:
     component: int = 0
 
     def gaussians(self) -> Gaussians:
-        """See `VariationalPosterior.gaussians`."""
+        """The functions at the positions of B sequences under one component (theorem 3)."""
         return self.posterior.gaussians(self.given, self.component)
 
     def drawn(
         self, samples: int, *, dtype: torch.dtype, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """See `VariationalPosterior.drawn`."""
+        """Samples (S, B, T, V) and (S, V, V) of the scores under one component."""
         posterior = self.posterior
         return posterior.drawn(
             self.given, self.component, samples, dtype=dtype, generator=generator

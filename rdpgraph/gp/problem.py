@@ -35,7 +35,7 @@ class Group:
 class Basis:
     """Inducing points, and what is known of the functions between them.
 
-    What hyperparameters change is computed anew where gradients reach them, and kept otherwise.
+    What hyperparameters change is recomputed where gradients reach them, and kept otherwise.
 
     Args:
         points: features of the inducing points.

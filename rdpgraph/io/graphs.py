@@ -193,7 +193,7 @@ def _potential(name: str, data: dict[str, Any]) -> Potential:
         values = given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
         return Table(values if values.is_floating_point() else values.double())
     except (ModelError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{name}: its `potential` is no table of log-values: {error}") from None
+        raise ModelError(f"{name}: its `potential` is not a table of log-values: {error}") from None
 
 
 def _variable(node: Node, states: Any) -> Variable:

@@ -29,7 +29,7 @@ class Source:
         self._name, self._wait = str(path), wait
         if self._name in _STANDARD_INPUT:
             self._file = os.dup(0)  # what cannot be opened by name, a socket, is read too
-        else:  # a pipe that is opened to block waits for its writer, for ever
+        else:  # a pipe that is opened to block waits for its writer, forever
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
             self._file = os.open(path, flags)
         try:

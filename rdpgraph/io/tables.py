@@ -57,7 +57,7 @@ def refuse_evidence(graph: FactorGraph) -> None:
     """Raise an `UnsupportedError` where a graph holds evidence, which would be lost."""
     if graph.observed is not None:
         raise UnsupportedError(
-            "A model's file or networkx graph holds no evidence, and this graph is conditioned. "
+            "A model file or a networkx graph cannot hold evidence, and this graph is conditioned. "
             "Write the graph as it was before `condition`."
         )
 

@@ -142,7 +142,7 @@ def _alike(
     codes = np.zeros(len(scopes), dtype=np.int64)
     most = 1
     for column in range(scopes.shape[1] if count > 1 else 0):
-        if most > 2**62 // count:  # anew from 0, as many as there are
+        if most > 2**62 // count:  # again from 0, as many as there are
             codes = np.unique(codes, return_inverse=True)[1].ravel()
             most = int(codes.max()) + 1
         codes *= count

@@ -90,7 +90,7 @@ def is_array(value: object) -> bool:
 
 
 def array_of(value: Any) -> Any:
-    """A NumPy array of one's own, contiguous, in the machine's byte order."""
+    """A NumPy array of its own, contiguous, in the machine's byte order."""
     import numpy
 
     array = numpy.array(value)

@@ -188,7 +188,7 @@ class Automaton(Potential):
 
 
 def checked_arity(name: str, arity: int) -> int:
-    """Refuse what is no number of slots, or less than one."""
+    """Refuse what is not a number of slots, or less than one."""
     if isinstance(arity, bool) or not isinstance(arity, int) or arity < 1:
         raise ModelError(f"{name} needs an arity of at least 1; got {arity!r}.")
     return arity

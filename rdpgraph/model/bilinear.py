@@ -55,7 +55,7 @@ class Bilinear(Potential):
             if not bool(values.detach().isfinite().all()):
                 raise ModelError(
                     f"Bilinear needs finite embeddings; {name} holds an infinity or NaN. Hard "
-                    "zeros are a factor of their own, such as a Sparse or a unary Table."
+                    "zeros belong into a separate factor, such as a Sparse or a unary Table."
                 )
         shapes = tuple(self.left.shape), tuple(self.right.shape)
         if shapes[0][-1] != shapes[1][-1]:

@@ -120,7 +120,7 @@ def _group_key(factor: Factor, alike: dict[int, object]) -> object:
 
 
 def _value_of(potential: Automaton) -> object:
-    """Equal for constraints that are alike, however often they were made, and not learnt."""
+    """Equal for constraints that are alike, however often they were made, and not learned."""
     accept = potential.log_accept
     few = accept.ndim == 1 and len(accept) <= _FEW_STATES
     if accept.requires_grad or accept.device.type != "cpu" or not few:

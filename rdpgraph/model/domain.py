@@ -92,9 +92,7 @@ class Domain:
     def place(self, item: Named) -> int:
         """The place of the entry that holds a variable, an array, or what a name stands for."""
         if not isinstance(item, str | Variable | VariableArray):
-            raise ModelError(
-                f"A variable is asked for by its name or as a Variable; got {item!r:.80}."
-            )
+            raise ModelError(f"A variable is given by its name or as a Variable; got {item!r:.80}.")
         own = item if isinstance(item, str) else item.name
         if own in self.by_name:
             return self.by_name[own]

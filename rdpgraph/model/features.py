@@ -24,7 +24,7 @@ class FeatureError:
         log_absolute: log of the mean squared error, mean over pairs.
         log_weighted: log of that mean over the mean squared value: of the pairs that weigh most.
         norm: the root mean square of |x + y|, which decides over all of them.
-        heavy_norm: the same with each pair weighed by its squared value.
+        heavy_norm: the same with each pair weighted by its squared value.
     """
 
     log_relative: float

@@ -213,8 +213,8 @@ class FactorGraph:
             if bool(clash.any()):
                 name = self.domain.variable(int(clash.nonzero()[0, -1])).name
                 raise EvidenceError(
-                    f"Variable {name!r} is observed already, in another state; "
-                    f"retract({name!r}) takes that back."
+                    f"Variable {name!r} is already observed in another state; "
+                    f"retract({name!r}) undoes that."
                 )
             states = torch.where(states == MISSING, earlier, states)
         return FactorGraph.from_blocks(self.domain, self.blocks, states)
@@ -294,7 +294,8 @@ class FactorGraph:
         if len(lacking):
             name = self.domain.variable(int(lacking[0])).name
             raise EvidenceError(
-                f"An assignment gives every variable a state; {len(lacking)} have none: {name!r}."
+                f"An assignment needs a state for every variable; {len(lacking)} have none, "
+                f"such as {name!r}."
             )
         for block in self.blocks:
             chosen = states[..., block.scopes].to(self.device)

@@ -47,9 +47,9 @@ class LogMatrix:
         low = total.detach() < least
         logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
         result = logs + peak + self.peaks.unsqueeze(-2)
-        return self._mended(result, low, rows) if bool(low.any()) else result
+        return self._repaired(result, low, rows) if bool(low.any()) else result
 
-    def _mended(self, result: Tensor, low: Tensor, rows: Tensor) -> Tensor:
+    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor) -> Tensor:
         """Entries that are low and possible, from the logs."""
         possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()

@@ -133,8 +133,8 @@ class LowRank(Potential):
         if entries > _MOST:
             raise BudgetError(
                 f"LowRank of shape {self.shape} has {entries:,} values, and at most {_MOST:,} are "
-                "written out; the estimator LowRankFactors() needs none for log Z, marginals and "
-                "samples, and randomized ones none but those of a few states."
+                "written out; the estimator LowRankFactors() needs no table for log Z, marginals "
+                "and samples, and randomized estimators need only the values of a few states."
             )
         return log_products(self.log_left, self.log_right)
 

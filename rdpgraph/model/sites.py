@@ -46,7 +46,7 @@ class Sites:
             log-weights added to its unary potentials; repeats are separate entries.
         graph: gives a graph whose factors proposals read; None: `means` speaks for them. Sites
             that a batch item lacks may be free in it, where holding them costs large tables.
-        means: in the place of factors, of (landmarks, generator): the log of each state's mean
+        means: instead of factors, of (landmarks, generator): the log of each state's mean
             factor value over as many random states of the other sites, or what broadcasts to
             ``unary``.
         masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a

@@ -1,4 +1,4 @@
-"""What is wrong with the tables of a model whose answer is no number."""
+"""What is wrong with the tables of a model whose answer is not a number."""
 
 import math
 from collections.abc import Iterator

@@ -56,9 +56,11 @@ class Structure(ABC):
         """The same model as a general graph, its sites in one `VariableArray` named ``"site"``.
 
         Raises:
-            UnsupportedError: this structure is no factor graph.
+            UnsupportedError: this structure has no general form.
         """
-        raise UnsupportedError(f"{type(self).__name__} is no factor graph; ask it directly.")
+        raise UnsupportedError(
+            f"{type(self).__name__} is not given as a factor graph; ask the structure itself."
+        )
 
     def score(self, states: Tensor, /) -> Tensor:
         """(*lead, *batch) the score (nats) of configurations (*lead, *batch, *sites).
@@ -69,7 +71,7 @@ class Structure(ABC):
         Raises:
             UnsupportedError: this structure has none.
         """
-        raise UnsupportedError(f"{type(self).__name__} scores no configurations.")
+        raise UnsupportedError(f"{type(self).__name__} does not score configurations.")
 
     def log_prob(self, configuration: Any) -> Tensor:
         """(*lead, *batch) the log-probabilities (nats) of configurations, differentiable.
@@ -81,7 +83,7 @@ class Structure(ABC):
 
         Raises:
             EvidenceError: as for `score`.
-            UnsupportedError: this structure scores no configurations.
+            UnsupportedError: this structure does not score configurations.
         """
         log_z, score = self.log_partition(), self.score(configuration)
         alive = log_z.detach() > -math.inf
@@ -207,7 +209,8 @@ class Structure(ABC):
 
         Example:
             >>> def sites(self):
-            ...     return rg.Sites(self.unary, restrict=self.restrict, graph=self.factor_graph)
+            ...     return rg.extend.Sites(
+            ...         self.unary, restrict=self.restrict, graph=self.factor_graph)
         """
         return None
 

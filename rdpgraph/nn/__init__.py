@@ -1,6 +1,6 @@
 """Modules of `torch.nn` whose answers are those of structures.
 
-Here belong layers that hold parameters and take padded batches: `CRF` in the place of
+Here belong layers that hold parameters and take padded batches: `CRF` instead of
 pytorch-crf's, with constraints on its tags, `HMM` as a language model, and `FeatureMap`.
 """
 

@@ -88,7 +88,7 @@ class CRF(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every parameter anew, uniform between -0.1 and 0.1."""
+        """Draw every parameter again, uniform between -0.1 and 0.1."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.1, 0.1)
 

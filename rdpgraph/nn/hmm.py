@@ -29,7 +29,7 @@ class HMM(nn.Module):
     normalisers of the emissions, which is most of it where a batch has few tokens. Memory: S N, and
     N V, of which no more than 2**24 entries at a time; beyond these they are made once more for the
     gradient. Symbols of a small vocabulary have their r x r matrices made once where that is
-    quicker. Under autocast the products are in its type, and the recursion is in the parameters'.
+    faster. Under autocast the products are in its type, and the recursion is in the parameters'.
 
     Example:
         >>> model = HMM(states=64, vocabulary=20, rank=8)

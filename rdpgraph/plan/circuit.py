@@ -52,7 +52,7 @@ class Level:
         messages: where the messages to the parents lie.
         pulls: of the children's messages that act on the first cells, one of each child in turn.
         starts: where in the level the cells of each message begin.
-        above: the cells of the parents that each message speaks of.
+        above: the cells of the parents that each message is about.
         spread: which of the level's messages each cell goes into.
     """
 

@@ -211,7 +211,7 @@ class Queue:
         self._now.pop(v, None)
 
     def push(self, v: int, score: float) -> None:
-        """Enter a variable, or enter it anew."""
+        """Enter a variable, or enter it again."""
         if self._random:
             if self._noise:
                 score *= 1.0 + self._noise * self._random()

@@ -192,7 +192,7 @@ class _Part:
         return predicted_seconds(flops * self.copies, groups) + self.levels * SECONDS_PER_GROUP
 
     def try_greedy(self, stop: float) -> None:
-        """Each deterministic rule once; the quickest one first, so that there is a tree."""
+        """Each deterministic rule once; the fastest one first, so that there is a tree."""
         if not self.core.num_tensors:
             return
         if self.core.num_variables <= FEW_VARIABLES:

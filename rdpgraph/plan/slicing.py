@@ -47,9 +47,9 @@ def choose_slices(
             return tuple(chosen)
 
         def price(v: int) -> tuple[float, int]:
-            dearer = log(sizes[v]) + log(flops - saved_flops[v]) - log(flops)  # noqa: B023
+            costlier = log(sizes[v]) + log(flops - saved_flops[v]) - log(flops)  # noqa: B023
             lighter = log(stored) - log(stored - saved_elements[v])  # noqa: B023
-            return (dearer / lighter if lighter > 0 else inf), v
+            return (costlier / lighter if lighter > 0 else inf), v
 
         best = min(saved_elements, key=price)
         chosen.append(best)

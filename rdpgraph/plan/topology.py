@@ -16,7 +16,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Topology:
-    """Scopes of the tensors and sizes of the variables: all that planning looks at.
+    """Scopes of the tensors and sizes of the variables: all that planning reads.
 
     A variable that is in no scope belongs to no component and appears in no tree: its sum is its
     size, which the caller accounts for.

@@ -150,7 +150,7 @@ class Bounds(NamedTuple):
 
 
 def checked_draws(count: int, generator: object) -> None:
-    """Refuse what is no number of draws, or no source of them.
+    """Refuse what is not a number of draws, or no source of them.
 
     Raises:
         EvidenceError: another count than a whole number from 0 on, or another generator.

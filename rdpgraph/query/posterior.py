@@ -33,7 +33,7 @@ class Posterior(Inferred):
 
     Answers are computed when first asked for, and kept. All are differentiable in the potentials
     except states (modes and samples). A posterior can be pickled and deep-copied: model and plan
-    cross, and messages that were sent; other answers are computed anew, with the same results. All
+    cross, and messages that were sent; other answers are recomputed, with the same results. All
     tensors cross without gradients, and a scheduler's ``progress`` stays behind.
 
     Of an estimate on a few states a state that was not kept has probability zero, and what is a
@@ -118,7 +118,7 @@ class Posterior(Inferred):
         """The joint probabilities of a few variables, whether or not a factor holds them.
 
         Read off a factor that holds them all, if there is one, at no further cost. Else the model
-        is solved anew with a factor of zeros over them, exactly and within the budget: the tables
+        is solved again with a factor of zeros over them, exactly and within the budget: the tables
         on the way hold all of these variables at once, so that each one more multiplies time and
         memory by its number of states, or nearly.
 

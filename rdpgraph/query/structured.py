@@ -30,7 +30,7 @@ class StructuredPosterior(Inferred):
     Sites that a batch item lacks have marginals zero, where the structure answers, and state -1.
     Of an estimate on a few states a state that was not kept has probability zero, and what is a
     ratio of estimates (marginals, entropy, samples) is biased and consistent. Pickled or
-    deep-copied, it computes its answers anew, without gradients, on the states chosen.
+    deep-copied, it computes its answers again, without gradients, on the states chosen.
 
     Attributes:
         structure: the model as declared.

@@ -150,7 +150,7 @@ class _ForMessages:
     def network(self) -> Network:
         graph, possible = self.reduced.graph, self.reduced.possible
         if possible is not None and len(possible.starts) != graph.num_variables + 1:
-            possible = None  # it speaks of auxiliary variables, which are not made for messages
+            possible = None  # it includes auxiliary variables, which are not made for messages
         with recording(lambda: tensors_in(graph.blocks)):
             return reduce_graph(graph, possible=possible, high_order=True)
 
@@ -184,8 +184,8 @@ _HARD = (
     _Try(0.5, Fractional(0.5), 0.6, tolerance=5e-4),
     _Try(0.5, TreeReweighted(), 0.9, tolerance=5e-4),
 )
-"""With hard zeros, messages that do not take turns contradict each other for ever, and some of
-convex counting numbers come to rest as slowly as one over the number of sweeps."""
+"""With hard zeros, messages that do not take turns contradict each other forever, and some of
+convex counting numbers converge as slowly as one over the number of sweeps."""
 
 
 def _first_converged(

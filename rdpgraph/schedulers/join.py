@@ -25,7 +25,7 @@ _SETUP = 0.5
 
 @dataclass(frozen=True)
 class JoinGraph(Scheduler):
-    """Messages between clusters of factors: better than `Loopy`, and dearer, up to exact.
+    """Messages between clusters of factors: more accurate than `Loopy`, and more expensive.
 
     The clusters are as large as memory and time allow; one that holds all is solved exactly, as by
     `Contraction`. Runs in float64. The gradient of log Z is that at fixed messages; marginals have

@@ -56,7 +56,7 @@ class Search(Scheduler):
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """Evidence and hard zeros; each question searches anew."""
+        """Evidence and hard zeros; each question searches again."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         return search_plan(network, budget), partial(self._solution, network, budget)

@@ -113,8 +113,8 @@ class Bitext(Recursion):
 
     def pair_marginals(self) -> Tensor:
         """(*batch, p, q) the probability of each pair of words as a leaf; differentiable."""
-        found = self.marginals()[..., -self.leaves :].sum(-1)
-        return found.diagonal(1, -4, -3).diagonal(1, -3, -2)
+        leaves = self.marginals()[..., -self.leaves :].sum(-1)
+        return leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
 
     def bispan_marginals(self) -> Tensor:
         """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""

@@ -22,12 +22,12 @@ compilation and what can be built once is left out. Seconds are the best of the 
 memory is the growth of the largest resident set from before the first run. Peers are at their best:
 
 - dynamax: ``value_and_grad`` of ``vmap(hmm_filter)`` or, up to 128 states, its smoother with
-  expected transitions, whichever is quicker.
+  expected transitions, whichever is faster.
 - hmmlearn: scaled forward-backward in C++, float64, without the expected transitions.
 - pytorch-crf: its normaliser alone and autograd; torch-struct: ``LinearChainCRF.partition`` and
   autograd (PyPI's 0.5 and the repository have the same recursion).
 - pomegranate: ``DenseHMM.forward`` and autograd or, up to 128 states, ``forward_backward``.
-- The torch ones with one thread and with all, whichever is quicker; ours with ``--threads``.
+- The torch ones with one thread and with all, whichever is faster; ours with ``--threads``.
 
 The last table is of scale: 10,000 steps, 512 states, one chain.
 

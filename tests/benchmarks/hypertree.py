@@ -18,7 +18,7 @@ root), float32: B = 4 sentences of n = 20 words, with one set of rules for each 
 others take them, and with one set for all, which they copy. Each library runs in a process of its
 own; milliseconds are the best of the runs (and rounds), compilation not counted, memory is the
 growth of the largest resident set from before the first run. torch-struct runs with one thread and
-with all, whichever is quicker; ours with ``--threads``, synjax with all.
+with all, whichever is faster; ours with ``--threads``, synjax with all.
 
 The last table is of scale: rules of rank 64 (TN-PCFG's form) over 1,000 nonterminals, n = 40.
 Fails where the libraries disagree.

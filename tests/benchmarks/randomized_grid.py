@@ -12,7 +12,7 @@ neighbours prefer near values.
 
 Error is the total variation between the marginals of a variable and those of all-state messages,
 the mean over variables, and the largest. States are drawn by the default's proposal and
-`Threshold`, for the potentials are smooth; redrawn: anew after sweeps 5 and 10. All run until
+`Threshold`, for the potentials are smooth; redrawn: again after sweeps 5 and 10. All run until
 messages change by less than 0.001; one thread; means of the runs.
 """
 

@@ -20,7 +20,7 @@ def soon(monkeypatch):
 
 
 def stubborn():
-    """Goes on for ever, whatever errors say."""
+    """Goes on forever, whatever errors say."""
     while True:
         try:
             while True:

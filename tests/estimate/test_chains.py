@@ -115,7 +115,7 @@ def test_masses_where_little_is_possible():
     chain = rg.Chain(torch.zeros(3, 5, dtype=torch.float64), same)
     kept = torch.tensor([[[0, 1], [1, 2], [2, 3]], [[0, 1], [1, 2], [1, 3]]])
     masses = chain.sites().masses(kept, torch.zeros_like(kept, dtype=torch.float64))
-    # Nothing passes from the first to the last step: only a state that mends its own site has mass.
+    # Nothing passes from the first to the last step: only a state that fits its own site has mass.
     assert bool((masses[0, 1] == -math.inf).all())
     assert torch.equal(masses[1, 1] > -math.inf, torch.tensor([False, True, False, False, False]))
 

@@ -30,7 +30,7 @@ class FirstStates(rg.extend.Estimator):
 
     def prepare(self, model, *, solve, generator):
         support = rg.extend.Support(torch.tensor([[0, 1]]), torch.zeros(1, 2, dtype=torch.float64))
-        kept = rg.extend.Kept(model, (support, None), solve)
+        kept = rg.extend.Restriction(model, (support, None), solve)
         return rg.extend.Problem(kept.model, kept)
 
 

@@ -60,7 +60,7 @@ def test_few_states_with_low_rank_potentials(kind, selection, proposal):
 @pytest.mark.parametrize("kind", [*EDGES, "structure"])
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_a_poor_look_ahead_is_no_bias(kind, selection):
-    """Two random features: far from the model, and still every state is weighed as it should."""
+    """Two random features: far from the model, and still every state is weighted as it should."""
     made = model(kind, bilinear())
     estimate, _ = expectation(made, rg.randomized.LowRankPilot(2), selection)
     assert abs(math.expm1(float(estimate - exact(made)))) < 1e-12

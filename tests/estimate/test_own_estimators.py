@@ -77,7 +77,7 @@ class Masked(rg.extend.Estimator):
     def _lift(self, model, masks, solve):
         every = torch.arange(masks.shape[-1]).expand(masks.shape)
         support = (rg.extend.Support(every, masks),)
-        return rg.extend.Kept(model, support, solve, replicates=len(masks), equal=True)
+        return rg.extend.Restriction(model, support, solve, replicates=len(masks), equal=True)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Reweighted(rg.extend.Estimator):
             heads = torch.rand(shape, generator=generator) < 0.5
             weights = torch.where(heads, math.log(2), -math.inf).to(model.dtype)
             supports.append(rg.extend.Support(torch.arange(entry.size).expand(shape), weights))
-        lift = rg.extend.Kept(model, tuple(supports), solve, replicates=self.replicates)
+        lift = rg.extend.Restriction(model, tuple(supports), solve, replicates=self.replicates)
         return rg.extend.Problem(lift.model, lift)
 
 
@@ -172,7 +172,7 @@ class Truncated(rg.extend.Estimator):
         (entry,) = model.variables
         states = torch.arange(2).expand(1, *entry.shape, 2)
         support = rg.extend.Support(states, torch.full(states.shape, self.weight).to(model.dtype))
-        lift = rg.extend.Kept(model, (support,), solve, exact=self.exact, bound="lower")
+        lift = rg.extend.Restriction(model, (support,), solve, exact=self.exact, bound="lower")
         return rg.extend.Problem(lift.model, lift)
 
 
@@ -255,7 +255,7 @@ def test_reweighted_z_is_right_on_average():
         weights = torch.tensor(coins, dtype=torch.float64).log().reshape(2, 1, 2)
         states = torch.arange(2).expand(1, 2)
         supports = tuple(rg.extend.Support(states, own) for own in weights)
-        lift = rg.extend.Kept(model, supports, rg.infer)
+        lift = rg.extend.Restriction(model, supports, rg.infer)
         total += lift(rg.infer(lift.model).solution).log_partition().exp().sum() / 16
     torch.testing.assert_close(total, rg.infer(model).log_partition.exp())
 

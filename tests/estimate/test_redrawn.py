@@ -1,4 +1,4 @@
-"""Loopy messages over few states of each variable, drawn anew as the beliefs form."""
+"""Loopy messages over few states of each variable, drawn again as the beliefs form."""
 
 import math
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def test_the_sweeps_go_on_where_they_were():
     graph = mixed()
     once = rg.infer(graph, **loopy(Twice(), at=())).status.iterations
     again = rg.infer(graph, **loopy(Twice(), at=(500, 600))).status.iterations
-    # The messages interpolated are at rest: a sweep or two to see it.
+    # The interpolated messages have converged: a sweep or two to see it.
     assert once < again <= once + 4
 
 
@@ -113,8 +113,8 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
             weight.index_add_(0, kept[place], log_weights[place].exp())
             unary[place] = weight.log()
         unary[site] = 0.0
-        weighed = graph.with_factors(rg.FactorBlock((xs,), rg.Table(unary)))
-        expected = rg.infer(weighed).marginal(xs)[site]
+        weighted = graph.with_factors(rg.FactorBlock((xs,), rg.Table(unary)))
+        expected = rg.infer(weighted).marginal(xs)[site]
         assert torch.allclose(posterior.marginal(xs)[site], expected)
 
 

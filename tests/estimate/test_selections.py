@@ -170,7 +170,7 @@ def test_a_million_states_in_float32(selection):
     assert support.log_weights.dtype == torch.float32
     if isinstance(selection, Top):
         return
-    # The weighted sum of any function is right but for its sampling error: here of exp(log_q).
+    # The weighted sum of any function is right up to its sampling error: here of exp(log_q).
     q = log_q.double().softmax(-1)
     total = (support.log_weights.double().exp() * q.gather(-1, support.states)).sum(-1)
     assert torch.allclose(total, torch.ones(2, dtype=torch.float64), atol=1e-5)

@@ -27,7 +27,7 @@ class Model:
 def number(word: str) -> float:
     """A finite decimal number."""
     if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
-        raise Refused(f"{word!r} is no number")
+        raise Refused(f"{word!r} is not a number")
     return float(word)
 
 

@@ -1,4 +1,4 @@
-"""A file format of one's own, which edits nothing in the package."""
+"""A file format of your own, which needs no change to the package."""
 
 import importlib.metadata
 

@@ -178,7 +178,7 @@ def test_a_graph_that_was_explained_is_not_reduced_again(kind, reductions):
     assert len(reductions) == done
     posterior.log_partition.backward()
     first = tables.grad.clone()
-    rg.infer(graph, scheduler=given).log_partition.backward()  # reads the tables anew
+    rg.infer(graph, scheduler=given).log_partition.backward()  # reads the tables again
     torch.testing.assert_close(tables.grad, 2 * first)
 
 

@@ -75,7 +75,7 @@ def test_alike_components_are_solved_alike_and_run_together():
     assert product_of_roots(many, leaves * copies) == pytest.approx(value**copies)
 
 
-def test_the_search_is_never_dearer_than_min_fill():
+def test_the_search_is_never_more_expensive_than_min_fill():
     for seed in range(5):
         rng = Random(seed)
         scopes = tuple(tuple(rng.sample(range(40), 2)) for _ in range(70))

@@ -15,7 +15,7 @@ WAYS = {"pickled": lambda p: pickle.loads(pickle.dumps(p)), "copied": copy.deepc
 
 
 def described(made):
-    """All that a route answers, and its status but for what a run measured."""
+    """All that a route answers, and its status except for what a run measured."""
     status = made.status
     told = (status.exact, status.converged, status.biased, status.iterations, status.bound)
     return answered(made), (told, str(made.plan))
@@ -71,7 +71,7 @@ def test_tables_of_contraction_do_not_cross():
 
 
 def test_a_graph_whose_parameters_it_copied_answers_after_crossing():
-    """Also what is solved anew; the version of a parameter here means nothing there."""
+    """Also what is solved again; the version of a parameter here means nothing there."""
     a, b = rg.Variable("a", 3), rg.Variable("b", 3)
     leaves = [torch.zeros(3, requires_grad=True) for _ in range(2)]
     with torch.no_grad():

@@ -369,5 +369,5 @@ def test_what_does_not_fit_is_refused():
         model.restrict(states[0], torch.zeros(2, 2))
     with pytest.raises(rg.errors.ModelError, match="out of range"):
         model.restrict(states + 4, torch.zeros(3, 2, 2))
-    with pytest.raises(rg.errors.UnsupportedError, match="ask it directly"):
+    with pytest.raises(rg.errors.UnsupportedError, match="ask the structure itself"):
         model.restrict(states, torch.zeros(3, 2, 2)).factor_graph()

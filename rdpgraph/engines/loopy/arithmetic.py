@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def floored(logs: Tensor, lowest: float) -> Tensor:
-    """Logs not below ``lowest``, but for -inf.
+    """Logs not below ``lowest``, except for -inf.
 
     Hard constraints around a loop may multiply a message's log with every sweep. Long before it
     overflows, what other messages add to it would be lost to rounding.
@@ -37,7 +37,7 @@ def share(logs: Tensor, temperature: float) -> Tensor:
 
 
 FAINT = 40.0
-"""Nats past the precision of float64: around loops, hard constraints may drive logs down for ever,
+"""Nats past the precision of float64: around loops, hard constraints may drive logs down forever,
 and below this nothing is told apart."""
 BOTTOM = 1e30
 """The same where logs are bounded: -inf alone lies below."""

@@ -45,7 +45,7 @@ class LogOdds:
         self._padded = c.padded
         self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
-        # Room for a sweep: allocated anew, it would cost more than what is computed in it.
+        # Room for a sweep: allocated again, it would cost more than what is computed in it.
         self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
 
     @cached_property
@@ -73,7 +73,7 @@ class LogOdds:
     def step(self, keep: float) -> Tensor:
         """One sweep of all messages, an old one kept with weight ``keep``; (B,) the change.
 
-        The change is that of `arithmetic.change`, but for a message that turns from one state to
+        The change is that of `arithmetic.change`, except for a message that turns from one state to
         the other: there it is up to twice as large.
         """
         odds, (cavity, other, new) = self.odds, self._room

@@ -22,7 +22,7 @@ _ALL, _SETTLING = 0.8, 0.7
 """The part of the sweeps that there is for all of it, as scores and beliefs take some time too; and
 the part of them in which messages that swing may settle, damped."""
 _EACH, _DAMPED = 4, LogDamping(0.3)
-"""Sweeps after each fixing of variables, and the damping: waiting would not break a swing."""
+"""Sweeps after each fixing of variables, and the damping: waiting would not end an oscillation."""
 _WIDE = 500
 """Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
@@ -50,7 +50,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     Messages that have not converged go on, damped: what swings says little of the best states.
     Items with ties are traced back. Where that is not among the best of every factor, one variable
     of every connected set of tied ones is fixed again and again while the messages run on, and the
-    best of all that was found is bettered one variable at a time. All that takes no more sweeps
+    best of all that was found is improved one variable at a time. All that takes no more sweeps
     than the messages took before.
     """
     messages = outcome.messages

@@ -77,7 +77,7 @@ class Equations:
         batch: items.
         vanishing: whether a message may hold a hard zero. Where all batch items share their hard
             zeros it cannot: the states that they rule out have been dropped.
-        lowest: no log-message goes below this, but for hard zeros.
+        lowest: no log-message goes below this, except for hard zeros.
         forest: whether the factor graph is known to have no cycle.
     """
 
@@ -132,7 +132,7 @@ class Equations:
         ]
 
     def update(self, messages: Messages) -> Messages:
-        """All messages anew from all messages (undamped)."""
+        """All messages updated from all messages (undamped)."""
         cavities = self.cavities(messages, () if self.vanishing else self.beliefs(messages))
         cavities = [rescaled(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
         return tuple(self.message(new) for new in self.outgoing(cavities))

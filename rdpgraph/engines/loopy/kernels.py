@@ -214,10 +214,10 @@ class TableKernel(Kernel):
         products = _exchanged(table, vectors, product, wanted)
         logs = [None if part is None else safe_log(part) for part in products]
         if not self.bounded:
-            logs = self._mended(incoming, rows, wanted, products, logs)
+            logs = self._repaired(incoming, rows, wanted, products, logs)
         return [part if scale == 1 or part is None else part * scale for part in logs]
 
-    def _mended(
+    def _repaired(
         self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: int | None,
         products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip

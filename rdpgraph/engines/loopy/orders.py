@@ -14,7 +14,7 @@ _SMALL = 20_000
 """Edges up to which orders are kept for the next model of that shape: there they are small, and
 take a while beside the messages."""
 _WIDEST = 100
-"""Factors of more variables are too dear to be asked once for each of them."""
+"""Factors of more variables are too expensive to be evaluated once for each of them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -161,7 +161,7 @@ def written(
 def refreshed(
     equations: Equations, messages: Messages, sums: list[Sums], chosen: EdgeSubset
 ) -> list[Sums]:
-    """The sums at the touched variables anew; in place unless gradients are recorded."""
+    """The sums at the touched variables recomputed; in place unless gradients are recorded."""
     result = list(sums)
     for number, c in enumerate(equations.edges.classes):
         numbers = chosen.locals[number]

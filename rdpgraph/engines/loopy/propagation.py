@@ -126,7 +126,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
 
 
 def _one_by_one(equations: Equations, start: Messages, limits: Limits) -> Outcome:
-    """A few items to their end, then the next: nobody looks at them between two sweeps."""
+    """A few items to their end, then the next: nothing is reported between two sweeps."""
     outcomes, totals = list[Outcome](), list[Tensor]()
     for part in equations.ranges:
         own = equations.items(part)

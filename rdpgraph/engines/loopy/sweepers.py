@@ -1,4 +1,4 @@
-"""Carrying out the sweeps of a schedule: which of several equal ways is quickest."""
+"""Carrying out the sweeps of a schedule: which of several equal ways is fastest."""
 
 import math
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ from rdpgraph.plan import clock
 def sweeper_for(
     equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
 ) -> "Sweeper":
-    """The quickest way for a model and a schedule."""
+    """The fastest way for a model and a schedule."""
     if _by_log_odds(equations, schedule, damping):
         return _ByLogOdds(equations, damping)
     if isinstance(schedule, Flooding) or equations.unary_device.type != "cpu":
@@ -251,7 +251,7 @@ class _ByResidual(Sweeper):
 def _renewed(
     equations: Equations, residual: Tensor, again: Tensor, ready: Messages, messages: Messages
 ) -> Tensor:
-    """Residuals of some edges anew."""
+    """Residuals of some edges, recomputed."""
     residual = residual.clone()
     for c, new, old in zip(equations.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()

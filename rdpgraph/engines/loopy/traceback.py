@@ -1,7 +1,7 @@
 """States decided a few variables at a time, each given those before it.
 
-A variable takes the best state of its belief, in which each factor's message is anew the maximum
-over the others of its variables: the undecided ones with what they say, decided ones held in their
+A variable takes the best state of its belief, in which each factor's message is recomputed as the
+maximum over its other variables: undecided ones with their messages, decided ones held in their
 state. Variables that share no factor are decided together. Going outwards from one variable of
 every connected part, this is the traceback of a tree; on other graphs it is a guess, which costs as
 much as one sweep. With all variables decided it is coordinate ascent.

@@ -37,7 +37,7 @@ class RandomizedPruning(Estimator):
         warm_up: sweeps before the averages begin; default a tenth of `sweeps`.
         seconds: no sweep begins after that many.
         resume: a posterior of the same model by randomized pruning, to go on from; its chains,
-            selections and averages are taken over, and it is not warmed up anew.
+            selections and averages are taken over, and it is not warmed up again.
 
     Raises:
         ModelError: less than one sweep or chain, or a warm-up or budget below 0.

@@ -43,7 +43,7 @@ class Everything(Likely):
 
 @dataclass(frozen=True, eq=False)
 class Given(Likely):
-    """Questions of one's own: spans, or links of an aligner.
+    """Questions of your own: spans, or links of an aligner.
 
     Args:
         mask: bool, of the shape (*batch, *questions) or what broadcasts to that.

@@ -39,18 +39,18 @@ def serves(factors: Factors) -> bool:
 
 
 def forward(factors: Factors) -> Forward:
-    """As `sweeps.forward`, without a floor."""
-    found = _forward(factors, every=_EVERY)
-    return _forward(factors, every=1) if bool(found.doubtful.any()) else found
+    """The states and scales of all steps, forward, as `sweeps.forward` defines them; no floor."""
+    swept = _forward(factors, every=_EVERY)
+    return _forward(factors, every=1) if bool(swept.doubtful.any()) else swept
 
 
-def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """As `sweeps.backward`."""
-    states, seeds = in_steps(found.states), as_array(gradient)[:, None]
+def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Marginals times the gradient, and the other side of each edge, as in `sweeps.backward`."""
+    states, seeds = in_steps(swept.states), as_array(gradient)[:, None]
     (steps, batch, count), kind = states.shape, states.dtype
     # What is ahead of a step begins as the next one's share; nothing is ahead of the last.
     ahead = np.zeros((steps, batch, count), kind)
-    scales = np.maximum(in_steps(found.scales)[1:, :, None], np.finfo(kind).tiny)
+    scales = np.maximum(in_steps(swept.scales)[1:, :, None], np.finfo(kind).tiny)
     np.divide(in_steps(factors.emission)[1:], scales, out=ahead[:-1])
     ahead[:-1][states[1:] == 0] = 0.0
     futures, turned = np.zeros_like(states), dense(as_array(factors.matrix).T)
@@ -145,7 +145,7 @@ def _unsure(factors: Factors, raw: Array, states: Array, least: float) -> Tensor
 
 
 def _finished(factors: Factors, states: Array, scales: Array, unsure: Tensor) -> Forward:
-    """As `sweeps.finished`, of items that may all be whole."""
+    """The sweep from its states and scales, as `sweeps.finished`; items may all be whole."""
     kept, sums = in_items(states), torch.from_numpy(dense(scales.T))
     terms = sums.log() + factors.offset
     whole = as_array(factors.lengths).min(initial=len(states)) == len(states)

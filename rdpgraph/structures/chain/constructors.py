@@ -26,7 +26,7 @@ def hmm_unary(
     start: Tensor, transition: Tensor | LowRank, emission: Tensor | LowRank,
     observations: Tensor | None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """(*batch, T, N) from log-probabilities, checked, but for what stands beyond the lengths."""
+    """(*batch, T, N) from log-probabilities, checked, except for what stands beyond the lengths."""
     start = taken("Chain.hmm's start", start)
     transition = taken("Chain.hmm's transition", transition)
     emission = taken("Chain.hmm's emission", emission)

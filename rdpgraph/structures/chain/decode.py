@@ -1,7 +1,7 @@
 """Best sequences of chains: the best one, the k best, and the best through every state.
 
 Messages are maxima, shifted at each step so that their largest is 0: in float32 they tell
-sequences of 10,000 steps apart as well as short ones. Scores are summed anew along the sequences
+sequences of 10,000 steps apart as well as short ones. Scores are summed again along the sequences
 found (Viterbi 1967; the k best by lists, Seshadri and Sundberg 1994).
 """
 
@@ -225,13 +225,13 @@ def _best_lists(unary: Unary, transition: Transition, lengths: Lengths, k: int) 
         best = torch.where((step + 1 < lengths).reshape(-1, 1, 1), longer, best)
         pointers.append(came_from.to(torch.int32))
     values, place = best.flatten(1).topk(k)
-    found = values > -math.inf
+    possible = values > -math.inf
     result = torch.full((batch, k, total), -1, device=device)
     for step in range(total - 1, -1, -1):
         if step + 1 < total:
             before = pointers[step].flatten(1).gather(1, place).long()
             place = torch.where((step + 1 < lengths).unsqueeze(1), before, place)
-        kept = found & (step < lengths).unsqueeze(1)
+        kept = possible & (step < lengths).unsqueeze(1)
         result[..., step] = torch.where(kept, place // k, -1)
     return result.transpose(0, 1)
 

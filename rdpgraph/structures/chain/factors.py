@@ -66,7 +66,7 @@ class Factors:
         )
 
     def squeezed(self, floor: float, *, upward: bool) -> "Factors":
-        """Entries below a floor made it, but for hard zeros; or made zero."""
+        """Entries below a floor made it, except for hard zeros; or made zero."""
         if upward:
             emission = torch.where(self.unary > -math.inf, self.emission.clamp(min=floor), 0.0)
             matrix = torch.where(self.transition > -math.inf, self.matrix.clamp(min=floor), 0.0)

@@ -60,14 +60,14 @@ class Blocks:
 
 def status() -> KernelStatus:
     """Whether chains on a GPU use fused kernels here."""
-    found = _loaded()[1]
-    if found.version is None:
-        return found
+    known = _loaded()[1]
+    if known.version is None:
+        return known
     if not _interpreted() and not torch.cuda.is_available():
         return KernelStatus(None, "No GPU for fused kernels; using torch.")
     device = torch.device("cpu" if _interpreted() else "cuda")
     wrong = _trial(device, torch.float32, Blocks.of(1, 16), 16, transposed=False)
-    return KernelStatus(None, f"Triton built no kernel ({wrong}); using torch.") if wrong else found
+    return KernelStatus(None, f"Triton built no kernel ({wrong}); using torch.") if wrong else known
 
 
 def serves(factors: Factors) -> bool:
@@ -86,7 +86,7 @@ def serves(factors: Factors) -> bool:
 def forward(
     factors: Factors, *, floor: float, upward: bool, blocks: Blocks | None = None
 ) -> Forward:
-    """As `sweeps.forward`."""
+    """The states and scales of all steps, forward, as `sweeps.forward` defines them."""
     emission, matrix = factors.emission.contiguous(), _dense(factors.matrix)
     batch, steps, count = emission.shape
     blocks = blocks or Blocks.of(batch, count)
@@ -120,14 +120,14 @@ def forward(
 
 
 def backward(
-    factors: Factors, found: Forward, gradient: Tensor, *, blocks: Blocks | None = None
+    factors: Factors, swept: Forward, gradient: Tensor, *, blocks: Blocks | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `sweeps.backward`."""
+    """Marginals times the gradient, and the other side of each edge, as in `sweeps.backward`."""
     emission, matrix = factors.emission.contiguous(), _dense(factors.matrix)
     batch, steps, count = emission.shape
     blocks = blocks or Blocks.of(batch, count)
-    states, gradient = found.states.contiguous(), gradient.contiguous()
-    shares = found.scales.clamp(min=torch.finfo(emission.dtype).tiny).reciprocal_()
+    states, gradient = swept.states.contiguous(), gradient.contiguous()
+    shares = swept.scales.clamp(min=torch.finfo(emission.dtype).tiny).reciprocal_()
     lasts = (factors.lengths - 1).clamp(min=0)
     marginals, ahead = torch.empty_like(states), torch.empty_like(states)
     ahead[:, -1] = 0.0
@@ -187,8 +187,8 @@ def _trial(
     plain = sweeps.forward(case)
     expected = (plain.states, *sweeps.backward(case, plain, gradient))
     try:
-        found = forward(case, floor=0.0, upward=False, blocks=blocks)
-        answers = (found.states, *backward(case, found, gradient, blocks=blocks))
+        swept = forward(case, floor=0.0, upward=False, blocks=blocks)
+        answers = (swept.states, *backward(case, swept, gradient, blocks=blocks))
         pairs = zip(answers, expected, strict=True)
         same = all(torch.allclose(one, other, rtol=1e-4) for one, other in pairs)
     except Exception as error:  # no compiler, no driver for it, too old a card: torch is left

@@ -3,7 +3,7 @@
 
 The functions are plain until `triton.jit` builds them; without Triton nothing can call them. A
 program of either kernel makes a block of `rows` items by `columns` states, adding up products over
-`inner` states at a time. Tensors are dense, but for the matrix, which has strides. Products are
+`inner` states at a time. Tensors are dense, except for the matrix, which has strides. Products are
 exact (no TF32): float32 states are certified on that assumption.
 """
 

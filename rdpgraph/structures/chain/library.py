@@ -1,7 +1,7 @@
 """The compiled kernel's file: built by the machine's own C++ compiler on first use, and kept.
 
 Every chain loads what is kept, so that it is checked first. Its name holds a digest of its content,
-and the folder is the user's own. A file that is cut, empty or planted is built anew.
+and the folder is the user's own. A file that is cut, empty or planted is rebuilt.
 """
 
 import ctypes
@@ -67,11 +67,11 @@ def available(dtype: torch.dtype) -> bool:
     """Whether there is a kernel for a type; where there is none at all, a warning says so once."""
     if dtype not in _NAMES:
         return False
-    library, found = _loaded()
+    library, known = _loaded()
     if library is None and not _WARNED:
-        _WARNED.add(found.reason)
+        _WARNED.add(known.reason)
         warnings.warn(
-            f"Small chains are several times slower than they could be. {found}",
+            f"Small chains are several times slower than they could be. {known}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -222,10 +222,10 @@ def cache_folder() -> Path:
 
 def _own(path: Path, kind: Any) -> bool:
     """Whether a path is of a kind, no link, the user's, and not for others to write to."""
-    found = path.lstat()
+    entry = path.lstat()
     if os.name != "posix":
-        return kind(found.st_mode)
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+        return kind(entry.st_mode)
+    return kind(entry.st_mode) and entry.st_uid == os.geteuid() and not entry.st_mode & _OTHERS
 
 
 def _synchronised(path: Path) -> None:

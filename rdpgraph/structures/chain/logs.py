@@ -12,7 +12,7 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import step_of, steps_of
 
 _BLOCK = 2**18
-"""Terms at a time. They have one room for all steps: a block allocated anew at each would leave
+"""Terms at a time. They have one room for all steps: a block allocated again at each would leave
 holes too large for what is kept and, once that is in them, too small for the next block."""
 
 

@@ -39,7 +39,7 @@ def log_partition(parts: LowRankTensors) -> Tensor:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N r) per item, as two products of matrices at each step, or by the r x r matrices between
-    ranks where that is quicker. What is kept for the gradient is O(T (N + r)). Items in which
+    ranks where that is faster. What is kept for the gradient is O(T (N + r)). Items in which
     underflow may have taken something are solved again in float64, and then in logs. Any number
     of derivatives; the gradient is the marginals of states and of states with ranks.
 
@@ -67,14 +67,14 @@ def _first_safe(types: list[torch.dtype], parts: LowRankTensors) -> Tensor:
         return values
     rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
     again = _first_safe(types[1:], parts.items(rows)).to(values)
-    found = torch.zeros_like(values).index_copy(0, rows, again)
+    result = torch.zeros_like(values).index_copy(0, rows, again)
     if not len(sure):
-        return found
+        return result
     kept = values[sure]
     if kept.requires_grad:
-        # Anew, or what underflowed in the others, times no gradient, might be no number.
+        # Again, or what underflowed in the others, times no gradient, might be no number.
         kept, _ = _Scaled.apply(*parts.items(sure))  # pyright: ignore
-    return found.index_copy(0, sure, kept)
+    return result.index_copy(0, sure, kept)
 
 
 class _Sweep(NamedTuple):
@@ -141,11 +141,11 @@ class _Scaled(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         parts = LowRankTensors(unary, left, right, lengths)
         factors = _Factors.of(parts)
-        found = _forward(parts, factors)
-        ctx.save_for_backward(*parts, *factors, *found[:4])
-        ctx.mark_non_differentiable(found.doubtful)
+        swept = _forward(parts, factors)
+        ctx.save_for_backward(*parts, *factors, *swept[:4])
+        ctx.mark_non_differentiable(swept.doubtful)
         ctx.products = _autocast(unary.device.type)
-        return found.values, found.doubtful
+        return swept.values, swept.doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
@@ -245,10 +245,10 @@ def _reached(parts: LowRankTensors) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    parts: LowRankTensors, factors: _Factors, found: tuple[Tensor, ...], gradient: Tensor
+    parts: LowRankTensors, factors: _Factors, swept: tuple[Tensor, ...], gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Marginals of states, of states before a rank, of states after it; times the gradient."""
-    states, ranks, back_scales, scales = found
+    states, ranks, back_scales, scales = swept
     total = states.shape[1]
     least = torch.finfo(states.dtype).tiny
     seeds = torch.zeros_like(scales)

@@ -1,7 +1,7 @@
 """Best sequences of chains of low rank. A maximum has no shortcut by way of the rank.
 
-Every value between two states is formed, at every step anew and in blocks: O(T N^2 r) time, O(T N)
-memory. For transitions that are not too large to be written out once, `decode` is quicker.
+Every value between two states is formed, again at every step and in blocks: O(T N^2 r) time, O(T N)
+memory. For transitions that are not too large to be written out once, `decode` is faster.
 """
 
 import math
@@ -50,9 +50,9 @@ def max_marginals(parts: LowRankTensors) -> Tensor:
     after = torch.zeros_like(unary)
     for step in range(unary.shape[1] - 2, -1, -1):
         state = unary[:, step + 1] + after[:, step + 1]
-        found = _maxima(state, step_of(parts.left, step), step_of(parts.right, step))
+        following = _maxima(state, step_of(parts.left, step), step_of(parts.right, step))
         goes_on = (steps[step] + 1 < parts.lengths).unsqueeze(1)
-        after[:, step] = torch.where(goes_on, found - peak(found, (1,)), 0.0)
+        after[:, step] = torch.where(goes_on, following - peak(following, (1,)), 0.0)
     through = unary + after + _before(unary, parts.left, parts.right, parts.lengths)
     best = _score(parts, viterbi(parts))
     shift = best.reshape(-1, 1, 1) - peak(through, (2,))
@@ -86,13 +86,13 @@ def _levelled(parts: LowRankTensors) -> Tensor:
 
 def _before(unary: Tensor, left: Tensor, right: Tensor, lengths: Tensor) -> Tensor:
     """(B, T, N) the best score of what leads to each state, less a constant in each row."""
-    found = torch.zeros_like(unary)
+    before = torch.zeros_like(unary)
     for step in range(1, unary.shape[1]):
-        state = unary[:, step - 1] + found[:, step - 1]
+        state = unary[:, step - 1] + before[:, step - 1]
         best = _maxima(state, step_of(right, step - 1), step_of(left, step - 1))
         linked = (step < lengths).unsqueeze(1)
-        found[:, step] = torch.where(linked, best - peak(best, (1,)), 0.0)
-    return found
+        before[:, step] = torch.where(linked, best - peak(best, (1,)), 0.0)
+    return before
 
 
 def _maxima(state: Tensor, target: Tensor, source: Tensor) -> Tensor:

@@ -97,15 +97,15 @@ def backward(parts: LowRankTensors) -> Tensor:
     out, into = Links(parts.left), Links(parts.right.mT)
     unary = masked(parts.unary, parts.lengths).unbind(1)
     state = torch.zeros_like(unary[0])
-    found: list[Tensor] = []
+    messages: list[Tensor] = []
     for step in range(total - 1, -1, -1):
         if step < total - 1:
             passed = out.times(step, into.times(step, state + unary[step + 1]))
             goes_on = (step + 1 < parts.lengths).unsqueeze(1)
             state = torch.where(goes_on, passed, 0.0)
             state = state - finite(state.detach().amax(1, keepdim=True))
-        found.append(state)
-    logs = torch.stack(found[::-1], 1)
+        messages.append(state)
+    logs = torch.stack(messages[::-1], 1)
     return torch.where(inside(parts.lengths, total).unsqueeze(2), logs, -math.inf)
 
 

@@ -77,14 +77,14 @@ def _block_means(
     first = (before - tops[0].unsqueeze(1)).exp()
     second = (after - tops[1].unsqueeze(1)).exp()
     scale = torch.where(sound, tops[0] + tops[1] + highest - joint, 0.0).exp()
-    found = torch.where(sound, ((first @ weights) * second).sum(1) * scale, 0.0)
+    means = torch.where(sound, ((first @ weights) * second).sum(1) * scale, 0.0)
     lost = (~sound).nonzero().squeeze(1)
     for row in lost.tolist():
         logs = before[row].unsqueeze(1) + values + after[row] - joint[row]
-        found = found.index_add(
+        means = means.index_add(
             0, lost.new_tensor([row]), (logs.exp() * _finite(values)).sum()[None]
         )
-    return found
+    return means
 
 
 def _finite(values: Tensor) -> Tensor:

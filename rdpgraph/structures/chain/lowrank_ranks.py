@@ -19,9 +19,9 @@ _MEMORY = 2**26
 
 
 def worthwhile(parts: LowRankTensors) -> bool:
-    """Whether r x r matrices are expected to be quicker than vectors over states.
+    """Whether r x r matrices are expected to be faster than vectors over states.
 
-    They take r / 2 times the arithmetic, in one call for all steps, and a scan in the place of a
+    They take r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
     batch, total, states = parts.unary.shape
@@ -59,14 +59,14 @@ def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
         left: (N, r) log-factors of the state towards the next rank.
         right: (N, r) those towards the rank before.
     """
-    weighed = unary.unsqueeze(-2) + right.mT
-    return LogMatrix.of(left.mT).times(weighed)
+    weighted = unary.unsqueeze(-2) + right.mT
+    return LogMatrix.of(left.mT).times(weighted)
 
 
 def symbols_worthwhile(
     symbols: int, observations: tuple[int, ...], states: int, rank: int, *, device: torch.device
 ) -> bool:
-    """Whether a matrix for every symbol is expected to be quicker than vectors over states.
+    """Whether a matrix for every symbol is expected to be faster than vectors over states.
 
     Args:
         symbols: how many different ones occur.

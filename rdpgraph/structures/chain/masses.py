@@ -13,7 +13,7 @@ _AT_ONCE = 2**22  # pairs of states that are looked at together
 
 @torch.no_grad()
 def log_masses(
-    unary: Tensor, potential: Potential, states: Tensor, kept_unary: Tensor, found: Messages
+    unary: Tensor, potential: Potential, states: Tensor, kept_unary: Tensor, messages: Messages
 ) -> Tensor:
     """(*lead, T, N): the log of alpha^ beta^ of every state, up to a constant for each step.
 
@@ -25,11 +25,11 @@ def log_masses(
         potential: of the transition.
         states: (*lead, T, K) the states kept, lead ending in batch.
         kept_unary: (*lead, T, K) their unary potentials, weights included.
-        found: messages (*lead, T, K) of the chain on them.
+        messages: messages (*lead, T, K) of the chain on them.
     """
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
-    ahead, behind = found.log_forward, found.log_backward
+    ahead, behind = messages.log_forward, messages.log_backward
     if total > 1:
         after = (behind + kept_unary)[..., 1:, :]
         # What follows a last step is nothing, which is possible.

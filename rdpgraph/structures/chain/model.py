@@ -51,7 +51,7 @@ class Chain(Structure):
 
     Every answer but states is differentiable in the potentials. log Z costs O(T N^2) matrix
     products, and O(T N) memory for its gradient; nothing of size T N^2 is made where the
-    transition is shared, but for `edge_marginals`.
+    transition is shared, except for `edge_marginals`.
 
     Args:
         unary: (*batch, T, N) log-potentials (nats); -inf is a hard zero.
@@ -240,8 +240,8 @@ class Chain(Structure):
             parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths
         )
         messages = self._tables.messages, other._tables.messages
-        found = moments.cross_entropy(own, parts, *messages)
-        return self._shaped(found)
+        nats = moments.cross_entropy(own, parts, *messages)
+        return self._shaped(nats)
 
     def kl_divergence(self, other: "Chain") -> Tensor:
         """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
@@ -254,7 +254,7 @@ class Chain(Structure):
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
 
-        A maximum over states is no sum over ranks: a transition of low rank is no shortcut here.
+        A maximum over states is not a sum over ranks, so low rank is not a shortcut here.
         Its N^2 values are written out, or, beyond 2^28 of them, formed in blocks at every step,
         in O(T N^2 r).
 
@@ -348,8 +348,10 @@ class Chain(Structure):
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        found = few._tables.messages
-        own = recursion.Messages(few._shaped(found.log_forward), few._shaped(found.log_backward))
+        messages = few._tables.messages
+        own = recursion.Messages(
+            few._shaped(messages.log_forward), few._shaped(messages.log_backward)
+        )
         potential = self.transition
         potential = potential if isinstance(potential, Potential) else Table(potential)
         return masses.log_masses(self.unary, potential, states, few.unary, own)
@@ -365,13 +367,13 @@ class Chain(Structure):
         All variables have equally many states; every factor holds one variable or two neighbours,
         in either order, and any number of factors may hold the same ones. Linear in the factors.
         """
-        found = recognised(graph)
-        if found is None:
+        chains = recognised(graph)
+        if chains is None:
             return None
-        lengths = found.lengths
+        lengths = chains.lengths
         if lengths is not None:
-            lengths = lengths.to(found.unary.device).expand(found.unary.shape[:-2])
-        return Match(cls(found.unary, found.transition, lengths=lengths), found.numbers)
+            lengths = lengths.to(chains.unary.device).expand(chains.unary.shape[:-2])
+        return Match(cls(chains.unary, chains.transition, lengths=lengths), chains.numbers)
 
     def work(self) -> float:
         """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""

@@ -12,10 +12,10 @@ from rdpgraph.structures.chain.recursion import Messages, log_partition
 from rdpgraph.structures.chain.tensors import ChainTensors
 
 
-def entropy(parts: ChainTensors, found: Messages) -> Tensor:
+def entropy(parts: ChainTensors, messages: Messages) -> Tensor:
     """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`."""
     # The gradient in q is zero where q is p.
-    return cross_entropy(parts, parts.detach(), found, found)
+    return cross_entropy(parts, parts.detach(), messages, messages)
 
 
 def cross_entropy(
@@ -39,10 +39,10 @@ def cross_entropy(
         rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))
         shape = (rows, max(parts.unary.shape[1] - 1, 0), *first.shape[-2:])
         first, second = first.expand(shape), second.expand(shape)
-    found: Any = _CrossEntropy.apply(
+    nats: Any = _CrossEntropy.apply(
         parts.unary, first, parts.lengths, other.unary, second, inward, outward
     )
-    return found
+    return nats
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -89,8 +89,8 @@ class _CrossEntropy(torch.autograd.Function):
                     other_unary.detach().requires_grad_(),
                     other_transition.detach().requires_grad_(),
                 )
-                found = _gradients(log_partition(*theirs, lengths), theirs, weights)
-                for_q = tuple(f - m.detach() for f, m in zip(found, means, strict=True))
+                slopes = _gradients(log_partition(*theirs, lengths), theirs, weights)
+                for_q = tuple(f - m.detach() for f, m in zip(slopes, means, strict=True))
         return (*for_p, None, *for_q, None, None)
 
 
@@ -116,14 +116,14 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
         steps = steps if steps.requires_grad else steps.detach().requires_grad_()
         log_z = log_partition(unary, steps, lengths)
         possible = (log_z.detach() > -math.inf).to(log_z)
-        (found,) = _gradients(log_z, (steps,), possible, create_graph=tracked)
-    return found if tracked else found.detach()
+        (gradient,) = _gradients(log_z, (steps,), possible, create_graph=tracked)
+    return gradient if tracked else gradient.detach()
 
 
-def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
+def _log_ratios(parts: ChainTensors, messages: Messages) -> Tensor:
     """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
     unary, transition, _ = parts
-    forward = found.log_forward
+    forward = messages.log_forward
     if not unary.shape[1]:
         return unary.new_zeros(unary.shape[:2])
     first = unary[:, 0].logsumexp(-1, keepdim=True)
@@ -139,31 +139,31 @@ def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
     return torch.cat([first, later.squeeze(-1)], 1)
 
 
-def _probabilities(found: Messages) -> Tensor:
+def _probabilities(messages: Messages) -> Tensor:
     """(B, T, N) marginals, zero where nothing is possible."""
-    logs = found.log_forward + found.log_backward
+    logs = messages.log_forward + messages.log_backward
     peak = logs.amax(-1, keepdim=True)
     values = torch.where(peak > -math.inf, (logs - peak).exp(), 0.0)
     total = values.sum(-1, keepdim=True)
     return values / torch.where(total > 0, total, 1.0)
 
 
-def _possible(parts: ChainTensors, found: Messages) -> Tensor:
+def _possible(parts: ChainTensors, messages: Messages) -> Tensor:
     """(B,) whether any sequence is possible."""
-    dead = ~(found.log_forward > -math.inf).any(-1)
+    dead = ~(messages.log_forward > -math.inf).any(-1)
     return ~(dead & inside_of(parts)).any(1)
 
 
-def _forbidden(parts: ChainTensors, other: ChainTensors, found: Messages) -> Tensor:
+def _forbidden(parts: ChainTensors, other: ChainTensors, messages: Messages) -> Tensor:
     """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
-    logs = found.log_forward + found.log_backward
+    logs = messages.log_forward + messages.log_backward
     lost = (logs > -math.inf) & (other.unary == -math.inf) & inside_of(parts).unsqueeze(2)
     forbidden = lost.flatten(1).any(1)
     gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
     if parts.unary.shape[1] < 2 or not bool(gone.any()):
         return forbidden
-    before = (found.log_forward[:, :-1] > -math.inf).to(parts.unary)
-    right = (found.log_backward + parts.unary)[:, 1:]
+    before = (messages.log_forward[:, :-1] > -math.inf).to(parts.unary)
+    right = (messages.log_backward + parts.unary)[:, 1:]
     reached = product(before, gone.to(before))
     crossed = ((reached > 0) & (right > -math.inf)).any(-1) & inside_of(parts)[:, 1:]
     return forbidden | crossed.any(1)

@@ -36,7 +36,7 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
 
 
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
-    """As `Factors.of`."""
+    """Scaled factors of log-potentials, in one pass over them if they are few."""
     batch, steps, states = unary.shape
     if unary.numel() + transition.numel() > _SMALL:
         return Factors.of(unary, transition, lengths)
@@ -49,7 +49,7 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
 
 
 def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
-    """As `sweeps.forward`."""
+    """The states and scales of all steps, forward, as `sweeps.forward` defines them."""
     unary, emission = _dense(factors.unary), _dense(factors.emission)
     transition, matrix = _dense(factors.transition), _dense(factors.matrix)
     offset, lengths = _dense(factors.offset), _dense(factors.lengths)
@@ -75,11 +75,11 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     return Forward(states, scales, values, doubtful)
 
 
-def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """As `sweeps.backward`."""
+def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Marginals times the gradient, and the other side of each edge, as in `sweeps.backward`."""
     emission, matrix = _dense(factors.emission), _dense(factors.matrix)
     lengths, gradient = _dense(factors.lengths), _dense(gradient)
-    states, scales = _dense(found.states), _dense(found.scales)
+    states, scales = _dense(swept.states), _dense(swept.scales)
     batch, steps, count = emission.shape
     marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
     room = _room(matrix)
@@ -95,7 +95,7 @@ def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor
 
 
 def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
-    """As `sweeps.edge_gradient`, of one matrix for all steps."""
+    """(N, N) sums of edge marginals, of one matrix for all steps."""
     matrix, states, ahead = _dense(matrix), _dense(states), _dense(ahead)
     result = torch.empty_like(matrix)
     count = len(matrix)
@@ -106,13 +106,13 @@ def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
 
 
 def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """As `decode.prefixes`."""
+    """(B, T, N) the best score of what ends in each state, less a constant for each step."""
     unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
     batch, steps, count = unary.shape
-    found, room = torch.empty_like(unary), _room(transition)
-    parts = _pointers(unary, transition, lengths, found, room)
+    best_scores, room = torch.empty_like(unary), _room(transition)
+    parts = _pointers(unary, transition, lengths, best_scores, room)
     function("prefixes", unary.dtype)(*parts, batch, steps, count, _threads(batch * count * count))
-    return found
+    return best_scores
 
 
 def trace(
@@ -151,11 +151,11 @@ def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor
     """(k, B, T) the states of the k best sequences; ties go to the lower states."""
     unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
     batch, steps, count = unary.shape
-    found = torch.empty(k, batch, steps, dtype=torch.long)
-    parts = _pointers(unary, turned, lengths, found)
+    paths = torch.empty(k, batch, steps, dtype=torch.long)
+    parts = _pointers(unary, turned, lengths, paths)
     threads = min(max(batch, 1), _threads(batch * steps * count * count))
     function("best", unary.dtype)(*parts, batch, steps, count, k, threads)
-    return found
+    return paths
 
 
 def _room(matrix: Tensor) -> Tensor:

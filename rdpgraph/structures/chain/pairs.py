@@ -18,28 +18,28 @@ def inside_of(parts: ChainTensors) -> Tensor:
     return steps < parts.lengths.unsqueeze(1)
 
 
-def pair_sums(parts: ChainTensors, found: Messages, values: Tensor) -> Tensor:
+def pair_sums(parts: ChainTensors, messages: Messages, values: Tensor) -> Tensor:
     """(B, T - 1): the expectation of a function of neighbours at each step.
 
     Two matrix products. Where probabilities lie too far apart for those, in logs.
 
     Args:
         parts: the chains, T > 1.
-        found: their messages.
+        messages: their messages.
         values: of the shape of the transitions; finite.
     """
-    before, after, weights = _factors(parts, found)
+    before, after, weights = _factors(parts, messages)
     mass = (product(before, weights) * after).sum(-1)
     total = (product(before, weights * values) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     result = torch.where(sound, total / torch.where(sound, mass, 1.0), 0.0)
-    for items, steps, joint in _doubtful(parts, found, sound):
+    for items, steps, joint in _doubtful(parts, messages, sound):
         own = values if values.ndim == 2 else values[items % len(values), steps]
         result[items, steps] = (joint * own).sum((-2, -1))
     return result
 
 
-def edge_counts(parts: ChainTensors, found: Messages) -> Tensor:
+def edge_counts(parts: ChainTensors, messages: Messages) -> Tensor:
     """(B, N, N): for each item the expected number of steps with each pair of neighbours.
 
     O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
@@ -52,7 +52,7 @@ def edge_counts(parts: ChainTensors, found: Messages) -> Tensor:
         return torch.stack(each) if each else unary.new_zeros(0, states, states)
     if total < 2:
         return unary.new_zeros(batch, states, states)
-    before, after, weights = _factors(parts, found)
+    before, after, weights = _factors(parts, messages)
     mass = (product(before, weights) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     before = before * torch.where(sound, 1 / torch.where(sound, mass, 1.0), 0.0).unsqueeze(-1)
@@ -63,7 +63,7 @@ def edge_counts(parts: ChainTensors, found: Messages) -> Tensor:
         for step in range(total - 1):
             joint = before[:, step].unsqueeze(2) * after[:, step].unsqueeze(1)
             counts += joint * weights[:, step]
-    for items, _, joint in _doubtful(parts, found, sound):
+    for items, _, joint in _doubtful(parts, messages, sound):
         counts.index_add_(0, items, joint)
     return counts
 
@@ -77,16 +77,16 @@ def _counts_of_one(parts: ChainTensors, item: int) -> Tensor:
     alias = alias if alias.requires_grad else alias.detach().requires_grad_()
     log_z = log_partition(unary, alias, lengths[item : item + 1])
     possible = (log_z.detach() > -math.inf).to(log_z)
-    (found,) = torch.autograd.grad(
+    (gradient,) = torch.autograd.grad(
         log_z, alias, possible, create_graph=True, allow_unused=True, materialize_grads=True
     )
-    return found if found.ndim == 2 else found.sum((0, 1))
+    return gradient if gradient.ndim == 2 else gradient.sum((0, 1))
 
 
-def _factors(parts: ChainTensors, found: Messages) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(parts: ChainTensors, messages: Messages) -> tuple[Tensor, Tensor, Tensor]:
     """Factors of the joint of neighbours, each at most 1; zero beyond the length."""
-    before = found.log_forward[:, :-1].exp()
-    right = (found.log_backward + parts.unary)[:, 1:]
+    before = messages.log_forward[:, :-1].exp()
+    right = (messages.log_backward + parts.unary)[:, 1:]
     inside = inside_of(parts)[:, 1:].unsqueeze(2)
     peak = right.amax(-1, keepdim=True)
     after = torch.where(inside & (peak > -math.inf), (right - peak).exp(), 0.0)
@@ -109,16 +109,16 @@ def _least(dtype: torch.dtype) -> float:
 
 
 def _doubtful(
-    parts: ChainTensors, found: Messages, sound: Tensor
+    parts: ChainTensors, messages: Messages, sound: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Items and steps (n,) whose products vanish, and their joint (n, N, N) from logs."""
     unary, transition, _ = parts
-    possible = (found.log_forward > -math.inf).any(-1)[:, 1:] & inside_of(parts)[:, 1:]
+    possible = (messages.log_forward > -math.inf).any(-1)[:, 1:] & inside_of(parts)[:, 1:]
     items, steps = (possible & ~sound).nonzero(as_tuple=True)
     size = max(1, _CELLS // unary.shape[2] ** 2)
     for own, step in zip(items.split(size), steps.split(size), strict=True):
-        left = found.log_forward[own, step]
-        right = (found.log_backward + unary)[own, step + 1]
+        left = messages.log_forward[own, step]
+        right = (messages.log_backward + unary)[own, step + 1]
         table = transition if transition.ndim == 2 else transition[own % len(transition), step]
         logs = left.unsqueeze(2) + right.unsqueeze(1) + table
         peak = logs.amax((1, 2), keepdim=True)

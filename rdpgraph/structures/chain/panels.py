@@ -26,12 +26,12 @@ def to_states(rank: Tensor, factor: Tensor) -> Tensor:
         return product(rank, factor.mT)
     main = count * _PANEL
     panels = factor[:main].unflatten(0, (count, _PANEL))
-    found = rank.new_empty(len(rank), len(factor))
+    products = rank.new_empty(len(rank), len(factor))
     parts = rank.expand(count, *rank.shape) @ panels.mT
-    found[:, :main].unflatten(1, (count, _PANEL)).copy_(parts.transpose(0, 1))
+    products[:, :main].unflatten(1, (count, _PANEL)).copy_(parts.transpose(0, 1))
     if main < len(factor):
-        found[:, main:] = rank @ factor[main:].mT
-    return found
+        products[:, main:] = rank @ factor[main:].mT
+    return products
 
 
 def _panels(rows: Tensor, factor: Tensor) -> int:

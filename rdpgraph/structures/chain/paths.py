@@ -57,12 +57,12 @@ def _traced(
     none = torch.full((count, batch), width, device=messages.device)
     into = torch.nn.functional.pad(transition.mT, (0, 0, 0, 1))
     items = torch.arange(batch, device=messages.device) % (len(into) if into.ndim == 4 else 1)
-    goes_on, found = inside.unbind(0), list[Tensor]()
+    goes_on, decided = inside.unbind(0), list[Tensor]()
     rows, following = messages.unbind(1), none
     for step in range(total - 1, -1, -1):
         logs = rows[step]
-        if found:
-            following = torch.where(goes_on[step + 1], found[-1], none)
+        if decided:
+            following = torch.where(goes_on[step + 1], decided[-1], none)
             if into.ndim == 2:
                 columns = into.index_select(0, following.reshape(-1))
                 logs = logs + columns.view(count, batch, width)
@@ -70,12 +70,12 @@ def _traced(
                 logs = logs + into[items, step, following]
         if noise is not None:
             logs = logs + noise(step, 1)[0]
-        found.append(logs.argmax(-1).expand(count, batch))
-    if not found:
+        decided.append(logs.argmax(-1).expand(count, batch))
+    if not decided:
         return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
     lasts = messages[torch.arange(batch, device=messages.device), (lengths - 1).clamp(min=0)]
     possible = (lasts > -math.inf).any(-1)
-    states = torch.stack(found[::-1], -1)
+    states = torch.stack(decided[::-1], -1)
     return torch.where(inside.mT & possible.unsqueeze(1), states, -1)
 
 

@@ -10,9 +10,9 @@ behind at a geometric rate and does not miss them. Whether it does cannot be rea
 forward and backward messages, however well they overlap: a path may be lost by the forward pass for
 its beginning and by the backward pass for its end, and still be the best one for its middle. So the
 recursion is run twice, in float64: once with everything below a floor set to zero, which bounds Z
-from below, and once with everything below it, but for hard zeros, raised to the floor, which bounds
-Z from above. Where the two agree, the share in Z of all paths that were lost is known to be as
-small as the gap. That holds for the marginals as well: of the paths that the forward pass
+from below, and once with everything below it, except for hard zeros, raised to the floor, which
+bounds Z from above. Where the two agree, the share in Z of all paths that were lost is known to be
+as small as the gap. That holds for the marginals as well: of the paths that the forward pass
 kept, the backward pass, which takes its scales from the forward one so that alpha beta sums to one,
 can lose at a state no more than alpha times a number that underflows. Where they differ, log-space
 is left.

@@ -55,7 +55,7 @@ class LowRankHMM:
 
     The states are summed out of each symbol: ``M_x = sum_z right(z) e(z, x) left(z)^T``, r x r,
     made once for every symbol, O(V N r^2), or O(N k r^2 + V k r^2) for emissions of rank k. A
-    sequence then costs O(T r^2), whatever N is, in O(log T) calls where that is quicker. Where the
+    sequence then costs O(T r^2), whatever N is, in O(log T) calls where that is faster. Where the
     symbols are too many for it to pay, sequences are solved over states, O(T N r): see `chain`.
 
     Args:
@@ -67,7 +67,7 @@ class LowRankHMM:
         ModelError: shapes that do not fit.
 
     Source: Chiu 2021, "Random Fourier features for scaling MRFs": eq. 6 with one rank, 5 with two,
-    10 and 11 where normalised globally; derived anew, the printed indices having slips.
+    10 and 11 where normalised globally; derived again, the printed indices having slips.
 
     Example:
         >>> factors = torch.randn(2, 9, 3, generator=torch.Generator().manual_seed(0))
@@ -141,11 +141,11 @@ class LowRankHMM:
         )
         if not quick:
             return self.chain(observations, lengths).log_partition()
-        found, seen = self._matrices, torch.where(flat < 0, self.symbols, flat)
-        alone = found.alone[seen[:, 0]]
+        matrices, seen = self._matrices, torch.where(flat < 0, self.symbols, flat)
+        alone = matrices.alone[seen[:, 0]]
         if total > 1:
-            ends = found.first[seen[:, 0]], found.last[seen[:, 1:]]
-            longer = between_ranks(ends[0], found.between[seen[:, 1:-1]], ends[1], own)
+            ends = matrices.first[seen[:, 0]], matrices.last[seen[:, 1:]]
+            longer = between_ranks(ends[0], matrices.between[seen[:, 1:-1]], ends[1], own)
             alone = torch.where(own > 1, longer, alone)
         return torch.where(own > 0, alone, 0.0).reshape(shape)
 
@@ -181,14 +181,14 @@ class LowRankHMM:
             rows = torch.cat([self.emission.mT, self._any.unsqueeze(0)])
             return self._summed_out(rows)
         # The ranks of the emission as if they were symbols, which are mixtures of them.
-        found = self._summed_out(self.emission.log_left.mT)
+        summed = self._summed_out(self.emission.log_left.mT)
         every = soft_sum(self.emission.log_right, 0).unsqueeze(0)
         shares = torch.cat([self.emission.log_right, every])
         mixed = (
             log_products(shares, part.flatten(1).mT if part.ndim > 1 else part.unsqueeze(0))
-            for part in found.parts
+            for part in summed.parts
         )
-        pairs = zip(mixed, found.parts, strict=True)
+        pairs = zip(mixed, summed.parts, strict=True)
         return _Symbols(*(new.reshape(-1, *old.shape[1:]) for new, old in pairs))
 
     def _summed_out(self, rows: Tensor) -> _Symbols:

@@ -1,4 +1,4 @@
-"""Log Z of chains and their messages, by the quickest route that is exact."""
+"""Log Z of chains and their messages, by the fastest route that is exact."""
 
 import math
 from collections.abc import Callable
@@ -88,14 +88,14 @@ def _first_safe(
         return values
     rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
     again = _first_safe(others, unary[rows], _of(transition, rows), lengths[rows])
-    found = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
+    result = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
     if not len(sure):
-        return found
+        return result
     kept = values[sure]
     if kept.requires_grad:
-        # Anew, or what underflowed in the others, times no gradient, might be no number.
+        # Again, or what underflowed in the others, times no gradient, might be no number.
         kept, _ = route(unary[sure].to(dtype), _of(transition, sure).to(dtype), lengths[sure])
-    return found.index_copy(0, sure, kept)
+    return result.index_copy(0, sure, kept)
 
 
 def _of(transition: Tensor, rows: Tensor) -> Tensor:
@@ -126,10 +126,10 @@ def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
     """(B, T, N) the forward messages of `messages` alone, without gradient."""
     if unary.shape[1] == 0:
         return unary
-    found = scaled.forward(scaled.factors(unary, transition, lengths))
-    forward = found.states.log()
-    if bool(found.doubtful.any()):
-        rows = found.doubtful.nonzero().squeeze(1)
+    swept = scaled.forward(scaled.factors(unary, transition, lengths))
+    forward = swept.states.log()
+    if bool(swept.doubtful.any()):
+        rows = swept.doubtful.nonzero().squeeze(1)
         forward[rows] = filtering.forward(unary[rows], _of(transition, rows), lengths[rows])
     return forward
 
@@ -159,16 +159,16 @@ def _safe_messages(
 
 def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
     """Backward messages, from those that include the step's own unary, of the reversed chain."""
-    found = torch.zeros_like(states)
+    before = torch.zeros_like(states)
     if reversed_factors.matrix.ndim == 2:
-        found[:, 1:] = states[:, :-1] @ reversed_factors.matrix
+        before[:, 1:] = states[:, :-1] @ reversed_factors.matrix
     else:
-        found[:, 1:] = (states[:, :-1].unsqueeze(2) @ reversed_factors.matrix).squeeze(2)
+        before[:, 1:] = (states[:, :-1].unsqueeze(2) @ reversed_factors.matrix).squeeze(2)
     total = states.shape[1]
     within = inside(lengths, total).unsqueeze(2)
     last = within & ~inside(lengths - 1, total).unsqueeze(2)
-    found = torch.where(last, 1.0, found.flip(1)).masked_fill_(~within, 0.0).log_()
-    return found - peak(found, (2,))
+    before = torch.where(last, 1.0, before.flip(1)).masked_fill_(~within, 0.0).log_()
+    return before - peak(before, (2,))
 
 
 def _messages_in_logs(

@@ -26,7 +26,10 @@ class RestrictedChain:
 def restrict_chain(
     unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
 ) -> RestrictedChain:
-    """See `Chain.restrict`."""
+    """The potentials of a chain on some states of each step, with weights (see `Chain.restrict`).
+
+    A transition of low rank stays one where that is cheaper than its values on those states.
+    """
     few = gathered("Chain", unary, states, log_weights, sites=1)
     potential = transition if isinstance(transition, Potential) else Table(transition)
     ends = states[..., :-1, :], states[..., 1:, :]

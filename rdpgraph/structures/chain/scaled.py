@@ -41,9 +41,9 @@ class _Scaled(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # pyright: ignore
         own = factors(unary, transition, lengths)
         if floor:
-            own, found = _certified(own, floor)
+            own, swept = _certified(own, floor)
         else:
-            found = forward(own)
+            swept = forward(own)
         ctx.floor = floor  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
             unary,
@@ -51,11 +51,11 @@ class _Scaled(torch.autograd.Function):
             lengths,
             own.emission,
             own.matrix,
-            found.states,
-            found.scales,
+            swept.states,
+            swept.scales,
         )
-        ctx.mark_non_differentiable(found.doubtful)  # pyright: ignore
-        return found.values, found.doubtful
+        ctx.mark_non_differentiable(swept.doubtful)  # pyright: ignore
+        return swept.values, swept.doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
@@ -70,9 +70,9 @@ class _Scaled(torch.autograd.Function):
 
             return *regradient(again, (unary, transition), gradient), None, None
         own = Factors(unary, transition, emission, matrix, scales, lengths)
-        found = Forward(states, scales, scales, scales)
+        swept = Forward(states, scales, scales, scales)
         needed = ctx.needs_input_grad[1]  # pyright: ignore
-        return *backward(own, found, gradient, edges=needed), None, None
+        return *backward(own, swept, gradient, edges=needed), None, None
 
 
 def step_seconds(unary: Tensor, transition: Tensor) -> float:
@@ -101,29 +101,29 @@ def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Fo
 
 
 def backward(
-    factors: Factors, found: Forward, gradient: Tensor, *, edges: bool
+    factors: Factors, swept: Forward, gradient: Tensor, *, edges: bool
 ) -> tuple[Tensor, Tensor | None]:
     """A backward sweep, likewise: marginals, and sums of edge marginals if they are asked for."""
     if native.serves(factors):
-        marginals, ahead = native.backward(factors, found, gradient)
+        marginals, ahead = native.backward(factors, swept, gradient)
         return marginals, native.edge_gradient(
-            factors.matrix, found.states, ahead
+            factors.matrix, swept.states, ahead
         ) if edges else None
     if arrays.serves(factors):
         sweep = arrays.backward
     else:
         sweep = fused.backward if fused.serves(factors) else sweeps.backward
-    marginals, ahead = sweep(factors, found, gradient)
-    return marginals, sweeps.edge_gradient(factors.matrix, found.states, ahead) if edges else None
+    marginals, ahead = sweep(factors, swept, gradient)
+    return marginals, sweeps.edge_gradient(factors.matrix, swept.states, ahead) if edges else None
 
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:
     """The sweep that bounds Z from below, in doubt where the upper bound is too far from it."""
     below = factors.squeezed(ranges.FACTOR_FLOOR, upward=False)
-    found = forward(below, floor=floor, upward=False)
+    swept = forward(below, floor=floor, upward=False)
     above = factors.squeezed(ranges.FACTOR_FLOOR, upward=True)
     other = forward(above, floor=floor, upward=True)
     most = ranges.GAP + ranges.ROUNDING * other.values.abs()
-    same = (other.values == found.values) | (other.values - found.values <= most)
-    tiny = (found.scales > 0) & (found.scales < ranges.LEAST_SCALE) & factors.inside()
-    return below, replace(found, doubtful=~same | tiny.any(1))
+    same = (other.values == swept.values) | (other.values - swept.values <= most)
+    tiny = (swept.scales > 0) & (swept.scales < ranges.LEAST_SCALE) & factors.inside()
+    return below, replace(swept, doubtful=~same | tiny.any(1))

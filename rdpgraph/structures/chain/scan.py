@@ -22,7 +22,7 @@ _MEMORY = 2**28
 
 
 def worthwhile(unary: Tensor, *, step: float) -> bool:
-    """Whether a scan is expected to be quicker than the recursion.
+    """Whether a scan is expected to be faster than the recursion.
 
     Args:
         unary: (B, T, N).

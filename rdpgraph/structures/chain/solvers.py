@@ -69,31 +69,31 @@ class TableSolver(Solver):
         return recursion.messages(*self.parts)
 
     def log_partition(self) -> Tensor:
-        """See `recursion`."""
+        """(B,) log Z in nats, from messages between states."""
         return recursion.log_partition(*self.parts)
 
     def forward(self) -> Tensor:
-        """See `filtering`."""
+        """(B, T, N) log-probability of the state given the prefix, up to a constant for a step."""
         return filtering.forward(*self.parts)
 
     def entropy(self) -> Tensor:
-        """See `moments`."""
+        """(B,) nats, from the marginals of pairs of neighbours."""
         return moments.entropy(self.parts, self.messages)
 
     def viterbi(self) -> Tensor:
-        """See `decode`."""
+        """(B, T) the best states, by maxima over pairs of states."""
         return decode.best_states(*self.parts)
 
     def max_marginals(self) -> Tensor:
-        """See `decode`."""
+        """(B, T, N) the largest score of a sequence with each state, from maxima both ways."""
         return decode.max_marginals(*self.parts)
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """See `sampling`."""
+        """(count, B, T) exact draws, by forward filtering and backward sampling."""
         return sampling.draw(*self.parts, count, generator)
 
     def relaxed(self, count: int, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """See `sampling`."""
+        """(count, B, T, N) relaxed draws, by backward sampling with Gumbel noise."""
         return sampling.relaxed(*self.parts, count, temperature, generator)
 
 
@@ -112,33 +112,33 @@ class RankSolver(Solver):
     streamed: bool
 
     def log_partition(self) -> Tensor:
-        """See `lowrank`."""
+        """(B,) log Z in nats, by way of the ranks."""
         return lowrank.log_partition(self.parts)
 
     def forward(self) -> Tensor:
-        """See `lowrank_messages`."""
+        """(B, T, N) log-probability of the state given the prefix, up to a constant for a step."""
         return lowrank_messages.forward(self.parts)
 
     def entropy(self) -> Tensor:
-        """See `lowrank_moments`; by tables where each step has factors of its own."""
+        """(B,) nats, in blocks of pairs of states, or by tables for factors of each step."""
         if self.parts.left.ndim == self.parts.right.ndim == 2:
             return lowrank_moments.entropy(self.parts)
         return self.tables().entropy()
 
     def viterbi(self) -> Tensor:
-        """See `lowrank_decode`."""
+        """(B, T) the best states, by maxima over blocks of pairs if a table is too large."""
         return lowrank_decode.viterbi(self.parts) if self.streamed else self.tables().viterbi()
 
     def max_marginals(self) -> Tensor:
-        """See `lowrank_decode`."""
+        """(B, T, N) the largest score with each state, in blocks if a table is too large."""
         if self.streamed:
             return lowrank_decode.max_marginals(self.parts)
         return self.tables().max_marginals()
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """See `lowrank_sampling`."""
+        """(count, B, T) exact draws, whose states are chosen by way of the ranks."""
         return lowrank_sampling.draw(self.parts, count, generator)
 
     def relaxed(self, count: int, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """See `lowrank_sampling`."""
+        """(count, B, T, N) relaxed draws, by way of the ranks."""
         return lowrank_sampling.relaxed(self.parts, count, temperature, generator)

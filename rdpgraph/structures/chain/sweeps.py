@@ -73,20 +73,20 @@ def finished(factors: Factors, states: Tensor, scales: Tensor) -> Forward:
     return Forward(states, scales, terms.sum(1), doubtful(factors, states))
 
 
-def backward(factors: Factors, found: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Marginals times the gradient of log Z, and the other side of each edge, both (B, T, N).
 
     With beta_t = P (e_{t+1} beta_{t+1} / c_{t+1}) the marginals are alpha_t beta_t, and those of
     the edge from t are alpha_t(i) P_ij ahead_t(j); ahead is zero at the last step. A state that
     no prefix reaches has no bound on its beta, and no part in any other: it is left out.
     """
-    states, (batch, steps, count) = found.states, found.states.shape
+    states, (batch, steps, count) = swept.states, swept.states.shape
     # In order of the steps; what is ahead of one begins as the next one's share.
     ahead, futures = states.new_zeros(steps, batch, count), states.new_empty(steps, batch, count)
-    scales = found.scales.mT.unsqueeze(2).clamp(min=torch.finfo(states.dtype).tiny)
+    scales = swept.scales.mT.unsqueeze(2).clamp(min=torch.finfo(states.dtype).tiny)
     torch.div(factors.emission.transpose(0, 1)[1:], scales[1:], out=ahead[:-1])
     ahead[:-1].masked_fill_(states.transpose(0, 1)[1:] == 0, 0.0)
-    seeds = torch.zeros_like(found.scales)
+    seeds = torch.zeros_like(swept.scales)
     seeds.scatter_(1, (factors.lengths - 1).clamp(min=0).unsqueeze(1), gradient.unsqueeze(1))
     futures.copy_(seeds.mT.unsqueeze(2))
     backwards = steps_of(factors.matrix.mT, steps - 1)
@@ -128,7 +128,7 @@ def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -
 
 
 def squeezed(state: Tensor, floor: float, *, upward: bool) -> Tensor:
-    """States below a floor made it, but for hard zeros; or made zero."""
+    """States below a floor made it, except for hard zeros; or made zero."""
     if upward:
         return torch.where(state > 0, state.clamp(min=floor), 0.0)
     return torch.where(state < floor, 0.0, state)

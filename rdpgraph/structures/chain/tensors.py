@@ -57,7 +57,7 @@ def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:
     if entries > MOST_TABULATED:
         raise BudgetError(
             f"{of}'s transition, a {type(transition).__name__}, has {entries:,} entries and at "
-            f"most {MOST_TABULATED:,} are written out; ask for what needs no table, or give infer "
-            "an estimator that keeps a few states."
+            f"most {MOST_TABULATED:,} are written out; ask a question that needs no table, or give "
+            "infer an estimator that keeps a few states."
         )
     return transition.table(2)

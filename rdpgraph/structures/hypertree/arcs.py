@@ -84,7 +84,7 @@ class _Row:
 @remembered(16)
 def _rows(words: int, device: torch.device) -> list[_Row]:
     """Of all widths from 1; open spans have no row of width 0."""
-    count, found = words + 1, list[_Row]()
+    count, rows = words + 1, list[_Row]()
     for width in range(1, count):
         first = torch.arange(count - width, device=device)
         last, split = first + width, first + torch.arange(width, device=device).unsqueeze(1)
@@ -94,7 +94,7 @@ def _rows(words: int, device: torch.device) -> list[_Row]:
         to_first = torch.where(first[:1] > 0, (first[:1] - 1) * count + last[:1], words * count)
         opened = _headed_first(first, split + 1, count), _headed_last(split, last, count)
         rest = _headed_first(split + 1, last, count), _headed_last(first, split, count)
-        found.append(
+        rows.append(
             _Row(
                 _headed_first(first, split, count),
                 _headed_last(split + 1, last, count),
@@ -104,4 +104,4 @@ def _rows(words: int, device: torch.device) -> list[_Row]:
                 torch.cat(rest, 1),
             )
         )
-    return found
+    return rows

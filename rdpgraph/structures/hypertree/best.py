@@ -39,8 +39,8 @@ def max_marginals(parts: HypertreeTensors, rows: Sequence[Tensor], root: Tensor)
         table = parts.rules.log_rule
         size = max(1, _BLOCK // (len(above) * left.shape[3] ** 2 * max(width, states)))
         pieces = zip(*(part.split(size, 1) for part in (above, left, right)), strict=True)
-        found = [_by_table(table, *piece) for piece in pieces]
-        lefts, rights = zip(*found, strict=True)
+        sides = [_by_table(table, *piece) for piece in pieces]
+        lefts, rights = zip(*sides, strict=True)
         return torch.cat(lefts, 1), torch.cat(rights, 1)
 
     return outside(rows, root.expand(len(parts.leaves), -1), parts.lengths, down)
@@ -68,10 +68,10 @@ def outside(rows: Sequence[Tensor], root: Tensor, lengths: Tensor, down: Down) -
         count = total - width
         left = torch.stack([rows[m][:, :count] for m in range(width)], 2)
         right = [rows[width - 1 - m][:, m + 1 :][:, :count] for m in range(width)]
-        found = down(width, through, left, torch.stack(right, 2))
+        above = down(width, through, left, torch.stack(right, 2))
         for view, value in zip(
             (beyond.left_parts(width, 0, width), beyond.right_parts(width, 0, width)),
-            found,
+            above,
             strict=True,
         ):
             view.copy_(torch.maximum(view, value))

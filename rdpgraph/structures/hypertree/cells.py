@@ -82,7 +82,7 @@ class Cells:
 
     def by_rank(self) -> RankRows:
         """O(T^2 K r + T^3 r)."""
-        found, ranks = RankRows([], [], []), self.ranks
+        values, ranks = RankRows([], [], []), self.ranks
         assert ranks.parent is not None
         last = ranks.parent.shape[1] - 1
         total, rank = self.unary.shape[-2], ranks.left.shape[2]
@@ -90,20 +90,20 @@ class Cells:
         for width in range(total):
             phi, kept = self.of_width(width)
             if width:
-                left, right = sides(found.lefts, found.rights, width)
+                left, right = sides(values.lefts, values.rights, width)
                 sums = soft_sum(left + right, 2)
-                found.sums.append(sums)
+                values.sums.append(sums)
                 above = kept.clamp(max=last).split(size, 1)
                 terms = zip(sums.split(size, 1), above, strict=True)
                 phi = phi + torch.cat(
                     [soft_sum(own.unsqueeze(2) + _rows(ranks.parent, at), 3) for own, at in terms],
                     1,
                 )
-            for side, factor in ((found.lefts, ranks.left), (found.rights, ranks.right)):
+            for side, factor in ((values.lefts, ranks.left), (values.rights, ranks.right)):
                 terms = zip(phi.split(size, 1), kept.split(size, 1), strict=True)
                 parts = [soft_sum(own.unsqueeze(3) + _rows(factor, at), 2) for own, at in terms]
                 side.append(torch.cat(parts, 1))
-        return found
+        return values
 
 
 def sides(lefts: Rows, rights: Rows, width: int) -> tuple[Tensor, Tensor]:

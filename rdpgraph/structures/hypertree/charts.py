@@ -46,7 +46,7 @@ class HypertreeTensors:
         return (self.leaves, self.spans, *self.rules.parts)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "HypertreeTensors":
-        """Others in the place of `tensors`."""
+        """Others instead of `tensors`."""
         leaves, spans, *parts = tensors
         return HypertreeTensors(
             leaves, spans, self.rules.with_parts(parts), self.lengths, self.split

@@ -32,12 +32,12 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
         )
     listed = _alike(own.rules, other.rules)
     one, two = (_written_out(tree, listed=listed) for tree in (own, other))
-    log_p, found = moments.log_partition_with_gradients(one)
+    log_p, gradients = moments.log_partition_with_gradients(one)
     possible = log_p.detach() > -math.inf
     compared = possible & ~_meets(one, _barred(one, two), possible)
     log_z = other.log_partition().flatten()
     expected = log_z.new_zeros(())
-    for values, chances in zip(moments.parts(two), found, strict=True):
+    for values, chances in zip(moments.parts(two), gradients, strict=True):
         expected = expected + moments.dot(values, chances)
     total = torch.where(compared, torch.where(compared, log_z, 0.0) - expected, math.inf)
     return torch.where(possible, total, 0.0).reshape(own.batch_shape)

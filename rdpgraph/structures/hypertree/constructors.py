@@ -13,7 +13,7 @@ from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 _DENSE = 500.0
-"""A table of rules is quicker than a list if it has at most so many entries for each rule."""
+"""A table of rules is faster than a list if it has at most so many entries for each rule."""
 _SMALL = 2.0**15
 """Or if it has so few."""
 
@@ -49,7 +49,7 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
         EvidenceError: a word that no rule has.
     """
     if not sentences:
-        raise ModelError("Hypertree.parses needs one sentence at least.")
+        raise ModelError("Hypertree.parses needs at least one sentence.")
     total, size = max(map(len, sentences)), len(grammar.symbols)
     unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_weights.dtype)
     for item, sentence in enumerate(sentences):
@@ -59,7 +59,7 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
 
 
 def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:
-    """The rules of a grammar as a table or as a list, by which is quicker, or fits."""
+    """The rules of a grammar as a table or as a list, by which is faster, or fits."""
     states, rules, weights = len(grammar.symbols), grammar.rules, grammar.log_weights
     entries = float(states) ** 3
     dense = entries <= max(_DENSE * len(rules), _SMALL)

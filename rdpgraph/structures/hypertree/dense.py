@@ -2,7 +2,7 @@
 
 All splits of all spans of a width at once: outer products of left and right parts are summed over
 the splits, and one matrix product applies the rules. Splits with a single word on one side use
-rules that are contracted with that word beforehand. With Y the sum over splits and rules, the
+rules that are contracted with that word in advance. With Y the sum over splits and rules, the
 inside value of a span is alpha_k = exp(phi_k) Y_k; its log-scale is kept apart.
 """
 
@@ -120,11 +120,11 @@ def _forward(parts: HypertreeTensors, rules: _Rules) -> _Inside:
             raw += times(_outer(values, weights, width).flatten(2), rules.spans)
         phi = parts.phi(width)
         high = peak(phi)
-        found, tops, scale = rescaled(raw * (phi - high).exp(), top + high + rules.top)
+        scaled, tops, scale = rescaled(raw * (phi - high).exp(), top + high + rules.top)
         peaks[:, : total - width, width] = tops.squeeze(2)
-        values.put(width, found, found)
+        values.put(width, scaled, scaled)
         scales.put(width, scale, scale)
-        least = lowest(found)
+        least = lowest(scaled)
         lows.put(width, least, least)
         worst = low + rules.low + lowest_log(phi - high).clamp(max=0.0)
         doubtful |= ((worst < low_enough) & parts.inside(width)).any(1)
@@ -153,11 +153,11 @@ def _applied(matrices: Tensor, rows: Tensor) -> Tensor:
 
 
 def _backward(
-    parts: HypertreeTensors, rules: _Rules, found: _Inside, gradient: Tensor
+    parts: HypertreeTensors, rules: _Rules, inside: _Inside, gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the leaves, the spans and the rules (R, N, C, C), by the outside recursion."""
     batch, total, _, states = parts.spans.shape
-    values, words, count = found.values, found.words, len(rules.top)
+    values, words, count = inside.values, inside.words, len(rules.top)
     into = Chart.of(parts.leaves, states)
     # Gradients of Y, with the weights of the splits that have a word on the left or right.
     by_left = parts.leaves.new_zeros(batch, total, total, states)
@@ -165,8 +165,8 @@ def _backward(
     span_grads, word_grads = torch.zeros_like(parts.spans), torch.zeros_like(words)
     rule_spans, rule_words = torch.zeros_like(rules.spans), torch.zeros_like(rules.words)
     whole = parts.lengths - 1
-    # What is in doubt is solved anew by others, and has no gradient here.
-    sure = ~found.doubtful.reshape(-1, 1, 1)
+    # What is in doubt is solved again by others, and has no gradient here.
+    sure = ~inside.doubtful.reshape(-1, 1, 1)
     for width in range(total - 1, 0, -1):
         mine = values.left(width)
         alive = (mine > 0) & sure
@@ -174,9 +174,9 @@ def _backward(
         marginals[:, 0] += torch.where((whole == width).unsqueeze(1) & alive[:, 0], gradient, 0.0)
         span_grads.diagonal(offset=width, dim1=1, dim2=2).copy_(marginals.mT)
         phi = parts.phi(width)
-        gain = (phi - peak(phi)).exp() / found.peaks[:, : total - width, width, None]
+        gain = (phi - peak(phi)).exp() / inside.peaks[:, : total - width, width, None]
         sums = torch.where(alive, marginals / torch.where(alive, mine, 1.0) * gain, 0.0)
-        scales = found.scales.left_parts(width, 0, width) + found.scales.right_parts(
+        scales = inside.scales.left_parts(width, 0, width) + inside.scales.right_parts(
             width, 0, width
         )
         weights = (scales - peak(scales)).exp()
@@ -190,8 +190,8 @@ def _backward(
         first, last = sums * weights[..., :1], sums * weights[..., -1:]
         by_left[:, : total - width, width] = first
         by_right[:, width:, total - 1 - width] = last
-        into.right(width - 1)[:, 1:] += _applied(found.left_words[:, :-width].mT, first)
-        into.left(width - 1)[:, :-1] += _applied(found.right_words[:, width:].mT, last)
+        into.right(width - 1)[:, 1:] += _applied(inside.left_words[:, :-width].mT, first)
+        into.left(width - 1)[:, :-1] += _applied(inside.right_words[:, width:].mT, last)
         if width > 2:
             outer = _outer(values, weights, width)
             rule_spans += products(outer.flatten(2), sums, count)
@@ -201,22 +201,22 @@ def _backward(
             left = values.left_parts(width, 1, width - 1)
             into.left_parts(width, 1, width - 1).addcmul_(middle, right @ back.mT)
             into.right_parts(width, 1, width - 1).addcmul_(middle, left @ back)
-    log_rule = _rule_grads(parts, rules, found, by_left, by_right, rule_spans, rule_words,
+    log_rule = _rule_grads(parts, rules, inside, by_left, by_right, rule_spans, rule_words,
                            word_grads)  # fmt: skip
     return word_grads.mul_(words), span_grads, log_rule
 
 
 def _rule_grads(
-    parts: HypertreeTensors, rules: _Rules, found: _Inside, by_left: Tensor, by_right: Tensor,
+    parts: HypertreeTensors, rules: _Rules, inside: _Inside, by_left: Tensor, by_right: Tensor,
     rule_spans: Tensor, rule_words: Tensor, word_grads: Tensor,
 ) -> Tensor:  # fmt: skip
     """The gradient of the rules, (R, N, C, C); what words get from theirs is added to theirs."""
     assert isinstance(parts.rules, DenseRules)
     log_rule = parts.rules.log_rule
-    states, words, count = log_rule.shape[1], found.words, len(log_rule)
+    states, words, count = log_rule.shape[1], inside.words, len(log_rule)
     # A word at t and the spans that start at t + 1; and those that end at t - 1.
-    lefts = by_left[:, :-1, 2:].mT @ found.values.lefts[:, 1:, 1:-1]
-    rights = by_right[:, 1:, :-2].mT @ found.values.rights[:, :-1, 1:-1]
+    lefts = by_left[:, :-1, 2:].mT @ inside.values.lefts[:, 1:, 1:-1]
+    rights = by_right[:, 1:, :-2].mT @ inside.values.rights[:, :-1, 1:-1]
     lefts, rights = lefts.flatten(2), rights.flatten(2)
     word_grads[:, :-1] += times(lefts, rules.left_words.mT)
     word_grads[:, 1:] += times(rights, rules.right_words.mT)
@@ -244,16 +244,16 @@ class _Dense(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # pyright: ignore
         parts = HypertreeTensors(leaves, spans, DenseRules(log_rule), lengths, split)
-        found = _forward(parts, _Rules.of(log_rule, split))
+        inside = _forward(parts, _Rules.of(log_rule, split))
         ctx.split = split  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
-            leaves, spans, log_rule, lengths, found.values.lefts, found.values.rights,
-            found.scales.lefts, found.scales.rights, found.peaks, found.words, found.left_words,
-            found.right_words, found.doubtful,
+            leaves, spans, log_rule, lengths, inside.values.lefts, inside.values.rights,
+            inside.scales.lefts, inside.scales.rights, inside.peaks, inside.words,
+            inside.left_words, inside.right_words, inside.doubtful,
         )  # fmt: skip
-        ctx.mark_non_differentiable(found.doubtful)  # pyright: ignore
-        mine, scale = roots(found.values, found.scales.lefts, lengths)
-        return mine.log() + scale, found.doubtful
+        ctx.mark_non_differentiable(inside.doubtful)  # pyright: ignore
+        mine, scale = roots(inside.values, inside.scales.lefts, lengths)
+        return mine.log() + scale, inside.doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
@@ -263,6 +263,6 @@ class _Dense(torch.autograd.Function):
         parts = HypertreeTensors(leaves, spans, DenseRules(log_rule), lengths, ctx.split)  # pyright: ignore
         if torch.is_grad_enabled():
             return *recomputed(parts, gradient), None, None
-        found = _Inside(Chart(*kept[:2]), Chart(*kept[2:4]), *kept[4:])
+        inside = _Inside(Chart(*kept[:2]), Chart(*kept[2:4]), *kept[4:])
         rules = _Rules.of(log_rule, ctx.split)  # pyright: ignore
-        return *_backward(parts, rules, found, gradient), None, None
+        return *_backward(parts, rules, inside, gradient), None, None

@@ -160,10 +160,10 @@ class Dependencies(Structure):
         if k < 1:
             raise ModelError(f"k_best needs k >= 1; got {k}.")
         unary, lengths = self._parts()
-        found = self._k_best(unary.detach(), lengths, k)
-        some = (found >= 0).any(-1)
+        trees = self._k_best(unary.detach(), lengths, k)
+        some = (trees >= 0).any(-1)
         some[0] |= lengths == 0  # of no words there is one tree
-        heads = self._shaped(found, (k,), lengths)
+        heads = self._shaped(trees, (k,), lengths)
         some = some.reshape(k, *self.batch_shape)
         heads = torch.where(some.unsqueeze(-1), heads, -1)
         scores = torch.where(some, self.score(heads.clamp(min=0)), -math.inf)
@@ -235,8 +235,8 @@ class Dependencies(Structure):
         compared = alive & ~barred
         scores = torch.where(others > -math.inf, others, 0.0).reshape(self.unary.shape)
         mean = (self.marginals() * scores).flatten(len(shape)).sum(-1)
-        found = torch.where(compared, torch.where(compared, log_z, 0.0) - mean, math.inf)
-        return torch.where(alive, found, 0.0)
+        nats = torch.where(compared, torch.where(compared, log_z, 0.0) - mean, math.inf)
+        return torch.where(alive, nats, 0.0)
 
     def kl_divergence(self, other: "Dependencies") -> Tensor:
         """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
@@ -255,7 +255,7 @@ class Dependencies(Structure):
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
 
-        -inf for what is no tree: with a cycle, a word without a head (-1) or with one beyond the
+        -inf for what is not a tree: with a cycle, a word without a head (-1) or with one beyond the
         length, or more roots than are allowed; so it is too, for projective trees, for arcs that
         cross. What stands beyond the length is ignored.
 

@@ -47,13 +47,13 @@ class Forest:
 
         for edge in edges:
             push(edge, (0,) * len(self.tails[edge]))
-        found: list[Best] = []
-        while heap and len(found) < k:
+        listed: list[Best] = []
+        while heap and len(listed) < k:
             score, edge, ranks = heapq.heappop(heap)
-            found.append((-score, edge, ranks))
+            listed.append((-score, edge, ranks))
             for slot in range(len(ranks)):
                 push(edge, (*ranks[:slot], ranks[slot] + 1, *ranks[slot + 1 :]))
-        return found
+        return listed
 
     def _uses(self, best: list[list[Best]], node: int, rank: int) -> list[int]:
         uses = [0] * len(self.tails)

@@ -161,22 +161,22 @@ class Derivations(Structure):
         Raises:
             ModelError: more than 2^18 derivations of a node.
         """
-        found: list[Tensor] = []
+        by_node: list[Tensor] = []
         for edges in self._edges:
             ways: list[Tensor] = []
             for edge in edges:
                 uses = torch.zeros(1, len(self.heads), dtype=torch.int64)
                 uses[0, edge] = 1
                 for tail in self.tails[edge].tolist():
-                    below = found[tail] if tail >= 0 else torch.zeros_like(uses[:1])
+                    below = by_node[tail] if tail >= 0 else torch.zeros_like(uses[:1])
                     if len(uses) * len(below) > MOST_LISTED:
                         raise ModelError(
                             f"Derivations lists at most {MOST_LISTED:,} of them; these are more."
                         )
                     uses = (uses.unsqueeze(1) + below).flatten(0, 1)
                 ways.append(uses)
-            found.append(torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64), *ways]))
-        return found[-1].to(self.unary.device)
+            by_node.append(torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64), *ways]))
+        return by_node[-1].to(self.unary.device)
 
     def mode(self) -> Tensor:
         """(*batch, E) how often one best derivation uses each hyperedge.
@@ -305,8 +305,8 @@ class Derivations(Structure):
         values = torch.cat([start, torch.zeros_like(weights[:, :1])], 1)
         for nodes, edges in self._levels:
             below = values[:, tails[edges]].sum(-1)
-            found = soft_sum(weights[:, edges] + below, 2, temperature)
-            values = values.index_copy(1, nodes, found)
+            sums = soft_sum(weights[:, edges] + below, 2, temperature)
+            values = values.index_copy(1, nodes, sums)
         return values[:, :-1]
 
     @torch.no_grad()

@@ -97,8 +97,8 @@ class _Step:
         """Of each node the last word of the left part, counted from the first, and two states."""
         size = max(1, _BLOCK // (width * self._terms()))
         parts = zip(*(p.split(size) for p in (nodes.item, nodes.first, nodes.state)), strict=True)
-        found = [self._block(item, first, state, width) for item, first, state in parts]
-        split, left, right = (torch.cat(part) for part in zip(*found, strict=True))
+        choices = [self._block(item, first, state, width) for item, first, state in parts]
+        split, left, right = (torch.cat(part) for part in zip(*choices, strict=True))
         return split, left, right
 
     def _terms(self) -> int:
@@ -136,13 +136,13 @@ class _Step:
         """(Q, w, C) over the states of right parts, for each state of left ones."""
         if self.temperature == 1.0:
             tops = peak(table), peak(right)
-            found = (right - tops[1]).exp() @ (table - tops[0]).exp().mT
-            least = found.masked_fill(found == 0, math.inf).amin()
+            products = (right - tops[1]).exp() @ (table - tops[0]).exp().mT
+            least = products.masked_fill(products == 0, math.inf).amin()
             wanted = (table > -math.inf).any(2).unsqueeze(1) & (right > -math.inf).any(
                 2, keepdim=True
             )
-            if bool((least > 1e-200) & ~((found == 0) & wanted).any()):
-                return found.log() + tops[0].mT + tops[1]
+            if bool((least > 1e-200) & ~((products == 0) & wanted).any()):
+                return products.log() + tops[0].mT + tops[1]
         return soft_sum(table.unsqueeze(1) + right.unsqueeze(2), 3, self.temperature)
 
     def _by_rank(

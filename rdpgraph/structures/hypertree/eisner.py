@@ -88,21 +88,21 @@ def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
 
 
 def total(
-    found: Charts, unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float = 1.0
+    charts: Charts, unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float = 1.0
 ) -> LogZ:
     """(B,) the sum over trees, or the best of them."""
     if not unary.shape[1]:
         return unary.sum((1, 2))
     if multiroot:
-        return found.right[:, 0].gather(1, lengths.unsqueeze(1)).squeeze(1)
-    sums = soft_sum(_roots(found, unary, lengths), 1, temperature)
+        return charts.right[:, 0].gather(1, lengths.unsqueeze(1)).squeeze(1)
+    sums = soft_sum(_roots(charts, unary, lengths), 1, temperature)
     return torch.where(lengths > 0, sums, 0.0)
 
 
-def _roots(found: Charts, unary: Arcs, lengths: Lengths) -> Tensor:
+def _roots(charts: Charts, unary: Arcs, lengths: Lengths) -> Tensor:
     """(B, n) log-values of the trees with each word under the root."""
-    after = found.right[:, 1:].gather(2, lengths.reshape(-1, 1, 1).expand(-1, unary.shape[1], 1))
-    return unary[:, :, 0] + found.left[:, 1, 1:] + after.squeeze(2)
+    after = charts.right[:, 1:].gather(2, lengths.reshape(-1, 1, 1).expand(-1, unary.shape[1], 1))
+    return unary[:, :, 0] + charts.left[:, 1, 1:] + after.squeeze(2)
 
 
 _RIGHT, _LEFT, _RIGHT_ARC, _LEFT_ARC = range(4)
@@ -110,7 +110,7 @@ _RIGHT, _LEFT, _RIGHT_ARC, _LEFT_ARC = range(4)
 
 @torch.no_grad()
 def descend(
-    found: Charts, unary: Arcs, lengths: Lengths, *, count: int, pick: Pick, multiroot: bool
+    charts: Charts, unary: Arcs, lengths: Lengths, *, count: int, pick: Pick, multiroot: bool
 ) -> Heads:
     """(count * B, n) heads, chosen from the widest spans down; a stack of spans for each tree."""
     batch, words = unary.shape[:2]
@@ -120,7 +120,7 @@ def descend(
     if not words or not len(item):
         return heads[:, 1:]
     # One more position, where nothing is, for what follows the last.
-    chart = torch.stack([found.right, found.left, found.right_arc, found.left_arc], 1)
+    chart = torch.stack([charts.right, charts.left, charts.right_arc, charts.left_arc], 1)
     chart = pad(chart, (0, 1, 0, 1), value=-math.inf)
     stack = torch.zeros(len(item), 2 * words + 4, 3, dtype=torch.int64, device=device)
     depth = torch.zeros_like(item)
@@ -138,7 +138,7 @@ def descend(
         push(everything, _RIGHT, torch.zeros_like(last), last)
     else:
         some = everything[last > 0]
-        top = pick(_roots(found, unary, lengths)[item[some]]) + 1
+        top = pick(_roots(charts, unary, lengths)[item[some]]) + 1
         push(some, _LEFT, torch.ones_like(top), top)
         push(some, _RIGHT, top, last[some])
     while bool((depth > 0).any()):

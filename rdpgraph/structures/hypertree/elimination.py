@@ -65,12 +65,12 @@ class Eliminated:
 
 def _below(heads: Heads, some: Tensor) -> Tensor:
     """(R, n + 1) whether each position is one of some words (R, n), or has one above it."""
-    found = torch.nn.functional.pad(some, (1, 0))
+    below = torch.nn.functional.pad(some, (1, 0))
     above = torch.nn.functional.pad(heads, (1, 0))
     for _ in range(heads.shape[1].bit_length()):
-        found = found | found.gather(1, above)
+        below = below | below.gather(1, above)
         above = above.gather(1, above)
-    return found
+    return below
 
 
 @torch.no_grad()
@@ -110,9 +110,9 @@ def max_marginals(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Arcs:
     wide = torch.nn.functional.pad(pairs, (0, more, 0, more), value=-math.inf)
     wide[..., words:, 0] = 0.0
     forests, first = _by_word(wide)
-    found = pairs + forests[..., :words, None] + first[..., :words, : words + 1]
-    there = _fits(found, lengths) & (unary > -math.inf)
-    return torch.where(there, found[-1], -math.inf).to(unary)
+    through = pairs + forests[..., :words, None] + first[..., :words, : words + 1]
+    there = _fits(through, lengths) & (unary > -math.inf)
+    return torch.where(there, through[-1], -math.inf).to(unary)
 
 
 def _by_word(pairs: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,7 +198,7 @@ def _sum(logs: Tensor, dim: int, temperature: float) -> Tensor:
 
 
 def _highest(pairs: Tensor, dim: int) -> Tensor:
-    """The values, without the first dim, -inf but for those of the highest order in another."""
+    """The values, without the first dim, -inf except for those of the highest order in another."""
     if len(pairs) == 1:
         return pairs[0]
     order, values = pairs

@@ -114,19 +114,19 @@ class Form:
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        found = descend(parts, rows, self.root.double(), count, pick, temperature)
-        lost = (found < 0).flatten(1).all(1) & (parts.lengths.repeat(count) > 0)
+        trees = descend(parts, rows, self.root.double(), count, pick, temperature)
+        lost = (trees < 0).flatten(1).all(1) & (parts.lengths.repeat(count) > 0)
         if bool(lost.any()):
             raise ImpossibleEvidenceError(
                 "A hypertree has no samples and no mode: at least one item has no possible tree."
             )
-        return found.reshape([count, *self.tree.unary.shape[:-1]])
+        return trees.reshape([count, *self.tree.unary.shape[:-1]])
 
     def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
         """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
         flat = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
-        found = score(flat, self.unruled, self.root, self.rules)
-        return found.reshape([*lead, *self.tree.batch_shape])
+        scores = score(flat, self.unruled, self.root, self.rules)
+        return scores.reshape([*lead, *self.tree.batch_shape])
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

@@ -47,16 +47,16 @@ def _wide(parts: HypertreeTensors) -> Tensor:
     if isinstance(parts.rules, SparseRules):
         return plain.log_roots(parts)
     kernel = dense if isinstance(parts.rules, DenseRules) else ranked
-    found, doubtful = kernel.log_roots(parts)
+    roots, doubtful = kernel.log_roots(parts)
     if not bool(doubtful.any()):
-        return found
+        return roots
     rows = doubtful.nonzero().squeeze(1)
     other = parts.rows(rows)
     if parts.spans.dtype == torch.float32:
-        better = _wide(other.to(torch.float64)).to(found.dtype)
+        better = _wide(other.to(torch.float64)).to(roots.dtype)
     else:
         better = plain.log_roots(other)
-    return found.index_copy(0, rows, better)
+    return roots.index_copy(0, rows, better)
 
 
 @torch.no_grad()
@@ -69,5 +69,5 @@ def charts(parts: HypertreeTensors) -> list[Tensor]:
         return plain.with_leaves(parts, plain.exact(parts))
     kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     _, doubtful = kernel.log_roots(parts)
-    found = plain.exact(parts) if bool(doubtful.any()) else plain.scaled(parts)
-    return plain.with_leaves(parts, found)
+    rows = plain.exact(parts) if bool(doubtful.any()) else plain.scaled(parts)
+    return plain.with_leaves(parts, rows)

@@ -27,15 +27,15 @@ def k_best(parts: HypertreeTensors, rows: list[Tensor], root: Tensor, k: int) ->
         k: at least 1.
     """
     batch, total = parts.leaves.shape[:2]
-    found = torch.full((k, batch, total, total), -1)
+    trees = torch.full((k, batch, total, total), -1)
     root = root.expand(batch, -1)
     for item, length in enumerate(parts.lengths.tolist()):
         if length:
             lists = _Lists(parts, [row[item] for row in rows], item, k)
             for place, nodes in enumerate(lists.trees(length, root[item])):
                 for first, last, state in nodes:
-                    found[place, item, first, last] = state
-    return found.to(parts.leaves.device)
+                    trees[place, item, first, last] = state
+    return trees.to(parts.leaves.device)
 
 
 class _Lists:

@@ -25,7 +25,7 @@ def log_masses(cells: Cells, unary: Tensor) -> Tensor:
     """
     result, ranks = unary.clone(), cells.ranks
     assert ranks.parent is not None
-    found, total = cells.by_rank(), unary.shape[1]
+    by_rank, total = cells.by_rank(), unary.shape[1]
     words = unary.shape[3] - cells.parents
     if not total:
         return result
@@ -40,7 +40,7 @@ def log_masses(cells: Cells, unary: Tensor) -> Tensor:
         outside[:, :1] = torch.where(whole, 0.0, outside[:, :1])
         inside = torch.zeros_like(outside)
         if width:
-            inside = log_times(found.sums[width - 1], ranks.parent.mT)
+            inside = log_times(by_rank.sums[width - 1], ranks.parent.mT)
             inside = pad(inside, (0, words), value=-math.inf)
         cell = result.diagonal(offset=width, dim1=1, dim2=2)
         cell.add_((inside + outside).mT)
@@ -53,7 +53,7 @@ def log_masses(cells: Cells, unary: Tensor) -> Tensor:
         every = torch.full_like(outside, -math.inf)
         every = _log_scatter(every, kept, phi + beyond)[..., : cells.parents]
         above = log_times(every, ranks.parent).unsqueeze(2)
-        lefts, rights = sides(found.lefts, found.rights, width)
+        lefts, rights = sides(by_rank.lefts, by_rank.rights, width)
         for view, others in (
             (as_left.left_parts(width, 0, width), rights),
             (as_right.right_parts(width, 0, width), lefts),

@@ -108,7 +108,7 @@ class Hypertree(HypertreeFields):
         """The parses of sentences by a grammar read from a text, one item for each sentence.
 
         States are the grammar's symbols; log Z is the log of the summed weights of the trees. The
-        rules are a table where that is quicker, else a list.
+        rules are a table where that is faster, else a list.
 
         Args:
             grammar: see `read_grammar` and `parse_grammar`.
@@ -192,9 +192,9 @@ class Hypertree(HypertreeFields):
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
         wide = self.form.flat(self.rules)
-        _, found = moments.log_partition_with_gradients(wide)
-        found = found[1 : 1 + len(wide.rules.parts)]
-        return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in found)
+        _, gradients = moments.log_partition_with_gradients(wide)
+        gradients = gradients[1 : 1 + len(wide.rules.parts)]
+        return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
 
     @by_autograd
     def entropy(self) -> Tensor:
@@ -256,8 +256,8 @@ class Hypertree(HypertreeFields):
         """
         if not self.form.batch or not self.unary.shape[-2]:
             return self.unary.detach()
-        found = best.max_marginals(*self._best, self.form.root.double())
-        return found.to(self.unary.dtype).reshape(self.unary.shape)
+        scores = best.max_marginals(*self._best, self.form.root.double())
+        return scores.to(self.unary.dtype).reshape(self.unary.shape)
 
     def k_best(self, k: int) -> KBestTrees:
         """The k most probable trees of each item, best first; the scores are differentiable.

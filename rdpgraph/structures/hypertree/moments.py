@@ -32,20 +32,20 @@ def log_partition_with_gradients(tree: HypertreeFields) -> tuple[Tensor, list[Te
         root = None if tree.root is None else aliases[-1]
         log_z = replace(tree, unary=aliases[0], rules=rules, root=root).log_partition()
         possible = (log_z.detach() > -math.inf).to(log_z)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             log_z, aliases, possible, create_graph=tracked, materialize_grads=True,
             allow_unused=True,
         )  # fmt: skip
     if not tracked:
-        log_z, found = log_z.detach(), tuple(part.detach() for part in found)
-    return log_z, list(found)
+        log_z, gradients = log_z.detach(), tuple(part.detach() for part in gradients)
+    return log_z, list(gradients)
 
 
 def entropy(tree: HypertreeFields) -> Tensor:
     """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
-    log_z, found = log_partition_with_gradients(tree)
+    log_z, gradients = log_partition_with_gradients(tree)
     expected = log_z.new_zeros(())
-    for values, chances in zip(parts(tree), found, strict=True):
+    for values, chances in zip(parts(tree), gradients, strict=True):
         expected = expected + dot(values, chances)
     alive = log_z.detach() > -math.inf
     return torch.where(alive, torch.where(alive, log_z, 0.0) - expected, 0.0)
@@ -61,8 +61,8 @@ def entropy_of(model: Structure) -> Tensor:
         log_z, marginals = model.log_partition(), model.marginals()
         alive = log_z.detach() > -math.inf
         scores = torch.where(model.unary > -math.inf, model.unary, 0.0) * marginals
-        found = torch.where(alive, log_z, 0.0) - scores.flatten(log_z.ndim).sum(-1)
-        return torch.where(alive, found, 0.0)
+        nats = torch.where(alive, log_z, 0.0) - scores.flatten(log_z.ndim).sum(-1)
+        return torch.where(alive, nats, 0.0)
 
 
 def dot(values: Tensor, gradient: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ class NonProjectiveDependencies(Dependencies):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; twice differentiable."""
         unary, lengths = self._parts()
-        found = arborescence.log_partition(unary, lengths, multiroot=self.multiroot)
-        return found.reshape(self.batch_shape)
+        log_z = arborescence.log_partition(unary, lengths, multiroot=self.multiroot)
+        return log_z.reshape(self.batch_shape)
 
     def marginals(self) -> Tensor:
         """(*batch, n, n + 1) probabilities of the arcs: the gradient of log Z, not below 0."""
@@ -50,8 +50,8 @@ class NonProjectiveDependencies(Dependencies):
         Not differentiable. Of all arcs at once, O(n^3).
         """
         unary, lengths = self._parts()
-        found = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
-        return found.reshape(self.unary.shape)
+        scores = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
+        return scores.reshape(self.unary.shape)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
@@ -68,8 +68,8 @@ class NonProjectiveDependencies(Dependencies):
 
     def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
         unary, lengths = self._parts()
-        found = elimination.eliminated(
+        eliminated = elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
-        self._require_possible(found.possible)
-        return self._shaped(found.descend(count, pick), (count,), lengths)
+        self._require_possible(eliminated.possible)
+        return self._shaped(eliminated.descend(count, pick), (count,), lengths)

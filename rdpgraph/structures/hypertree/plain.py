@@ -80,15 +80,15 @@ def _leaves(parts: HypertreeTensors) -> Tensor:
 def _inside(parts: HypertreeTensors, algebra: "_Algebra") -> Rows:
     total, words = parts.spans.shape[1], parts.children - parts.spans.shape[3]
     sides = [algebra.sides(_leaves(parts))]
-    found: Rows = []
+    rows: Rows = []
     for width in range(1, total):
         count = total - width
         lefts = [sides[place][0][:, :count] for place in range(width)]
         rights = [sides[width - 1 - place][1][:, place + 1 :][:, :count] for place in range(width)]
         value = algebra.joined(torch.stack(lefts, 2), torch.stack(rights, 2)) + parts.phi(width)
-        found.append(value)
+        rows.append(value)
         sides.append(algebra.sides(pad(value, (0, words), value=-math.inf)))
-    return found
+    return rows
 
 
 class _Algebra:
@@ -186,17 +186,17 @@ def _blocks(
 ) -> Tensor:
     """A function of some spans at a time, its terms computed again for the gradient."""
     pieces = zip(*(part.split(size, 1) for part in rows), strict=True)
-    found: list[Tensor] = []
+    blocks: list[Tensor] = []
     for piece in pieces:
         if torch.is_grad_enabled():
-            found.append(
+            blocks.append(
                 checkpoint(  # pyright: ignore
                     block, *piece, table, use_reentrant=False, preserve_rng_state=False
                 )
             )
         else:
-            found.append(block(*piece, table))
-    return torch.cat(found, 1)
+            blocks.append(block(*piece, table))
+    return torch.cat(blocks, 1)
 
 
 def _safe_log(values: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ class ProjectiveDependencies(Dependencies):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; twice differentiable."""
         unary, lengths = self._parts()
-        found = eisner.log_partition(unary, lengths, multiroot=self.multiroot)
-        return found.reshape(self.batch_shape)
+        log_z = eisner.log_partition(unary, lengths, multiroot=self.multiroot)
+        return log_z.reshape(self.batch_shape)
 
     def mode(self) -> Tensor:
         """(*batch, n) the heads of one most probable tree; -1 beyond the length.
@@ -72,10 +72,10 @@ class ProjectiveDependencies(Dependencies):
         pick = drawn(generator) if temperature else largest
         with torch.no_grad():
             charts = eisner.charts(unary.double(), temperature)
-            found = eisner.total(
+            log_z = eisner.total(
                 charts, unary.double(), lengths, multiroot=self.multiroot, temperature=temperature
             )
-            self._require_possible(found > -math.inf)
+            self._require_possible(log_z > -math.inf)
             heads = eisner.descend(
                 charts, unary.double(), lengths, count=count, pick=pick, multiroot=self.multiroot
             )

@@ -57,18 +57,18 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
     whole = (place.unsqueeze(1) == 0) & (place == form.lengths.reshape(-1, 1, 1) - 1)
     above = torch.where(wide.unsqueeze(-1), parent[:, None, None], 0.0)
     below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
-    found = above + below
-    return found.reshape(*(tree.batch_shape if len(found) == form.batch else ()), *found.shape[1:])
+    means = above + below
+    return means.reshape(*(tree.batch_shape if len(means) == form.batch else ()), *means.shape[1:])
 
 
 def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | None:
-    """As ``masses`` of `Sites`, from the potentials of the states kept; None but for low rank."""
+    """As ``masses`` of `Sites`, from the states kept; None except for rules of low rank."""
     cells = Cells.of(Form(tree), kept, states)
     if cells is None:
         return None
     every = unary(tree).expand(*states.shape[:-1], tree.unary.shape[-1])
-    found = masses.log_masses(cells, every.reshape(-1, *every.shape[-3:]))
-    return found.reshape(every.shape)
+    logs = masses.log_masses(cells, every.reshape(-1, *every.shape[-3:]))
+    return logs.reshape(every.shape)
 
 
 def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
@@ -95,11 +95,11 @@ def _landmarks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random parents, left and right parts, each (1, count)."""
     where = device if generator is None else generator.device
-    found = [
+    landmarks = [
         torch.randint(size, (1, count), generator=generator, device=where).to(device)
         for size in (states, children, children)
     ]
-    return found[0], found[1], found[2]
+    return landmarks[0], landmarks[1], landmarks[2]
 
 
 def _means(
@@ -112,8 +112,8 @@ def _means(
     above = _log_mean(rules.evaluate(every[:, :states], left, right).flatten(2), 2)
     by_left = _log_mean(rules.evaluate(parents, every, right).transpose(1, 2).flatten(2), 2)
     by_right = _log_mean(rules.evaluate(parents, left, every).movedim(3, 1).flatten(2), 2)
-    found = above.squeeze(2), torch.logaddexp(by_left, by_right).squeeze(2) - math.log(2)
-    return found
+    means = above.squeeze(2), torch.logaddexp(by_left, by_right).squeeze(2) - math.log(2)
+    return means
 
 
 def _log_mean(logs: Tensor, dim: int) -> Tensor:

@@ -117,11 +117,11 @@ class _Sweep:
             own, worst = lowest(value), list[Tensor]()
             for factor, put in zip(self.sides(width), ("left", "right"), strict=True):
                 raw = times(value, factor.values)
-                found, top, scaled = rescaled(raw, scale.unsqueeze(2) + factor.top)
-                getattr(ranks, put)(width).copy_(found)
+                scaled_ranks, top, scaled = rescaled(raw, scale.unsqueeze(2) + factor.top)
+                getattr(ranks, put)(width).copy_(scaled_ranks)
                 getattr(tops, put)(width).copy_(top.squeeze(2))
                 getattr(scales, put)(width).copy_(scaled)
-                getattr(lows, put)(width).copy_(lowest(found))
+                getattr(lows, put)(width).copy_(lowest(scaled_ranks))
                 worst.append(own + factor.low)
             return torch.minimum(*worst)
 
@@ -151,19 +151,19 @@ class _Sweep:
             return ranks.unflatten(2, (self.states, -1)).sum(3)
         return times(ranks, self.parent.values.mT)
 
-    def backward(self, found: _Inside, gradient: Tensor) -> list[Tensor | None]:
+    def backward(self, inside: _Inside, gradient: Tensor) -> list[Tensor | None]:
         """Gradients of leaves, spans, left, right and parent factors, by the outside recursion."""
         parts, total = self.parts, self.parts.leaves.shape[1]
         into = Chart.of(parts.leaves, self.left.values.shape[2])
         spans = torch.zeros_like(parts.spans)
         sides = [torch.zeros_like(self.left.values), torch.zeros_like(self.right.values)]
         parent = None if self.parent is None else torch.zeros_like(self.parent.values)
-        # What is in doubt is solved anew by others, and has no gradient here.
-        sure = ~found.doubtful.reshape(-1, 1, 1)
+        # What is in doubt is solved again by others, and has no gradient here.
+        sure = ~inside.doubtful.reshape(-1, 1, 1)
         for width in range(total - 1, 0, -1):
-            value, divisor = found.values[width], found.peaks[width - 1]
+            value, divisor = inside.values[width], inside.peaks[width - 1]
             alive = (value > 0) & sure
-            marginals = torch.where(alive, self._projected(width, found, into, sides) * value, 0.0)
+            marginals = torch.where(alive, self._projected(width, inside, into, sides) * value, 0.0)
             whole = (parts.lengths == width + 1).unsqueeze(1) & alive[:, 0]
             marginals[:, 0] += torch.where(whole, gradient, 0.0)
             spans.diagonal(offset=width, dim1=1, dim2=2).copy_(marginals.mT)
@@ -171,35 +171,35 @@ class _Sweep:
             gain = (phi - peak(phi)).exp() / divisor
             grads = torch.where(alive, marginals / torch.where(alive, value, 1.0) * gain, 0.0)
             if self.parent is not None and parent is not None:
-                parent += products(grads, found.sums[width - 1], len(parent))
+                parent += products(grads, inside.sums[width - 1], len(parent))
                 back = times(grads, self.parent.values)
             else:
-                runs = found.sums[width - 1].shape[2] // self.states
+                runs = inside.sums[width - 1].shape[2] // self.states
                 back = grads.repeat_interleave(runs, 2)
-            scales = found.scales.left_parts(width, 0, width)
-            scales = scales + found.scales.right_parts(width, 0, width)
+            scales = inside.scales.left_parts(width, 0, width)
+            scales = scales + inside.scales.right_parts(width, 0, width)
             share = (scales - peak(scales)).exp().unsqueeze(3) * back.unsqueeze(2)
             into.left_parts(width, 0, width).addcmul_(
-                share, found.ranks.right_parts(width, 0, width)
+                share, inside.ranks.right_parts(width, 0, width)
             )
             into.right_parts(width, 0, width).addcmul_(
-                share, found.ranks.left_parts(width, 0, width)
+                share, inside.ranks.left_parts(width, 0, width)
             )
-        words = found.values[0]
-        leaves = torch.where(words > 0, self._projected(0, found, into, sides) * words, 0.0)
+        words = inside.values[0]
+        leaves = torch.where(words > 0, self._projected(0, inside, into, sides) * words, 0.0)
         if self.parent is not None and parent is not None:
             parent.mul_(self.parent.values)
         sides[0].mul_(self.left.values)
         sides[1].mul_(self.right.values)
         return [leaves, spans, *sides, parent]
 
-    def _projected(self, width: int, found: _Inside, into: Chart, sides: list[Tensor]) -> Tensor:
+    def _projected(self, width: int, inside: _Inside, into: Chart, sides: list[Tensor]) -> Tensor:
         """The gradient of the inside values of a width; that of the factors is added to theirs."""
-        value, total = found.values[width], torch.zeros_like(found.values[width])
+        value, total = inside.values[width], torch.zeros_like(inside.values[width])
         both = (("left", sides[0]), ("right", sides[1]))
         for factor, (side, grads) in zip(self.sides(width), both, strict=True):
-            top = getattr(found.tops, side)(width).unsqueeze(2)
-            alive = getattr(found.ranks, side)(width) > 0
+            top = getattr(inside.tops, side)(width).unsqueeze(2)
+            alive = getattr(inside.ranks, side)(width) > 0
             rank = torch.where(alive, getattr(into, side)(width) / top, 0.0)
             total += times(rank, factor.values.mT)
             first = self.states if self.parts.split and width == 0 else 0
@@ -225,15 +225,15 @@ class _Ranked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.set_materialize_grads(False)  # pyright: ignore
         sweep = _Sweep(HypertreeTensors(leaves, spans, Ranks(left, right, parent), lengths, split))
-        found = sweep.forward()
-        ctx.split, ctx.many = split, len(found.values)  # pyright: ignore
+        inside = sweep.forward()
+        ctx.split, ctx.many = split, len(inside.values)  # pyright: ignore
         ctx.save_for_backward(  # pyright: ignore
-            leaves, spans, left, right, parent, lengths, found.ranks.lefts, found.ranks.rights,
-            found.scales.lefts, found.scales.rights, found.tops.lefts, found.tops.rights,
-            found.doubtful, *found.values, *found.peaks, *found.sums,
+            leaves, spans, left, right, parent, lengths, inside.ranks.lefts, inside.ranks.rights,
+            inside.scales.lefts, inside.scales.rights, inside.tops.lefts, inside.tops.rights,
+            inside.doubtful, *inside.values, *inside.peaks, *inside.sums,
         )  # fmt: skip
-        ctx.mark_non_differentiable(found.doubtful)  # pyright: ignore
-        return found.root, found.doubtful
+        ctx.mark_non_differentiable(inside.doubtful)  # pyright: ignore
+        return inside.root, inside.doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
@@ -245,7 +245,7 @@ class _Ranked(torch.autograd.Function):
             given = recomputed(parts, gradient)
             return *given, *(None,) * (7 - len(given))
         many: int = ctx.many  # pyright: ignore
-        found = _Inside(
+        inside = _Inside(
             ranks=Chart(kept[0], kept[1]),
             scales=Chart(kept[2], kept[3]),
             tops=Chart(kept[4], kept[5]),
@@ -255,4 +255,4 @@ class _Ranked(torch.autograd.Function):
             root=gradient,
             doubtful=kept[6],
         )
-        return *_Sweep(parts).backward(found, gradient), None, None
+        return *_Sweep(parts).backward(inside, gradient), None, None

@@ -52,9 +52,9 @@ class RestrictedDependencies(Structure):
         Not differentiable.
         """
         wide = self._wide(0.0)
-        found = _answered(wide.max_marginals()).gather(-1, self.states)
+        scores = _answered(wide.max_marginals()).gather(-1, self.states)
         behind = self.unary.detach() - wide.unary.detach().gather(-1, self.states)
-        return torch.where(found > -math.inf, found + behind, -math.inf)
+        return torch.where(scores > -math.inf, scores + behind, -math.inf)
 
     def mode(self) -> Tensor:
         """(*lead, n) numbers of kept heads of a best tree, -1 beyond the length.
@@ -107,10 +107,10 @@ class RestrictedDependencies(Structure):
         return torch.where(inside, chosen, -1)
 
 
-def _answered(found: Tensor | None) -> Tensor:
+def _answered(answer: Tensor | None) -> Tensor:
     """What these trees answer themselves."""
-    assert found is not None
-    return found
+    assert answer is not None
+    return answer
 
 
 def restrict_dependencies(

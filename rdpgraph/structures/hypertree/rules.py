@@ -206,8 +206,8 @@ class LowRankRules(Rules):
         item = _items(self.parent, parents)
         first, second = self.left[item, left], self.right[item, right]
         pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
-        found = log_products(self.parent[item, parents], pairs)
-        return found.unflatten(-1, (left.shape[-1], right.shape[-1]))
+        products = log_products(self.parent[item, parents], pairs)
+        return products.unflatten(-1, (left.shape[-1], right.shape[-1]))
 
     def scaled(self, factor: float) -> DenseRules:
         """Written out, and the log-weights times the factor."""
@@ -254,7 +254,7 @@ class FactorisedRules(Rules):
             )
         if not bool((self.log_normaliser.detach() > -math.inf).all()):
             raise ModelError(
-                "FactorisedRules needs parents with some weight; the features of one have none."
+                "FactorisedRules needs a rule of positive weight for every parent; one has none."
             )
 
     @property
@@ -355,7 +355,7 @@ def _within_budget(rules: Rules, batch: tuple[int, ...], parents: int, children:
     entries = math.prod(batch) * parents * children**2 * rank
     if entries > MOST_TABULATED:
         raise BudgetError(
-            f"{type(rules).__name__} would be written out to {entries:,} numbers, and at most "
-            f"{MOST_TABULATED:,} are; this question needs the weight of every single rule. "
-            "log_partition, marginals, sample and mbr do not."
+            f"{type(rules).__name__} would be written out to {entries:,} numbers, more than the "
+            f"limit of {MOST_TABULATED:,}; this question needs the weight of every single rule. "
+            "log_partition, marginals, sample and mbr do not need them."
         )

@@ -13,7 +13,7 @@ def score(states: Tensor, parts: HypertreeTensors, root: Tensor, rules: Rules) -
     """(R, B) the log-potentials of trees, -inf for what is none; O(T^2) for each.
 
     Args:
-        states: (R, B, T, T), -1 for what is no constituent.
+        states: (R, B, T, T), -1 for what is not a constituent.
         parts: leaves, spans and lengths; its rules are not read.
         root: (1 or B, C).
         rules: flat.

@@ -32,7 +32,7 @@ def inside(rules: SparseRules, leaves: Tensor, phis: Rows, *, temperature: float
         phis: by width from 1 (B, T - width, N) log-potentials.
         temperature: 1 sums, 0 maximises.
     """
-    weights, found, values = rules.log_weights, list[Tensor](), [leaves]
+    weights, rows, values = rules.log_weights, list[Tensor](), [leaves]
     joined = partial(_joined, rules.triples, rules.parents, temperature)
     for phi in phis:
         if torch.is_grad_enabled():
@@ -41,9 +41,9 @@ def inside(rules: SparseRules, leaves: Tensor, phis: Rows, *, temperature: float
             )
         else:
             each = joined(weights, *values)
-        found.append(each + phi)
-        values.append(pad(found[-1], (0, leaves.shape[2] - phi.shape[2]), value=-math.inf))
-    return found
+        rows.append(each + phi)
+        values.append(pad(rows[-1], (0, leaves.shape[2] - phi.shape[2]), value=-math.inf))
+    return rows
 
 
 def _joined(
@@ -67,18 +67,18 @@ def outside(
     rules: SparseRules, above: Tensor, left: Tensor, right: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The best of what is outside of left and right parts (B, S, w, C), by that of spans above."""
-    found = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)
+    sides = torch.full_like(left, -math.inf), torch.full_like(right, -math.inf)
     size = max(1, _BLOCK // max(1, left[..., 0].numel()))
     pieces = zip(rules.triples.split(size), rules.log_weights.split(size, 1), strict=True)
     for triples, weights in pieces:
         parent, first, second = triples.unbind(1)
         top = (above[..., parent] + weights.unsqueeze(1)).unsqueeze(2)
         for target, to, terms in (
-            (found[0], first, top + right[..., second]),
-            (found[1], second, top + left[..., first]),
+            (sides[0], first, top + right[..., second]),
+            (sides[1], second, top + left[..., first]),
         ):
             target.scatter_reduce_(3, to.expand(terms.shape), terms, "amax")
-    return found
+    return sides
 
 
 def chosen(

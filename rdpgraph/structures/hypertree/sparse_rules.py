@@ -24,7 +24,7 @@ class SparseRules(Rules):
     """A log-weight for each of M rules; there are no others.
 
     Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
-    `DenseRules` are quicker where more than one in 500 of all triples is a rule.
+    `DenseRules` are faster where more than one in 500 of all triples is a rule.
 
     Args:
         triples: (M, 3) int64, [parent, left, right]; each once.
@@ -110,8 +110,8 @@ class SparseRules(Rules):
     def _sorted(self) -> tuple[Tensor, Tensor]:
         """(M,) the rules as numbers, ascending, and the row of each."""
         numbers = self._numbers(*self.triples.unbind(1))
-        found, rows = numbers.sort()
-        return found, rows
+        ascending, rows = numbers.sort()
+        return ascending, rows
 
     def _numbers(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         children = self.shape[1]
@@ -157,8 +157,8 @@ class SparseRules(Rules):
         item = torch.arange(len(self.log_weights), device=parents.device)
         item = item.reshape(-1, *(1,) * (wanted.ndim - 1))
         place = (item * self.count + rows[at]).expand(wanted.shape)
-        found = self.log_weights.flatten().index_select(0, place.flatten()).reshape(wanted.shape)
-        return torch.where(known[at] == wanted, found, -math.inf)
+        weights = self.log_weights.flatten().index_select(0, place.flatten()).reshape(wanted.shape)
+        return torch.where(known[at] == wanted, weights, -math.inf)
 
     def scaled(self, factor: float) -> "SparseRules":
         """The log-weights times the factor."""

@@ -11,7 +11,7 @@ from rdpgraph.structures.draws import largest
 from rdpgraph.structures.hypertree.elimination import eliminated, max_marginals
 
 _ROUNDING = 1e-9
-"""By how much scores differ, relative to their size, that are not the same but for rounding."""
+"""By how much scores differ, relative to their size, that are not the same except for rounding."""
 
 
 @torch.no_grad()

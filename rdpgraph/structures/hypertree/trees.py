@@ -58,9 +58,9 @@ class Trees:
             raise EvidenceError(
                 f"spans() is of one tree; these are {self.lead}: index them, as in trees[0]."
             )
-        found = (self.states >= 0).nonzero().tolist()
+        places = (self.states >= 0).nonzero().tolist()
         values = self.states[self.states >= 0].tolist()
-        triples = [(i, j, state) for (i, j), state in zip(found, values, strict=True)]
+        triples = [(i, j, state) for (i, j), state in zip(places, values, strict=True)]
         return sorted(triples, key=lambda span: (span[0], -span[1]))
 
     def bracketed(self, words: Sequence[str], names: Sequence[str] | None = None) -> str:
@@ -71,7 +71,7 @@ class Trees:
             names: of the states; default: their numbers.
 
         Raises:
-            EvidenceError: there are dims in front, too few words or names, or this is no tree.
+            EvidenceError: there are dims in front, too few words or names, or this is not a tree.
         """
         spans = self.spans()
         if not spans:
@@ -89,18 +89,18 @@ class Trees:
                 break
             *expected, closing = waiting.pop()
             if expected != [first, end]:
-                raise EvidenceError(_torn(*expected))
+                raise EvidenceError(_not_a_tree(*expected))
             name = _escaped(str(state) if names is None else names[state])
             if first == end:
                 text.append(f"({name} {_escaped(words[first])}){closing}")
                 continue
             part = spans[here + 1] if here + 1 < len(spans) else None
             if part is None or part[0] != first:
-                raise EvidenceError(f"These states are no tree: span {first, end} has no parts.")
+                raise EvidenceError(f"These states are not a tree: span {first, end} has no parts.")
             text.append(f"({name}")
             waiting += [(part[1] + 1, end, f"){closing}"), (first, part[1], "")]
         if waiting:
-            raise EvidenceError(_torn(*waiting[-1][:2]))
+            raise EvidenceError(_not_a_tree(*waiting[-1][:2]))
         return " ".join(text)
 
 
@@ -122,5 +122,5 @@ def _escaped(text: str) -> str:
     return text.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def _torn(first: int, last: int) -> str:
-    return f"These states are no tree: words {first} to {last} are torn."
+def _not_a_tree(first: int, last: int) -> str:
+    return f"These states are not a tree: words {first} to {last} are not a constituent."

@@ -59,12 +59,12 @@ class Coupling:
     def enter(self, logs: Tensor) -> Tensor:
         """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
         _, totals, peak = self.scaled(logs)
-        found = _safe_log(totals) + peak + self.peaks
+        logs_entered = _safe_log(totals) + peak + self.peaks
         rows, columns = self.lost(logs, totals)
         if len(rows):
             exact = soft_sum(logs[rows] + self.into(rows, columns), 1)
-            found = found.index_put((rows, columns), exact)
-        return found
+            logs_entered = logs_entered.index_put((rows, columns), exact)
+        return logs_entered
 
     def lost(self, logs: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
         """The rows and columns of (B, N) totals that are possible and too faint to trust."""
@@ -94,12 +94,12 @@ class Coupling:
         rows, columns = self.lost(logs, totals)
         alive = _without(totals > 0, rows, columns)
         divisor = torch.where(alive, totals, 1.0)
-        found = torch.where(alive, sums / divisor + divisor.log(), 0.0)
+        entropies = torch.where(alive, sums / divisor + divisor.log(), 0.0)
         if len(rows):
             chances, entropy = conditional(logs[rows] + self.into(rows, columns), 1)
             exact = entropy + (chances * inner[rows]).sum(1)
-            found = found.index_put((rows, columns), exact)
-        return found
+            entropies = entropies.index_put((rows, columns), exact)
+        return entropies
 
     def mean(self, logs: Tensor, inner: Tensor, scores: Tensor) -> Tensor:
         """(B, N) mean of `inner` and a score over the label before the one entered; 0 of none.
@@ -113,12 +113,12 @@ class Coupling:
         sums = times(values * inner, self.weights) + times(values, self.weights * scores)
         rows, columns = self.lost(logs, totals)
         alive = _without(totals > 0, rows, columns)
-        found = torch.where(alive, sums / torch.where(alive, totals, 1.0), 0.0)
+        means = torch.where(alive, sums / torch.where(alive, totals, 1.0), 0.0)
         if len(rows):
             chances, _ = conditional(logs[rows] + self.into(rows, columns), 1)
             exact = (chances * (inner[rows] + _into(scores, rows, columns))).sum(1)
-            found = found.index_put((rows, columns), exact)
-        return found
+            means = means.index_put((rows, columns), exact)
+        return means
 
 
 def times(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -78,15 +78,15 @@ def draw(
         ImpossibleEvidenceError: an item has none.
     """
     batch, steps, durations, _ = segments.shape
-    found = prefixes(segments, couplings(transition, steps), lengths)
-    _refuse("sample", found.log_partition == -math.inf)
+    forward = prefixes(segments, couplings(transition, steps), lengths)
+    _refuse("sample", forward.log_partition == -math.inf)
     item = torch.arange(batch, device=segments.device).repeat(count)
     place = lengths[item] - 1
     label = torch.zeros(len(item), steps, dtype=torch.long, device=segments.device)
     starts = torch.zeros_like(label, dtype=torch.bool)
     if not steps:
         return Segmentation(label, starts)
-    current = _choose(at_last(found.leaving, lengths)[item], generator)
+    current = _choose(at_last(forward.leaving, lengths)[item], generator)
     reach = torch.arange(durations, device=segments.device)
     while True:
         rows = (place >= 0).nonzero().squeeze(1)
@@ -94,9 +94,9 @@ def draw(
             return spread(label, starts, lengths[item])
         source, now, chosen = item[rows].unsqueeze(1), place[rows].unsqueeze(1), current[rows]
         first = (now - reach).clamp(min=0)
-        shift = found.bases[source, first] - found.bases[source, now]
+        shift = forward.bases[source, first] - forward.bases[source, now]
         logs = segments[source, now, reach, chosen.unsqueeze(1)]
-        logs = logs + found.entering[source, first, chosen.unsqueeze(1)] + shift.to(logs.dtype)
+        logs = logs + forward.entering[source, first, chosen.unsqueeze(1)] + shift.to(logs.dtype)
         duration = _choose(logs.masked_fill(now < reach, -math.inf), generator)
         start = now.squeeze(1) - duration
         label[rows, start] = chosen
@@ -105,7 +105,7 @@ def draw(
         # Whoever is at the start of the sequence draws a label that nobody reads.
         source, end = source.squeeze(1), (start - 1).clamp(min=0)
         before = columns(transition, source, end, chosen)
-        current[rows] = _choose(found.leaving[source, end] + before, generator)
+        current[rows] = _choose(forward.leaving[source, end] + before, generator)
 
 
 def _refuse(name: str, impossible: Tensor) -> None:

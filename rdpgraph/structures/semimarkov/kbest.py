@@ -36,12 +36,12 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
     ending, lasting = list[Tensor](), list[Tensor]()
     coming = [torch.zeros_like(window[:, 0], dtype=torch.long)]
     for step, scores in enumerate(segments.double().unbind(1)):
-        found, ways = _largest((scores.unsqueeze(2) + window).flatten(1, 2), k)
-        ending.append(found.transpose(1, 2).flatten(1))
+        largest, ways = _largest((scores.unsqueeze(2) + window).flatten(1, 2), k)
+        ending.append(largest.transpose(1, 2).flatten(1))
         lasting.append(ways)
         if step + 1 == steps:
             break
-        onward = found.unsqueeze(3) + after(transition, step).double().unsqueeze(-3)
+        onward = largest.unsqueeze(3) + after(transition, step).double().unsqueeze(-3)
         entering, sources = _largest(onward.flatten(1, 2), k)
         coming.append(sources)
         window = torch.cat([entering.unsqueeze(1), window[:, :-1]], 1)
@@ -67,11 +67,11 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """(B, k, N) the largest of (B, M, N), -inf where there are fewer, and which they are."""
     count = min(k, scores.shape[1])
-    found, ways = scores.topk(count, dim=1)
+    largest, ways = scores.topk(count, dim=1)
     if count == k:
-        return found, ways
+        return largest, ways
     missing = (len(scores), k - count, scores.shape[2])
     return (
-        torch.cat([found, found.new_full(missing, -math.inf)], 1),
+        torch.cat([largest, largest.new_full(missing, -math.inf)], 1),
         torch.cat([ways, ways.new_zeros(missing)], 1),
     )

@@ -75,27 +75,27 @@ class KeptSegments:
         # What enters segments at the latest D positions, newest first, by their duration.
         window = self.unary.new_full((batch, durations, durations, kept), -math.inf)
         window[:, 0] = 0.0
-        found: list[Tensor] = []
+        prefixes: list[Tensor] = []
         for place in range(steps):
-            found.append(self.unary[:, place] + window.diagonal(dim1=1, dim2=2).mT)
+            prefixes.append(self.unary[:, place] + window.diagonal(dim1=1, dim2=2).mT)
             if place + 1 < steps:
                 after = _begun(self._labels, place + 1)
-                sums = self._ahead(found[-1], place, after, temperature)
+                sums = self._ahead(prefixes[-1], place, after, temperature)
                 entering = sums.reshape(batch, 1, durations, kept)
                 window = torch.cat([entering, window[:, :-1]], 1)
-        return torch.stack(found, 1)
+        return torch.stack(prefixes, 1)
 
     @torch.no_grad()
     def following(self, temperature: float) -> Tensor:
         """(B, T, D, K) log-sum of what follows each segment; -inf beyond the length."""
-        found = torch.full_like(self.unary, -math.inf)
+        sums = torch.full_like(self.unary, -math.inf)
         begun = self._begun_scores
         for place in range(self.unary.shape[1] - 1, -1, -1):
             states = self.states[:, place].flatten(1)
-            after = self._behind(states, begun, place, temperature).reshape(found[:, place].shape)
-            found[:, place] = after
+            after = self._behind(states, begun, place, temperature).reshape(sums[:, place].shape)
+            sums[:, place] = after
             begun[:, place] = self.unary[:, place] + after
-        return found
+        return sums
 
     @torch.no_grad()
     def masses(self, unary: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class KeptSegments:
 
     @torch.no_grad()
     def descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
-        """(count * B, T, D) numbers of kept labels of segmentations, -1 for what is no segment.
+        """(count * B, T, D) numbers of kept labels of segmentations, -1 for what is not a segment.
 
         Args:
             count: of each item.
@@ -141,9 +141,9 @@ class KeptSegments:
         """
         _, steps, durations, kept = self.unary.shape
         item = torch.arange(self.batch, device=self.unary.device).repeat(count)
-        found = torch.full((len(item), steps, durations), -1, device=self.unary.device)
+        labels = torch.full((len(item), steps, durations), -1, device=self.unary.device)
         if not steps:
-            return found
+            return labels
         ending = self.ending(temperature)
         last = self._at_last(ending)
         if bool(((last == -math.inf).all(1) & (self.lengths > 0)).any()):
@@ -156,7 +156,7 @@ class KeptSegments:
         while len(row):
             chosen = pick(logs)
             duration = chosen // kept
-            found[row, place, duration] = chosen % kept
+            labels[row, place, duration] = chosen % kept
             follower = self.states[item[row], place].flatten(1).gather(1, chosen.unsqueeze(1))
             place = place - duration - 1
             on = place >= 0
@@ -164,7 +164,7 @@ class KeptSegments:
             before = self.states[item[row], place].flatten(1)
             joined = pairs(self.potential, item[row], place, before, follower.squeeze(1))
             logs = ending[item[row], place].flatten(1) + joined
-        return found
+        return labels
 
     @cached_property
     def _labels(self) -> Tensor:
@@ -198,15 +198,15 @@ class KeptSegments:
         """(B, n) over the segments that start after a place, for labels (B, n) that end at it."""
         after, logs = _begun(self._labels, place + 1), _begun(scores, place + 1).unsqueeze(1)
         if place + 1 == self.unary.shape[1]:
-            found = torch.full_like(before, -math.inf, dtype=logs.dtype)
+            sums = torch.full_like(before, -math.inf, dtype=logs.dtype)
         elif isinstance(self.potential, LowRank) and _is_one(temperature):
             low = self.potential.rows(before, after)
             ranks = soft_sum(logs.mT + low.log_right, 1)
-            found = soft_sum(ranks.unsqueeze(1) + low.log_left, 2)
+            sums = soft_sum(ranks.unsqueeze(1) + low.log_left, 2)
         else:
             potential = potential_after(self.potential, place)
-            found = soft_sum(logs + potential.evaluate([before, after]), 2, temperature)
-        return torch.where((self.lengths == place + 1).unsqueeze(1), 0.0, found)
+            sums = soft_sum(logs + potential.evaluate([before, after]), 2, temperature)
+        return torch.where((self.lengths == place + 1).unsqueeze(1), 0.0, sums)
 
 
 def _begun(values: Tensor, place: int) -> Tensor:

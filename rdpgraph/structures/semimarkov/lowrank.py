@@ -10,7 +10,7 @@ from rdpgraph.model.lowrank import LowRank
 
 @dataclass(frozen=True, eq=False)
 class LowRankCoupling:
-    """A transition of rank r, prepared for products: O(N r) in the place of O(N^2).
+    """A transition of rank r, prepared for products: O(N r) instead of O(N^2).
 
     Attributes:
         out: (r, N) log-factors of the label that is left.

@@ -57,9 +57,9 @@ class SemiMarkov(Structure):
         transition: (N, N) log-potentials, [from, to], of consecutive segments, shared by all
             positions; or (*batch, T - 1, N, N), of which number t lies between a segment that ends
             at t and one that starts at t + 1; batch dims that are absent or 1 broadcast. A
-            `Potential` of such a shape is written out, but for scores and `restrict`. With a
-            `LowRank` of rank r, (N, N), log Z, its gradient, marginals and samples cost N r in the
-            place of N^2; what else is asked writes the N^2 values out.
+            `Potential` of such a shape is written out, except for scores and `restrict`. With a
+            `LowRank` of rank r, (N, N), log Z, its gradient, marginals and samples cost N r instead
+            of N^2; what else is asked writes the N^2 values out.
         lengths: (*batch,) integers in 0..T; default: all T.
 
     Raises:
@@ -147,8 +147,8 @@ class SemiMarkov(Structure):
         O(T N) is kept; O(T D N) with one, or where positions have their own transitions.
         """
         segments, lengths = self._positions()
-        found = posterior.log_partition(segments, self._compact, lengths)
-        return found.reshape(self.batch_shape)
+        log_z = posterior.log_partition(segments, self._compact, lengths)
+        return log_z.reshape(self.batch_shape)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, segmentation: Segmentation | Tensor
@@ -171,8 +171,8 @@ class SemiMarkov(Structure):
             same = (self.site_states(whole) == segmentation).flatten(-2).all(-1)
             return self.score(whole).masked_fill(~same, -math.inf)
         given = self.transition if len(self.transition.shape) == 2 else self._table
-        found = scoring.flat(segmentation, self.unary, lengths)
-        total = scoring.score(segments, given, lengths, found)
+        flat = scoring.flat(segmentation, self.unary, lengths)
+        total = scoring.score(segments, given, lengths, flat)
         return total.reshape(segmentation.labels.shape[:-1])
 
     def configuration(self, states: Tensor) -> Segmentation:
@@ -182,8 +182,8 @@ class SemiMarkov(Structure):
     def site_states(self, configuration: Segmentation) -> Tensor:
         """(*lead, *batch, T, D) the label of each segment of a segmentation, -1 for none."""
         _, lengths = self._positions()
-        found = scoring.flat(configuration, self.unary, lengths)
-        states = scoring.site_states(found, lengths, self.unary.shape[-2])
+        flat = scoring.flat(configuration, self.unary, lengths)
+        states = scoring.site_states(flat, lengths, self.unary.shape[-2])
         return states.reshape(*configuration.labels.shape, self.unary.shape[-2])
 
     def position_marginals(self) -> Tensor:
@@ -224,8 +224,8 @@ class SemiMarkov(Structure):
                 "SemiMarkov.cross_entropy needs a chain of the same shape and lengths; got "
                 f"{tuple(other.unary.shape)} for {tuple(self.unary.shape)}."
             )
-        found = comparison.cross_entropy((segments, transition), theirs[:2], lengths)
-        return found.reshape(self.batch_shape)
+        nats = comparison.cross_entropy((segments, transition), theirs[:2], lengths)
+        return nats.reshape(self.batch_shape)
 
     def kl_divergence(self, other: "SemiMarkov") -> Tensor:
         """(*batch,) nats: `cross_entropy` less `entropy`; zero where the chains are the same.
@@ -241,8 +241,8 @@ class SemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        found = decode.viterbi(*self._parts())
-        return self._shaped(found, ())
+        best = decode.viterbi(*self._parts())
+        return self._shaped(best, ())
 
     def k_best(self, k: int) -> KBestSegmentations:
         """The k best segmentations, distinct, best first; O(T k (D N + N^2)).
@@ -252,14 +252,14 @@ class SemiMarkov(Structure):
         """
         if k < 1:
             raise ModelError(f"SemiMarkov.k_best needs k >= 1; got {k}.")
-        found = self._shaped(kbest.k_best(*self._parts(), k), (k,))
+        best = self._shaped(kbest.k_best(*self._parts(), k), (k,))
         empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
-        there = torch.where(empty, first, found.starts.any(-1))
-        labels = torch.where(there.unsqueeze(-1), found.labels, -1)
-        blank = Segmentation(torch.where(there.unsqueeze(-1), labels, 0), found.starts)
+        there = torch.where(empty, first, best.starts.any(-1))
+        labels = torch.where(there.unsqueeze(-1), best.labels, -1)
+        blank = Segmentation(torch.where(there.unsqueeze(-1), labels, 0), best.starts)
         scores = torch.where(there, self.score(blank), -math.inf)
-        return KBestSegmentations(Segmentation(labels, found.starts), scores)
+        return KBestSegmentations(Segmentation(labels, best.starts), scores)
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, D, N) the best score of the segmentations with each segment, or -inf.
@@ -280,8 +280,8 @@ class SemiMarkov(Structure):
         """
         count = checked_count(count)
         segments, lengths = self._positions()
-        found = decode.draw(segments, self._compact, lengths, count, generator)
-        return self._shaped(found, (count,))
+        drawn = decode.draw(segments, self._compact, lengths, count, generator)
+        return self._shaped(drawn, (count,))
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -318,8 +318,8 @@ class SemiMarkov(Structure):
     def sites(self) -> Sites:
         """The segments within the sequence.
 
-        A label may be expected to meet the mean transition to it, but for the first segment, and
-        from it, but for the last; over random labels, or over all by a `LowRank` transition.
+        A label may be expected to meet the mean transition to it, except for the first segment, and
+        from it, except for the last; over random labels, or over all by a `LowRank` transition.
         """
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
@@ -344,9 +344,9 @@ class SemiMarkov(Structure):
     def states(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""
         _, lengths = self._positions()
-        found = scoring.flat(segmentation, self.unary, lengths)
-        place = torch.arange(found.labels.shape[-1], device=found.labels.device)
-        states = found.ages * self.unary.shape[-1] + found.labels
+        flat = scoring.flat(segmentation, self.unary, lengths)
+        place = torch.arange(flat.labels.shape[-1], device=flat.labels.device)
+        states = flat.ages * self.unary.shape[-1] + flat.labels
         inside = place < lengths.unsqueeze(1)
         return torch.where(inside, states, 0).reshape(segmentation.labels.shape)
 
@@ -379,6 +379,6 @@ class SemiMarkov(Structure):
             return segments, torch.full((count,), shape[-3], device=segments.device)
         return segments, self.lengths.reshape(count).to(segments.device, torch.long)
 
-    def _shaped(self, found: Segmentation, lead: tuple[int, ...]) -> Segmentation:
+    def _shaped(self, segmentation: Segmentation, lead: tuple[int, ...]) -> Segmentation:
         shape = (*lead, *self.batch_shape, self.unary.shape[-3])
-        return Segmentation(found.labels.reshape(shape), found.starts.reshape(shape))
+        return Segmentation(segmentation.labels.reshape(shape), segmentation.starts.reshape(shape))

@@ -35,18 +35,18 @@ def log_partition(segments: Tensor, transition: Tensor | LowRank, lengths: Tenso
     if isinstance(transition, LowRank) or transition.ndim > 2:
         steps = couplings(transition, segments.shape[1])
         return prefixes(segments, steps, lengths).log_partition
-    found: Tensor = _LogPartition.apply(segments, transition, lengths)  # pyright: ignore
-    return found
+    log_z: Tensor = _LogPartition.apply(segments, transition, lengths)  # pyright: ignore
+    return log_z
 
 
 class _LogPartition(Function):
     @staticmethod
     def forward(ctx: Any, segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-        found = prefixes(segments, tables(transition, segments.shape[1]), lengths)
+        forward = prefixes(segments, tables(transition, segments.shape[1]), lengths)
         ctx.save_for_backward(
-            segments, transition, lengths, found.leaving, found.entering, found.bases
+            segments, transition, lengths, forward.leaving, forward.entering, forward.bases
         )
-        return found.log_partition
+        return forward.log_partition
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -67,8 +67,8 @@ class _Posterior(Function):
         grad: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(segments, transition, lengths, grad)
-        found = Prefixes(grad, leaving, entering, bases)
-        return posterior(segments, Coupling.of(transition), lengths, found, grad)
+        forward = Prefixes(grad, leaving, entering, bases)
+        return posterior(segments, Coupling.of(transition), lengths, forward, grad)
 
     @staticmethod
     @differentiable_once
@@ -91,7 +91,7 @@ class _Posterior(Function):
 
 
 def posterior(
-    segments: Tensor, coupling: Coupling, lengths: Tensor, found: Prefixes, grad: Tensor
+    segments: Tensor, coupling: Coupling, lengths: Tensor, forward: Prefixes, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The probabilities of segments and the expected transitions, each item's times `grad`.
 
@@ -99,7 +99,7 @@ def posterior(
         segments: (B, T, D, N).
         coupling: the transition.
         lengths: (B,).
-        found: the messages of the forward recursion.
+        forward: the messages of the forward recursion.
         grad: (B,) the weight of each item.
 
     Returns:
@@ -108,14 +108,14 @@ def posterior(
     batch, steps, durations, labels = segments.shape
     if not steps:
         return torch.zeros_like(segments), torch.zeros_like(coupling.transition)
-    marginals = conditionals(segments, found)
-    values, totals, _ = coupling.scaled(found.leaving)
+    marginals = conditionals(segments, forward)
+    values, totals, _ = coupling.scaled(forward.leaving)
     trusted = totals >= coupling.faint
     careful = not (coupling.bounded or bool(trusted.all()))
     divisors = torch.where(trusted, totals, math.inf)
     starting = torch.zeros_like(totals)
     counts = torch.zeros_like(coupling.transition)
-    ending = _last(found.leaving, lengths)
+    ending = _last(forward.leaving, lengths)
     pending = segments.new_zeros(batch, durations, labels)
     for place in range(steps - 1, -1, -1):
         marginals[:, place] *= ending[:, place].unsqueeze(1)
@@ -129,9 +129,9 @@ def posterior(
         starting[:, before] = starts / divisors[:, before]
         back = values[:, before] * (starting[:, before] @ coupling.weights.T)
         if careful:
-            rows, columns = coupling.lost(found.leaving[:, before], totals[:, before])
+            rows, columns = coupling.lost(forward.leaving[:, before], totals[:, before])
             if len(rows):
-                logs = found.leaving[rows, before] + coupling.transition.T[columns]
+                logs = forward.leaving[rows, before] + coupling.transition.T[columns]
                 shares = logs.softmax(1) * starts[rows, columns].unsqueeze(1)
                 back = back.index_add(0, rows, shares)
                 counts = counts.index_add(1, columns, (shares * grad[rows].unsqueeze(1)).T)
@@ -142,14 +142,14 @@ def posterior(
     return marginals.mul_(grad.reshape(-1, 1, 1, 1)), counts + coupling.weights * flat
 
 
-def conditionals(segments: Tensor, found: Prefixes) -> Tensor:
+def conditionals(segments: Tensor, forward: Prefixes) -> Tensor:
     """(B, T, D, N): how likely the segment of a label that ends at a position lasts d + 1 steps."""
     durations = segments.shape[2]
-    before = pad(found.entering, (0, 0, durations - 1, 0), value=-math.inf)
-    bases = pad(found.bases, (durations - 1, 0))
-    shifts = bases.unfold(1, durations, 1).flip(2) - found.bases.unsqueeze(2)
+    before = pad(forward.entering, (0, 0, durations - 1, 0), value=-math.inf)
+    bases = pad(forward.bases, (durations - 1, 0))
+    shifts = bases.unfold(1, durations, 1).flip(2) - forward.bases.unsqueeze(2)
     logs = segments + before.unfold(1, durations, 1).flip(3).transpose(2, 3)
-    leaving = torch.where(found.leaving > -math.inf, found.leaving, 0.0)
+    leaving = torch.where(forward.leaving > -math.inf, forward.leaving, 0.0)
     logs += shifts.to(logs.dtype).unsqueeze(3)
     logs -= leaving.unsqueeze(2)
     chances = logs.exp_()

@@ -61,10 +61,10 @@ class RestrictedSemiMarkov(Structure):
             one = kept.unary.new_ones(kept.batch, 1, 1).requires_grad_()
             log_z = kept.log_partition(one)
             possible = log_z.detach() > -math.inf
-            (found,) = torch.autograd.grad(
+            (gradient,) = torch.autograd.grad(
                 log_z, one, possible.to(log_z), create_graph=tracked, materialize_grads=True
             )
-        return self._shaped(found if tracked else found.detach())
+        return self._shaped(gradient if tracked else gradient.detach())
 
     def max_marginals(self) -> Tensor:
         """(*lead, T, D, K) the score of the best segmentation with each segment, or -inf.
@@ -73,11 +73,11 @@ class RestrictedSemiMarkov(Structure):
         """
         with torch.no_grad():
             kept = self.kept
-            found = kept.ending(0.0) + kept.following(0.0)
-        return found.reshape(self.unary.shape).to(self.unary)
+            scores = kept.ending(0.0) + kept.following(0.0)
+        return scores.reshape(self.unary.shape).to(self.unary)
 
     def mode(self) -> Tensor:
-        """(*lead, T, D) numbers of kept labels of a best segmentation, -1 for what is no segment.
+        """(*lead, T, D) numbers of kept labels of a best segmentation, -1 elsewhere.
 
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
@@ -90,8 +90,8 @@ class RestrictedSemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        found = self.kept.descended(count, 1.0, drawn(generator))
-        return found.reshape(count, *self.unary.shape[:-1])
+        labels = self.kept.descended(count, 1.0, drawn(generator))
+        return labels.reshape(count, *self.unary.shape[:-1])
 
     @by_autograd
     def rsample(
@@ -115,10 +115,10 @@ class RestrictedSemiMarkov(Structure):
             # The scores of transitions are looked up, and take the temperature here.
             log_z = replace(kept, unary=kept.unary * temperature).log_partition(temperature)
             possible = (log_z.detach() > -math.inf).to(log_z)
-            (found,) = torch.autograd.grad(
+            (gradient,) = torch.autograd.grad(
                 log_z, unary, possible / temperature, create_graph=tracked
             )
-        return found if tracked else found.detach()
+        return gradient if tracked else gradient.detach()
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

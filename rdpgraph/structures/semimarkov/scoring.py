@@ -13,7 +13,7 @@ from rdpgraph.structures.semimarkov.transitions import joints
 
 
 def score(
-    segments: Tensor, transition: Tensor | Potential, lengths: Tensor, found: Segmentation
+    segments: Tensor, transition: Tensor | Potential, lengths: Tensor, segmentation: Segmentation
 ) -> Tensor:
     """(*lead, B) scores in nats; -inf for what the model does not have. Differentiable.
 
@@ -21,15 +21,15 @@ def score(
         segments: (B, T, D, N).
         transition: (N, N), or (1 or B, T - 1, N, N), or a potential.
         lengths: (B,).
-        found: (*lead, B, T), as `flat` gives it.
+        segmentation: (*lead, B, T), as `flat` gives it.
     """
-    state, starts = found.labels, found.starts
+    state, starts = segmentation.labels, segmentation.starts
     steps, durations = segments.shape[1:3]
     if not steps:
         return segments.new_zeros(state.shape[:-1])
     place = torch.arange(steps, device=segments.device)
     inside = place < lengths.unsqueeze(1)
-    ages, ends = found.ages, _ends(starts, lengths)
+    ages, ends = segmentation.ages, _ends(starts, lengths)
     item = torch.arange(len(lengths), device=segments.device).unsqueeze(1)
     spans = segments[item, place, ages.clamp(max=durations - 1), state]
     total = torch.where(ends, spans, 0.0).sum(-1)
@@ -41,25 +41,27 @@ def score(
     return total.masked_fill((wrong & inside).any(-1), -math.inf)
 
 
-def site_states(found: Segmentation, lengths: Tensor, durations: int) -> Tensor:
+def site_states(segmentation: Segmentation, lengths: Tensor, durations: int) -> Tensor:
     """(*lead, B, T, D) the label of each segment of (*lead, B, T), as `flat` gives it; -1: none."""
     lasting = torch.arange(durations, device=lengths.device)
-    here = _ends(found.starts, lengths).unsqueeze(-1) & (found.ages.unsqueeze(-1) == lasting)
-    return torch.where(here, found.labels.unsqueeze(-1), -1)
+    here = _ends(segmentation.starts, lengths).unsqueeze(-1) & (
+        segmentation.ages.unsqueeze(-1) == lasting
+    )
+    return torch.where(here, segmentation.labels.unsqueeze(-1), -1)
 
 
-def flat(found: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
+def flat(segmentation: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
     """(*lead, B, T), what stands beyond the length replaced by 0.
 
     Args:
-        found: (*lead, *batch, T).
+        segmentation: (*lead, *batch, T).
         unary: (*batch, T, D, N).
         lengths: (B,).
 
     Raises:
         EvidenceError: a shape that does not fit, or a label outside 0..N-1.
     """
-    labels, shape = found.labels, tuple(unary.shape[:-2])
+    labels, shape = segmentation.labels, tuple(unary.shape[:-2])
     lead = labels.ndim - len(shape)
     if lead < 0 or tuple(labels.shape[lead:]) != shape:
         raise EvidenceError(
@@ -74,7 +76,7 @@ def flat(found: Segmentation, unary: Tensor, lengths: Tensor) -> Segmentation:
             f"SemiMarkov has labels 0 to {unary.shape[-1] - 1}; a segmentation has "
             f"{int(labels.min())} to {int(labels.max())}."
         )
-    return Segmentation(labels, found.starts.reshape(labels.shape) & inside)
+    return Segmentation(labels, segmentation.starts.reshape(labels.shape) & inside)
 
 
 def filled(states: Tensor, unary: Tensor) -> Segmentation:
@@ -95,11 +97,11 @@ def filled(states: Tensor, unary: Tensor) -> Segmentation:
         )
     if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < unary.shape[-1]:
         raise EvidenceError(
-            f"SemiMarkov has labels 0 to {unary.shape[-1] - 1}, and -1 for what is no segment; got "
-            f"{int(states.min())} to {int(states.max())}."
+            f"SemiMarkov has labels 0 to {unary.shape[-1] - 1}, and -1 where there is no segment; "
+            f"got {int(states.min())} to {int(states.max())}."
         )
-    found = Segmentation.of(states)
-    return Segmentation(found.labels.clamp(min=0), found.starts)
+    segmentation = Segmentation.of(states)
+    return Segmentation(segmentation.labels.clamp(min=0), segmentation.starts)
 
 
 def _ends(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -54,8 +54,10 @@ class Segmentation:
         labels[row, place - duration] = flat[row, place, duration]
         starts[row, place - duration] = True
         lengths = flat.new_zeros(len(flat)).scatter_reduce(0, row, place + 1, "amax")
-        found = spread(labels, starts, lengths)
-        return cls(found.labels.reshape(*lead, steps), found.starts.reshape(*lead, steps))
+        segmentation = spread(labels, starts, lengths)
+        return cls(
+            segmentation.labels.reshape(*lead, steps), segmentation.starts.reshape(*lead, steps)
+        )
 
     @property
     def ages(self) -> Tensor:

@@ -102,11 +102,11 @@ class Lists:
         if key not in self.parts:
             step = self.tape.steps[node[0]]
             chosen = torch.tensor([way], device=self.tape.device)
-            found: list[Node] = []
+            nodes: list[Node] = []
             for value, rows, place, label in step.children(chosen, self.item, *self._tensors(node)):
                 if rows is None or len(rows):
-                    found.append((value.number, int(place), int(label)))
-            self.parts[key] = tuple(found)
+                    nodes.append((value.number, int(place), int(label)))
+            self.parts[key] = tuple(nodes)
         return self.parts[key]
 
     def _tensors(self, node: Node) -> tuple[Tensor, Tensor]:
@@ -115,18 +115,18 @@ class Lists:
 
     def leaves(self, node: Node, rank: int) -> list[tuple[int, int]]:
         """The sites, and their states, of a derivation that was found."""
-        waiting, found = [(node, rank)], list[tuple[int, int]]()
+        waiting, used = [(node, rank)], list[tuple[int, int]]()
         while waiting:
             here, place = waiting.pop()
             step = self.tape.steps[here[0]]
             if isinstance(step, Leaf):
                 if step.sites is not None:
-                    found.append((int(step.sites[here[1]]), here[2]))
+                    used.append((int(step.sites[here[1]]), here[2]))
                 continue
             self.get(here, place)
             _, way, ranks = self.done[here][place]
             waiting += zip(self._parts(here, way), ranks, strict=True)
-        return found
+        return used
 
 
 @torch.no_grad()

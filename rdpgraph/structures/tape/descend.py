@@ -32,7 +32,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         raise ImpossibleEvidenceError(
             "There are no samples and no mode: at least one item has no possible configuration."
         )
-    found = torch.full((count * batch, math.prod(tape.site_shape)), -1, device=device)
+    states = torch.full((count * batch, math.prod(tape.site_shape)), -1, device=device)
     trees = torch.arange(count * batch, device=device)
     waiting: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in tape.steps]
     waiting[-1] = [(trees, trees * 0, trees * 0)]
@@ -44,7 +44,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         waiting[number] = []
         if isinstance(step, Leaf):
             if step.sites is not None:
-                found[tree, step.sites[place]] = label
+                states[tree, step.sites[place]] = label
             continue
         item = tree % batch
         chosen = pick(step.at(reader, item, place, label))
@@ -52,4 +52,4 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
             below = tree if rows is None else tree[rows]
             if len(below):
                 waiting[value.number].append((below, places, labels))
-    return found.reshape(count, *tape.lead, *tape.site_shape)
+    return states.reshape(count, *tape.lead, *tape.site_shape)

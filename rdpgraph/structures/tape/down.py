@@ -57,14 +57,14 @@ def _give(through: list[Tensor], view: View, part: Tensor, temperature: float) -
     flat = part.flatten(1, 2)
     if view.index.ndim == 2:
         rows = flat.transpose(0, 1)
-        found = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
+        sums = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
     else:
         item = torch.arange(len(flat), device=flat.device).unsqueeze(1) * count
         groups = (item + view.index.flatten(1)).flatten()
-        found = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
-        found = found.unflatten(0, (len(flat), count))
+        sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
+        sums = sums.unflatten(0, (len(flat), count))
     sizes = [*(value.places for value in view.pool), 1]
-    for value, own in zip(view.pool, found.split(sizes, 1), strict=False):
+    for value, own in zip(view.pool, sums.split(sizes, 1), strict=False):
         _add(through, value.number, own, temperature)
 
 
@@ -78,14 +78,14 @@ def _add(through: list[Tensor], number: int, part: Tensor, temperature: float) -
 def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
     """(*lead, *sites, K) what entries of the leaves say of the sites' states; -inf: nothing."""
     sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
-    found = [
+    read = [
         (step.sites, values[number])
         for number, step in enumerate(tape.steps)
         if isinstance(step, Leaf) and step.sites is not None
     ]
-    if not found:
+    if not read:
         return torch.full_like(tape.unary, -math.inf)
-    numbers = torch.cat([own for own, _ in found])
-    rows = torch.cat([part for _, part in found], 1).transpose(0, 1)
+    numbers = torch.cat([own for own, _ in read])
+    rows = torch.cat([part for _, part in read], 1).transpose(0, 1)
     flat = soft_scatter(rows, numbers, sites, temperature).transpose(0, 1)
     return flat.reshape(*tape.lead, *tape.site_shape, width)

@@ -180,17 +180,17 @@ def by_places(link: LookupLink | RuleLink, x: Tensor, temperature: float) -> Ten
     def block(own: Tensor, first: int) -> Tensor:
         return in_parts(own, link.part(first, first + width).logs(), temperature)
 
-    found: list[Tensor] = []
+    blocks: list[Tensor] = []
     for first in range(0, places, width):
         own = x if x.shape[1] == 1 else x[:, first : first + width]
         if torch.is_grad_enabled():
             made: Tensor = checkpoint(  # pyright: ignore
                 block, own, first, use_reentrant=False, preserve_rng_state=False
             )
-            found.append(made)
+            blocks.append(made)
         else:
-            found.append(block(own, first))
-    return torch.cat(found, 1)
+            blocks.append(block(own, first))
+    return torch.cat(blocks, 1)
 
 
 def _some(states: Tensor | None, first: int, last: int) -> Tensor | None:

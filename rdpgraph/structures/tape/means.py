@@ -61,7 +61,7 @@ def _sides(
 ) -> tuple[Tensor, Tensor]:
     """(B or 1, P or 1, N) and (..., M): the log-mean over random labels of the other end."""
     sizes = tuple(source.shape[-2:])
-    found: list[Tensor] = []
+    means: list[Tensor] = []
     for end in (0, 1):
         size = sizes[1 - end]
         some = torch.arange(size, device=source.device)
@@ -75,5 +75,5 @@ def _sides(
         else:
             logs = source.index_select(-2 if end else -1, some)
         dim = -2 if end else -1
-        found.append(soft_sum(logs, dim) - math.log(len(some)))
-    return found[0], found[1]
+        means.append(soft_sum(logs, dim) - math.log(len(some)))
+    return means[0], means[1]

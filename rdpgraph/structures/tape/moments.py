@@ -47,12 +47,12 @@ def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = F
         with torch.no_grad():
             lost.values.append(_lost(pair, readers, lost, number))
         if torch.is_grad_enabled() and step.dim == 2:
-            found: Tensor = checkpoint(  # pyright: ignore
+            mean: Tensor = checkpoint(  # pyright: ignore
                 _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False
             )
         else:
-            found = _mean(pair, readers, number, divergence=divergence)
-        means.values.append(found)
+            mean = _mean(pair, readers, number, divergence=divergence)
+        means.values.append(mean)
     total = goal(tape, means)
     return torch.where(goal(tape, lost) > 0, math.inf, total)
 
@@ -64,7 +64,7 @@ def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
 
 
 def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:
-    """The log-probability of every alternative, 0 in the place of -inf; and which are possible."""
+    """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
     terms, value = step.terms(reader), reader.values[number].unsqueeze(step.dim)
     possible = terms.detach() > -math.inf
     value = torch.where(value > -math.inf, value, 0.0)

@@ -48,7 +48,7 @@ class Recursion(Structure):
     site that is used, and -1 for the others; where several derivations use the same sites in the
     same states, its score is the log-sum of theirs.
 
-    A class of one's own says how many dims its sites have, and lays out its recursion. All answers
+    Your class says how many dims its sites have, and lays out its recursion. All answers
     follow: on CPU or GPU, for any batch dims, on all states of the sites or on a few of them. It
     may give any of them itself, such as a `log_partition` with a kernel of its own.
 
@@ -66,7 +66,7 @@ class Recursion(Structure):
         """Lay out the recursion; the value of the whole, of one place.
 
         Potentials of sites are those of `tape.sites`, and batch dims those of the tape: there may
-        be more of them, and fewer states, than `unary` has. A tensor of one's own with batch dims
+        be more of them, and fewer states, than `unary` has. A tensor of your own with batch dims
         is taken to those by `tape.flat` and `tape.lengths`.
         """
 
@@ -238,8 +238,8 @@ class Recursion(Structure):
             tape = self.to_tape(unary=noisy, ranks=False)
             log_z = goal(tape, up(tape, temperature))
             possible = (log_z.detach() > -math.inf).to(log_z)
-            (found,) = torch.autograd.grad(log_z, noisy, possible, create_graph=tracked)
-        return found if tracked else found.detach()
+            (gradient,) = torch.autograd.grad(log_z, noisy, possible, create_graph=tracked)
+        return gradient if tracked else gradient.detach()
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
         """The recursion on some states of each site, with weights; what estimators solve.

@@ -81,8 +81,8 @@ def collected(rules: FactorisedRules) -> Tensor:
     """(*batch, N r, C) from the ranks of each parent to it, normalised."""
     parents, rank = rules.left.shape[-3], rules.left.shape[-1]
     own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
-    found = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
-    return torch.nn.functional.pad(found, (0, rules.left.shape[-2] - parents), value=-math.inf)
+    logs = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
+    return torch.nn.functional.pad(logs, (0, rules.left.shape[-2] - parents), value=-math.inf)
 
 
 def widened(values: Tensor, rules: Rules, dim: int) -> Tensor:

@@ -112,13 +112,13 @@ class Total(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, A, P, K)."""
-        found: list[Tensor] = []
+        totals: list[Tensor] = []
         for way in self.ways:
             total = reader.read(way[0])
             for view in way[1:]:
                 total = total + reader.read(view)
-            found.append(total)
-        return found[0] if len(found) == 1 else torch.cat(batches(found), 1)
+            totals.append(total)
+        return totals[0] if len(totals) == 1 else torch.cat(batches(totals), 1)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, K)."""
@@ -127,13 +127,13 @@ class Total(Step):
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, A)."""
-        found: list[Tensor] = []
+        totals: list[Tensor] = []
         for way in self.ways:
             total = reader.at(way[0], item, place, label)
             for view in way[1:]:
                 total = total + reader.at(view, item, place, label)
-            found.append(total)
-        return torch.cat(found, 1)
+            totals.append(total)
+        return torch.cat(totals, 1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor

@@ -194,8 +194,8 @@ class Tape:
         self.meetings.append((x.labels, source, to_labels))
         key = ("link", x.number, id(potential), None if to_labels.states is None else id(to_labels))
         if key in self.sources.known and to_labels.states is None:
-            found: Value = self.sources.known[key]
-            return self._relabelled(found, to_labels)
+            known: Value = self.sources.known[key]
+            return self._relabelled(known, to_labels)
         before, after = x.labels.states, to_labels.states
         link: Link
         if before is None and after is None:

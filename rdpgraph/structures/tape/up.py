@@ -13,18 +13,18 @@ from rdpgraph.structures.tape.values import Reader, soft
 def leaves(tape: Tape) -> dict[int, Tensor]:
     """(B or 1, P, K) of every leaf, the sites' read all at once."""
     wanted = [(n, step) for n, step in enumerate(tape.steps) if isinstance(step, Leaf)]
-    found: dict[int, Tensor] = {}
+    by_number: dict[int, Tensor] = {}
     sites = [(n, step.sites) for n, step in wanted if step.sites is not None]
     if sites:
         width = tape.unary.shape[-1]
         flat = tape.unary.to(tape.dtype).reshape(tape.batch, math.prod(tape.site_shape), width)
         numbers = torch.cat([own for _, own in sites])
         parts = flat.index_select(1, numbers).split([len(own) for _, own in sites], 1)
-        found = {n: part for (n, _), part in zip(sites, parts, strict=True)}
+        by_number = {n: part for (n, _), part in zip(sites, parts, strict=True)}
     for n, step in wanted:
         if step.logs is not None:
-            found[n] = step.logs.to(tape.dtype)
-    return found
+            by_number[n] = step.logs.to(tape.dtype)
+    return by_number
 
 
 def up(tape: Tape, temperature: float = 1.0) -> Reader:
@@ -36,8 +36,8 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
     """
     given, reader = leaves(tape), Reader()
     for number, step in enumerate(tape.steps):
-        found = given[number] if number in given else step.up(reader, temperature)
-        reader.values.append(found)
+        value = given[number] if number in given else step.up(reader, temperature)
+        reader.values.append(value)
     return reader
 
 
@@ -62,8 +62,8 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
     for number, step in enumerate(tape.steps):
         if isinstance(step, Leaf):
             logs = given[number]
-            found = torch.full_like(logs, float(step.sites is not None))
-            counts.values.append(torch.where(logs.detach() > -math.inf, found, -math.inf))
+            used = torch.full_like(logs, float(step.sites is not None))
+            counts.values.append(torch.where(logs.detach() > -math.inf, used, -math.inf))
             reader.values.append(logs)
             continue
         with torch.no_grad():

@@ -196,7 +196,7 @@ class _LogSum(torch.autograd.Function):
 
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors (B or 1, M, P or 1, K or 1), as wide as their sums but for M."""
+    """Tensors (B or 1, M, P or 1, K or 1), as wide as their sums except for M."""
     batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (0, 2, 3))
     return [part.expand(batch, part.shape[1], places, width) for part in parts]
 
@@ -218,10 +218,10 @@ def agreed(views: Sequence[View]) -> Labels:
         ModelError: those of different sites.
     """
     owned = [view for view in views if view.pool[0].labels.sites is not None]
-    found = [view.labels for view in owned]
-    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in found}) > 1:
+    kinds = [view.labels for view in owned]
+    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in kinds}) > 1:
         raise ModelError(
             "Tape.total needs alternatives over the same labels; these are the states of different "
             "sites. Link them to one site first, or merge them."
         )
-    return found[0] if found else Labels()
+    return kinds[0] if kinds else Labels()

@@ -278,7 +278,7 @@ def test_a_restart_where_the_evidence_settles_other_variables():
 
 
 def test_a_restart_where_states_are_dropped():
-    """A hard zero leaves other states of some variables; their messages start anew."""
+    """A hard zero leaves other states of some variables; their messages start again."""
     pixels, graph = random_grid(4, 4, 4, 3, coupling=0.4)
     barred = torch.tensor([0.0, -torch.inf, 0.0], dtype=torch.float64)
     smaller = graph.with_factors(rg.Factor((pixels[1, 1],), rg.Table(barred)))
@@ -320,7 +320,7 @@ def cycle_of_equals(evidence):
 @pytest.mark.parametrize("before", [[0, -1], [-1, 1]])
 @pytest.mark.parametrize("after", [[1, -1], None])
 def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
-    """Those of a loop would keep each other alive for ever."""
+    """Those of a loop would keep each other alive forever."""
     cold = loopy(cycle_of_equals(after))
     warm = loopy(cycle_of_equals(after), start=loopy(cycle_of_equals(before)))
     for one, other in zip(answers(warm)[:5], answers(cold)[:5], strict=True):
@@ -381,7 +381,7 @@ def test_a_tolerance_of_zero_waits_for_no_change_at_all(name):
 
 
 def test_damping_converges_where_plain_messages_swing():
-    """A complete graph of repulsive pairs: flooding swings between two states for ever."""
+    """A complete graph of repulsive pairs: flooding oscillates between two states forever."""
     x = [rg.Variable(f"x{i}", 2) for i in range(6)]
     repel = rg.Table(torch.eye(2, dtype=torch.float64) * -1.5)
     pull = rg.Table(torch.tensor([0.3, 0.0], dtype=torch.float64))

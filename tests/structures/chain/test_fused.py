@@ -125,7 +125,7 @@ def test_doubt_is_told_alike():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Calls of the fused sweeps, which nothing quicker takes the place of."""
+    """Calls of the fused sweeps, which nothing faster takes the place of."""
     seen = []
     for name in ("forward", "backward"):
         original = getattr(fused, name)

@@ -1,4 +1,4 @@
-"""The kernel's file: kept where nobody else can write, checked before it is loaded, built anew."""
+"""The kernel's file: kept where nobody else can write, checked before it is loaded, rebuilt."""
 
 import os
 import subprocess

@@ -149,7 +149,7 @@ def test_dims_of_a_batch_are_kept():
     assert posterior.mode().shape == (2, 1, 3, 3)
     torch.testing.assert_close(posterior.entropy(), model.entropy())
     assert posterior.max_marginals().shape == (2, 1, 3, 3, 3)
-    with pytest.raises(rg.errors.UnsupportedError, match="no factor graph"):
+    with pytest.raises(rg.errors.UnsupportedError, match="not given as a factor graph"):
         model.factor_graph()
 
 
@@ -348,7 +348,7 @@ def test_a_grammar_in_the_shapes_of_torch_struct():
 
 
 def test_sentences_of_a_grammar_have_probabilities_that_sum_to_one():
-    """All sentences of three words, weighed by the chance that a sentence has three words."""
+    """All sentences of three words, weighted by the chance that a sentence has three words."""
     rules = torch.full((1, 2, 2), -math.inf, dtype=torch.float64)
     rules[0, 0, 1], rules[0, 1, 1] = math.log(0.25), math.log(0.75)
     emission = torch.tensor([0.3, 0.7], dtype=torch.float64).log()
@@ -396,16 +396,16 @@ def test_trees_in_brackets():
             wrong()
     states = states.clone()
     states[0, 1] = -1
-    with pytest.raises(rg.errors.EvidenceError, match="no tree"):
+    with pytest.raises(rg.errors.EvidenceError, match="not a tree"):
         Trees(states).bracketed("abc")
 
 
 def test_what_is_no_tree_has_no_score():
     model = hypertree("dense", 4)
     tree = model.mode()
-    torn = tree.clone()
-    torn[0, 3] = -1
-    assert model.score(torn) == -math.inf
+    broken = tree.clone()
+    broken[0, 3] = -1
+    assert model.score(broken) == -math.inf
     crossing = torch.full((4, 4), 0)
     assert model.score(crossing) == -math.inf
     with pytest.raises(rg.errors.EvidenceError, match="state"):

@@ -89,7 +89,7 @@ def printed(cells, states, tree):
 
 
 def test_products_without_cross_terms_are_caught(monkeypatch):
-    """The same expectation, with the other sum in the place of ours."""
+    """The same expectation, with the other sum instead of ours."""
     model = hypertree("none", 3, 3)
     right, _ = expectation(model, Local(), TopTail(1, 1))
     monkeypatch.setattr(

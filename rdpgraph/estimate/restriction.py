@@ -15,14 +15,14 @@ from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.problem import Model, Supports
-from rdpgraph.estimate.replicates import Replicates, repaired, taken, turns, unweighted
+from rdpgraph.estimate.replicates import Replicates, draws_before, repaired, taken, unweighted
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.support import Support
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class Restriction:
     """The lift from some states of each variable to all of them, and from replicates to their mean.
 
     A state with a log-weight stands for others too, or is masked by -inf; a replicate is one choice
@@ -38,7 +38,7 @@ class Kept:
         exact: whether all states are kept as they are.
         bound: ``"lower"`` where exact inference on what is kept bounds log Z below; else empty.
         equal: whether replicates that are possible have equal weights, and not those of their Z.
-        restrict: the original on supports of this kind; None: by its sites, asked for anew.
+        restrict: the original on supports of this kind; None: by its sites, asked for again.
     """
 
     original: Model
@@ -84,7 +84,7 @@ class KeptSolution(Solution):
         inner: the solution of the model on those, (replicates, *batch).
     """
 
-    kept: Kept
+    kept: Restriction
     inner: Solution
 
     @differentiable_property
@@ -187,9 +187,9 @@ class KeptSolution(Solution):
     def expected_score(self) -> Tensor:
         """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""
         weights = self._layout.log_weights
-        weighed = torch.where(self._marginals > 0, weights, 0.0) * self._marginals
+        weighted = torch.where(self._marginals > 0, weights, 0.0) * self._marginals
         score = self._split(self.inner.expected_score())
-        return self.replicates.mean(score - weighed.sum(-1))
+        return self.replicates.mean(score - weighted.sum(-1))
 
     @differentiable_property
     def _unweighted(self) -> Solution:
@@ -209,7 +209,7 @@ class KeptSolution(Solution):
         if not bool(possible.any(0).all()):
             raise ImpossibleEvidenceError(
                 "There are no samples and no mode: on the states kept nothing is possible in at "
-                "least one item; keep more of them, or mend the model."
+                "least one item; keep more of them, or change the model."
             )
         batch = (self.kept.replicates, *self.kept.original.batch_shape)
         supports = repaired(self.kept.supports, possible.reshape(batch))
@@ -243,7 +243,7 @@ class KeptSolution(Solution):
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws: a replicate in proportion to its Z, then a configuration of it."""
         chosen, other = self.replicates.choose(count, generator), self._possible
-        most = int(turns(chosen).amax()) + 1 if chosen.numel() else 0
+        most = int(draws_before(chosen).amax()) + 1 if chosen.numel() else 0
         drawn = other.inner.sample(most, generator)
         return other._original(
             drawn.unflatten(1, (self.kept.replicates, self._layout.batch)), chosen
