@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.kept import KeptSolution
+from rdpgraph.estimate.restriction import KeptSolution
 from rdpgraph.model.domain import Named
 from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
 from rdpgraph.model.structure import Structure
