@@ -77,6 +77,14 @@ def escape_marks(
             lines[place] = LITERAL_OR_MARK.sub(lambda match: match[1] or "\\" + match[2], line)
 
 
+def without_fields(
+    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
+) -> bool | None:
+    """Fields of named tuples are described by their class."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
 def setup(app: Sphinx) -> None:
     """Join the steps of autodoc, before the one that reads Google's sections."""
+    app.connect("autodoc-skip-member", without_fields)
     app.connect("autodoc-process-docstring", escape_marks, priority=100)

@@ -81,7 +81,7 @@ class Training:
     """
 
     steps: int = 100
-    optimiser: Callable[[Iterable[Any]], Optimizer] = _adam
+    optimiser: Callable[..., Optimizer] = _adam
     sequences: int | None = None
     decay: bool = True
     kernel_every: int = 0
