@@ -78,7 +78,7 @@ def escape_marks(
 
 
 def without_fields(
-    app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object
+    app: Sphinx, what: str, name: str, obj: object, skip: object, options: object
 ) -> bool | None:
     """Fields of named tuples are described by their class."""
     return True if type(obj).__name__ == "_tuplegetter" else None
