@@ -38,7 +38,9 @@ class StructureSolution(Solution):
         return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
 
     def _flat(self, values: Tensor, *dims: int) -> Tensor:
-        return values.reshape(*dims, math.prod(self.batch_shape), -1)
+        lead = (*dims, math.prod(self.batch_shape))
+        ends = values.shape[len(dims) + len(self.batch_shape) :]
+        return values.reshape(*lead, math.prod(ends))
 
     @differentiable_property
     def shaped_log_partition(self) -> Tensor:
