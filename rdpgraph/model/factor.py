@@ -59,6 +59,7 @@ class FactorBlock:
         ModelError: the shapes do not fit, or a factor would hold a variable twice.
 
     Example:
+        >>> import torch
         >>> from rdpgraph.model.table import Table
         >>> pixels = VariableArray("pixel", (4, 6), 2)
         >>> FactorBlock((pixels[:, :-1], pixels[:, 1:]), Table(torch.zeros(2, 2))).shape
