@@ -173,7 +173,7 @@ def with_nodes(*nodes, edges=()):
         (with_nodes(edges=[("a", "b", {})]), "'a' - 'b' needs an attribute `potential`"),
         (with_nodes(edges=[("a", "a", {"potential": TABLE})]), "loop"),
         (with_nodes(edges=[("a", "b", {"potential": TABLE, "order": "ac"})]), "`order`"),
-        (with_nodes(("a", {"states": 2, "potential": [[0.0], [1.0, 2.0]]})), "'a'.*no table"),
+        (with_nodes(("a", {"states": 2, "potential": [[0.0], [1.0, 2.0]]})), "'a'.*not a table"),
         (with_nodes(("a", {"states": 2, "potential": [0.0, float("nan")]})), "'a'.*NaN"),
         (with_nodes(("a", {"states": 2, "potential": [0.0, 0.0, 0.0]})), r"\(2,\)"),
     ],
