@@ -21,6 +21,9 @@ from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedErr
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 
+_JOINT = 0.15
+"""The part of the time of a marginal mode in which a mode is sought to begin with."""
+
 
 @dataclass(frozen=True, eq=False)
 class Searched:
@@ -83,7 +86,10 @@ def search(
         tables = tables_of(network, item, summed)
         run = Search(tables, Random(limits.seed), memory=limits.memory, summed=summed)
         first = states[item].numpy()
-        if active > len(network.numbers) and not summed:
+        if summed:
+            first = _possible(tables_of(network, item), first, _JOINT * share, limits)
+            share *= 1.0 - _JOINT
+        elif active > len(network.numbers):
             first = _completed(tables, len(network.numbers), first)
         result = run.run(first, seconds=share, patience=limits.patience * share)
         if result is None:
@@ -131,6 +137,13 @@ def _left_states(network: Network, states: Tensor) -> Tensor:
     return left
 
 
+def _possible(tables: Tables, states: Integers, seconds: float, limits: Limits) -> Integers:
+    """A mode of all variables: what it says of those asked for has a sum above zero."""
+    run = Search(tables, Random(limits.seed), memory=limits.memory)
+    result = run.run(states, seconds=seconds, patience=0.5 * seconds)
+    return states if result is None else result.states
+
+
 def _completed(tables: Tables, count: int, states: Integers) -> Integers:
     """The best states of auxiliary variables, as long as their tables are small."""
     part = range(count, len(tables.sizes))
@@ -176,10 +189,8 @@ class SearchSolution(Solution):
         return self.best.states
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool: an error was raised where none was found."""
-        if self.network.impossible:
-            return torch.zeros(self.network.batch, dtype=torch.bool)
-        return torch.ones(len(self.best.states), dtype=torch.bool)
+        """(B,) bool; a search that comes to no possible configuration is an error of its own."""
+        return torch.full((self.network.batch,), not self.network.impossible)
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether the mode is proved optimal."""
