@@ -117,7 +117,7 @@ def begun_run(text, tmp_path):
 def told(result, *words):
     """Nothing but one line of error, with some words."""
     assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
+    (line,) = result.output.splitlines()
     assert line.startswith("Error: ")
     assert all(word in line for word in words), line
 
