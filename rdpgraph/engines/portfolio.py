@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.search.solution import Searched
+from rdpgraph.engines.search.solution import Searched, SearchedMarginalModes
 from rdpgraph.engines.solution import Delegate, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
@@ -28,7 +28,7 @@ SearchFrom: TypeAlias = Callable[[Tensor | None, Tensor | None, float], Searched
 
 
 @dataclass(frozen=True, eq=False)
-class FirstConverged(Delegate):
+class FirstConverged(SearchedMarginalModes, Delegate):
     """Tries solutions in turn; the last answers if none converges.
 
     Modes are sought apart: those that messages say are taken where they are consistent, and else
@@ -98,25 +98,9 @@ class FirstConverged(Delegate):
         """(B,) bool."""
         return self._best[1]
 
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states, the best that a search came to."""
-        return self._marginal(numbers).states[:, numbers]
-
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
-        """(B,) bool."""
-        return self._marginal(numbers).optimal
-
-    def _marginal(self, numbers: Tensor) -> Searched:
-        key = tuple(numbers.tolist())
-        if key not in self._searched:
-            with self.allowance.spending(), torch.no_grad():
-                searched = self.search(numbers, None, self.allowance.left(_MODES))
-            self._searched[key] = searched
-        return self._searched[key]
-
-    @cached_property
-    def _searched(self) -> dict[tuple[int, ...], Searched]:
-        return {}
+    def _search(self, numbers: Tensor) -> Searched:
+        with self.allowance.spending(), torch.no_grad():
+            return self.search(numbers, None, self.allowance.left(_MODES))
 
 
 @dataclass(frozen=True, eq=False)

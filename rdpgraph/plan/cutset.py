@@ -6,7 +6,7 @@ from math import inf, log
 from random import Random
 
 from rdpgraph.plan import clock
-from rdpgraph.plan.orders import PrimalGraph, Queue
+from rdpgraph.plan.orders import PrimalGraph, Queue, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +91,7 @@ def conditioned_order(
                 continue
             raw.append((v, near))
             waiting.discard(v)
-            for u in near:
-                mine = adjacency[u]
-                new = near - mine
-                mine |= new
-                mine.discard(u)
-                mine.discard(v)
-                weights[u] += sum([logs[w] for w in new]) - logs[u] - logs[v]
+            for u in joined(v, adjacency, weights, logs):
                 if u in waiting:
                     queue.push(u, weights[u])
     return _laid_out(raw, fixed, graph.sizes)
@@ -111,7 +105,7 @@ def _laid_out(
     cells = 0.0
     for v, near in raw:
         # A neighbour that was fixed later on is fixed from the start.
-        step = (v, *sorted(near - fixed if near else near, key=rank.__getitem__))
+        step = (v, *sorted(near - fixed, key=rank.__getitem__))
         count = 1.0
         for u in step:
             count *= sizes[u]

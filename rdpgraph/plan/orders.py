@@ -1,6 +1,6 @@
 """Elimination orders: greedy ones on the primal graph, and the linear-time one of a forest."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp, inf, log
@@ -171,24 +171,39 @@ def min_weight(
             queue.push(v, weights[v])
         waiting = set(phase)
         while (v := queue.pop()) is not None:
-            near = adjacency[v]
             order.append(v)
             waiting.discard(v)
             spent += exp(weights[v]) if weights[v] < 700 else inf
             if spent > limit:
                 return None
-            for u in near:
+            for u in joined(v, adjacency, weights, logs):
                 if clock.now() > deadline:
                     return None
-                mine = adjacency[u]
-                new = near - mine
-                mine |= new
-                mine.discard(u)
-                mine.discard(v)
-                weights[u] += sum([logs[w] for w in new]) - logs[u] - logs[v]
                 if u in waiting:
                     queue.push(u, weights[u])
     return order
+
+
+def joined(
+    v: int, adjacency: list[set[int]], weights: list[float], logs: Sequence[float]
+) -> Iterator[int]:
+    """Eliminate a variable: its neighbours become a clique, each given as soon as that is done.
+
+    Args:
+        v: the variable; its own neighbours stay as they are.
+        adjacency: of all variables; changed.
+        weights: the logs of the cliques that eliminating each would make; changed.
+        logs: of the variables' sizes.
+    """
+    near = adjacency[v]
+    for u in near:
+        mine = adjacency[u]
+        new = near - mine
+        mine |= new
+        mine.discard(u)
+        mine.discard(v)
+        weights[u] += sum([logs[w] for w in new]) - logs[u] - logs[v]
+        yield u
 
 
 def _phases(count: int, last: Set[int]) -> list[list[int]]:

@@ -12,7 +12,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
+from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,7 @@ class MiniBuckets(Scheduler):
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence and hard zeros; passes and draws are made when an answer is asked for."""
         network = reduced(graph, self.seconds)
-        budget, seed = budget_of(self.memory, self.seconds), 0
-        if self.generator is not None:
-            seed = int(torch.randint(2**62, (), generator=self.generator))
-        sampling = Sampling(self.seconds, budget.memory_bytes, self.draws, seed)
-        plan = Plan(
-            route="mini-buckets",
-            why="bounds and an estimate, as asked for",
-            memory=budget.memory_bytes,
-            num_variables=len(network.sizes),
-            num_factors=sum(len(group.scopes) for group in network.groups),
-            dropped_states=network.dropped,
-            seconds=self.seconds,
-        )
+        budget = budget_of(self.memory, self.seconds)
+        sampling = Sampling(self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator))
+        plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         return plan, partial(MiniBucketSolution, network, sampling)

@@ -79,6 +79,24 @@ def require_room_for_states(graph: FactorGraph) -> None:
     require_room(element * states, f"A number for each of the {states:,} states of this graph")
 
 
+def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
+    """The plan of what is asked for by name and takes the seconds that it is given."""
+    return Plan(
+        route=route,
+        why=why,
+        memory=budget.memory_bytes,
+        num_variables=len(network.sizes),
+        num_factors=sum(len(group.scopes) for group in network.groups),
+        dropped_states=network.dropped,
+        seconds=budget.seconds,
+    )
+
+
+def seed_of(generator: torch.Generator | None) -> int:
+    """A number drawn from a generator; always the same one without."""
+    return 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+
+
 def topology_of(network: Network) -> Topology:
     """Which variables meet in which factors."""
     scopes = (tuple(scope) for group in network.groups for scope in group.scopes.tolist())

@@ -7,14 +7,12 @@ from functools import partial
 
 import torch
 
-from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.solution import Limits, SearchSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced
+from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,7 @@ class Search(Scheduler):
     optimal for sure (`Posterior.mode_is_consistent`) once no variable had to be fixed. For a
     marginal mode the sums over the other variables must fit, given all that are asked for.
 
-    Cost: a move takes about 20 microseconds for each variable and factor, and 2,048 to 4 million
-    entries for its largest table.
+    Cost: a move visits every factor once, and its largest table has 2,048 to 4 million entries.
 
     Source: Shaw (1998), Using constraint programming and local search methods to solve vehicle
     routing problems (large neighbourhoods); Dechter (1999), Bucket elimination (each move).
@@ -59,25 +56,7 @@ class Search(Scheduler):
         """Evidence and hard zeros; each question searches again."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
-        return search_plan(network, budget), partial(self._solution, network, budget)
-
-    def _solution(self, network: Network, budget: Budget) -> SearchSolution:
-        seed = 0
-        if self.generator is not None:
-            seed = int(torch.randint(2**62, (), generator=self.generator))
-        return SearchSolution(
-            network, Limits(self.seconds, budget.memory_bytes, self.patience, seed)
-        )
-
-
-def search_plan(network: Network, budget: Budget) -> Plan:
-    """What there is to search."""
-    return Plan(
-        route="search",
-        why="modes only, as asked for",
-        memory=budget.memory_bytes,
-        num_variables=len(network.sizes),
-        num_factors=sum(len(group.scopes) for group in network.groups),
-        dropped_states=network.dropped,
-        seconds=budget.seconds,
-    )
+        seed = seed_of(self.generator)
+        limits = Limits(self.seconds, budget.memory_bytes, self.patience, seed)
+        plan = asked_plan("search", "modes only, as asked for", network, budget)
+        return plan, partial(SearchSolution, network, limits)

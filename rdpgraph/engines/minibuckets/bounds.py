@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rdpgraph.engines.search.tables import Floats, Tables
-from rdpgraph.plan import clock
+from rdpgraph.engines.tables import Floats, Tables
 
 _Factor: TypeAlias = tuple[tuple[int, ...], Floats]
 
@@ -58,8 +57,7 @@ def bounded(
     *,
     cells: float,
     lower: bool = False,
-    deadline: float = math.inf,
-) -> Elimination | None:
+) -> Elimination:
     """A bound of log Z along an order, with no table above a size.
 
     The factors of a variable are split into mini-buckets, first fit; the mini-buckets' moments are
@@ -71,15 +69,12 @@ def bounded(
         order: all variables.
         cells: entries of a table, unless one factor has more.
         lower: one weight above one and the others negative (reverse Holder), not all positive.
-        deadline: give up (None) when `clock.now` passes this.
     """
     rank = {v: place for place, v in enumerate(order)}
     waiting = _sorted_factors(tables, rank)
     bound, exact = 0.0, True
     done: list[tuple[MiniBucket, ...]] = []
     for v in order:
-        if clock.now() > deadline:
-            return None
         parts = _split(v, waiting[rank[v]], rank, tables.sizes, cells)
         waiting[rank[v]] = []
         weights = _weights(len(parts), lower=lower)

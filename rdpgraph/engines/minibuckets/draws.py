@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket
-from rdpgraph.engines.search.tables import Floats, Integers, Tables
+from rdpgraph.engines.tables import Floats, Integers, Tables
 
 
 def draw(

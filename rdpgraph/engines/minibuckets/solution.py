@@ -14,9 +14,9 @@ from rdpgraph.engines.flat import variable_table
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.draws import draw
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.search.tables import Floats, Tables, tables_of
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.engines.tables import Floats, Tables, tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import min_weight
@@ -62,10 +62,8 @@ class Estimate:
         log_partition: the log of the mean weight.
         error: the standard error of that, by the delta method.
         size: the effective sample size.
-        count: how many draws.
         score: the expected score.
         marginals: of the states of active variables, one after the other.
-        exact: no bucket was split.
     """
 
     lower: float
@@ -73,10 +71,8 @@ class Estimate:
     log_partition: float
     error: float
     size: float
-    count: int
     score: float
     marginals: Floats
-    exact: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +89,13 @@ class MiniBucketSolution(Solution):
 
     @cached_property
     def _estimates(self) -> tuple[Estimate, ...]:
-        begin, found = clock.now(), list[Estimate]()
+        begin, estimates = clock.now(), list[Estimate]()
         for item in range(self.network.batch):
             left = self.sampling.seconds - (clock.now() - begin)
             share = max(left, 0.02 * self.sampling.seconds) / (self.network.batch - item)
             tables = tables_of(self.network, item, zeros=True)
-            one = _estimate(tables, replace(self.sampling, seconds=share), has_zeros(tables))
-            found.append(one)
-        return tuple(found)
+            estimates.append(_estimate(tables, replace(self.sampling, seconds=share)))
+        return tuple(estimates)
 
     @cached_property
     def _constant(self) -> Tensor:
@@ -203,17 +198,16 @@ def _refused(what: str) -> NoReturn:
     )
 
 
-def has_zeros(tables: Tables) -> bool:
-    """Whether some log-value is -inf."""
+def _has_zeros(tables: Tables) -> bool:
     return any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
 
 
-def _estimate(tables: Tables, sampling: Sampling, zeros: bool) -> Estimate:  # noqa: FBT001
+def _estimate(tables: Tables, sampling: Sampling) -> Estimate:
     begin = clock.now()
     order = min_weight(tables.graph, deadline=begin + _PASSES * sampling.seconds)
     if order is None:  # too little time to look for a good one
         order = list(range(len(tables.sizes)))
-    passed, lower = _tightest(tables, order, sampling, begin, zeros=zeros)
+    passed, lower = _tightest(tables, order, sampling, begin)
     means, best = _Means(tables), -math.inf
     rng = np.random.default_rng(sampling.seed)
     most = math.inf if sampling.draws is None else sampling.draws
@@ -243,29 +237,25 @@ def _estimate(tables: Tables, sampling: Sampling, zeros: bool) -> Estimate:  # n
         log_partition=log_z,
         error=error,
         size=size,
-        count=means.count,
         score=means.score(),
         marginals=means.marginals(),
-        exact=passed.exact,
     )
 
 
 def _tightest(
-    tables: Tables, order: list[int], sampling: Sampling, begin: float, *, zeros: bool
+    tables: Tables, order: list[int], sampling: Sampling, begin: float
 ) -> tuple[Elimination, float]:
     """The pass with the least upper bound, and the greatest lower bound."""
     each = sampling.memory / (_BYTES * max(len(order), 1))
     cells, lower = max(min(_CELLS, each), 2.0), -math.inf
     best: Elimination | None = None
-    took = 0.0
+    finite = not _has_zeros(tables)
     while True:
         start = clock.now()
         passed = bounded(tables, order, cells=cells)
-        assert passed is not None
         best = passed if best is None or passed.bound < best.bound else best
-        if not zeros and not passed.exact:
+        if finite and not passed.exact:
             below = bounded(tables, order, cells=cells, lower=True)
-            assert below is not None
             lower = max(lower, below.bound)
         took = clock.now() - start
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rdpgraph.engines.search.tables import Floats, Integers, Tables
+from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan.cutset import ConditionedOrder
 
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rdpgraph.engines.search.elimination import eliminate
-from rdpgraph.engines.search.tables import Integers, Tables
+from rdpgraph.engines.tables import Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 
@@ -27,6 +27,8 @@ _KEPT, _AGAIN = 16, 0.8
 carry it out, and by then its fixed variables have other states."""
 _RETURN = 4
 """Moves after a change of fixed variables until its outcome is judged."""
+_ROUNDING = 1e-11
+"""The part of a score below which a gain is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +195,7 @@ class _Walk:
 
     def __init__(self, states: Integers, value: float, rng: Random) -> None:
         self.here = self.home = self.best = states
-        self.value = self.home_value = self.best_value = value
+        self.home_value = self.best_value = value
         self.rng = rng
         self.stale = self.away = 0
 
@@ -208,8 +210,8 @@ class _Walk:
 
     def arrive(self, states: Integers, value: float) -> bool:
         """Take a move's outcome; whether it is the best so far."""
-        self.here, self.value = states, value
-        gain = value > self.best_value + 1e-11 * max(1.0, abs(value))
+        self.here = states
+        gain = value > self.best_value + _ROUNDING * max(1.0, abs(value))
         if gain:
             self.best, self.best_value, self.stale = states, value, 0
         elif self.away <= 1:
@@ -218,10 +220,9 @@ class _Walk:
         if self.away:
             return gain
         loss = self.home_value - value
-        if loss > 0 and self.rng.random() > math.exp(-loss):
-            self.here, self.value = self.home, self.home_value
-        self.home, self.home_value = self.here, self.value
+        if loss <= 0 or self.rng.random() <= math.exp(-loss):
+            self.home, self.home_value = states, value
         if self.stale and self.stale % (3 * _STALE) == 0:
-            self.here, self.value = self.best, self.best_value
             self.home, self.home_value = self.best, self.best_value
+        self.here = self.home
         return gain

@@ -1,8 +1,8 @@
 """Modes and marginal modes of a network by search, for each item of a batch."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from dataclasses import dataclass
 from random import Random
 from typing import NoReturn
 
@@ -14,9 +14,9 @@ from rdpgraph.engines.flat import full_states
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.search.tables import Integers, Tables, tables_of
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.engines.tables import Integers, Tables, tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
@@ -151,30 +151,48 @@ def _completed(tables: Tables, count: int, states: Integers) -> Integers:
     return states if order is None else eliminate(tables, order, states)[0]
 
 
+class SearchedMarginalModes(Solution):
+    """A solution whose marginal modes are searched for, once for the same variables."""
+
+    @abstractmethod
+    def _search(self, numbers: Tensor) -> Searched:
+        """The best configurations of some variables, the others summed out."""
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) states, the best that a search came to."""
+        return self._searched(numbers).states[:, numbers]
+
+    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+        """(B,) bool."""
+        return self._searched(numbers).optimal
+
+    def _searched(self, numbers: Tensor) -> Searched:
+        key = tuple(numbers.tolist())
+        if key not in self._results:
+            self._results[key] = self._search(numbers)
+        return self._results[key]
+
+    @cached_property
+    def _results(self) -> dict[tuple[int, ...], Searched]:
+        return {}
+
+
 @dataclass(frozen=True, eq=False)
-class SearchSolution(Solution):
+class SearchSolution(SearchedMarginalModes):
     """Modes by search, and nothing else.
 
     Attributes:
         network: the reduced model.
         limits: of each question.
-        start: (B, V) states to begin with, or what gives them from the seconds there are.
     """
 
     network: Network
     limits: Limits
-    start: Callable[[float], Tensor] | None = field(default=None, repr=False)
 
     @cached_property
     def best(self) -> Searched:
         """The best configurations of all variables."""
-        begin = clock.now()
-        start = None if self.start is None else self.start(self.limits.seconds)
-        return search(self.network, self._less(clock.now() - begin), start=start)
-
-    def _less(self, spent: float) -> Limits:
-        left = max(self.limits.seconds - spent, 0.1 * self.limits.seconds)
-        return Limits(left, self.limits.memory, self.limits.patience, self.limits.seed)
+        return search(self.network, self.limits)
 
     def status(self) -> Status:
         """Exact where the mode is proved to be one."""
@@ -196,23 +214,8 @@ class SearchSolution(Solution):
         """(B,) whether the mode is proved optimal."""
         return self.best.optimal
 
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states of some variables, the others summed out."""
-        return self._marginal(numbers).states[:, numbers]
-
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
-        """(B,) bool."""
-        return self._marginal(numbers).optimal
-
-    def _marginal(self, numbers: Tensor) -> Searched:
-        key = tuple(numbers.tolist())
-        if key not in self._searched:
-            self._searched[key] = search(self.network, self.limits, numbers=numbers)
-        return self._searched[key]
-
-    @cached_property
-    def _searched(self) -> dict[tuple[int, ...], Searched]:
-        return {}
+    def _search(self, numbers: Tensor) -> Searched:
+        return search(self.network, self.limits, numbers=numbers)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""

@@ -13,7 +13,7 @@ from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.search import neighbourhoods
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.search.tables import tables_of
+from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
