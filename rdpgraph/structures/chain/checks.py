@@ -135,6 +135,17 @@ def require_possible(states: Tensor, lengths: Tensor, what: str) -> None:
         )
 
 
+def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:
+    """Refuse to compare chains whose unary potentials' shapes, or whose lengths, differ."""
+    (unary, lengths), (unary_too, lengths_too) = one, other
+    if unary.shape != unary_too.shape or not torch.equal(lengths, lengths_too):
+        raise ModelError(
+            "Chains are compared if their shapes and lengths agree; got "
+            f"{tuple(unary.shape)} and {tuple(unary_too.shape)}, lengths "
+            f"{lengths.tolist()} and {lengths_too.tolist()}."
+        )
+
+
 def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
     """Lengths as a tensor."""
     return None if lengths is None else torch.as_tensor(lengths)

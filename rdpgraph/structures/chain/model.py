@@ -27,6 +27,7 @@ from rdpgraph.structures.chain.checks import (
     checked_sequences,
     checked_transition,
     checked_unary,
+    require_alike,
     require_possible,
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
@@ -230,18 +231,9 @@ class Chain(Structure):
         if not isinstance(other, Chain):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
         own, parts = self._parts(), other._parts()
-        if self.unary.shape != other.unary.shape or not torch.equal(own.lengths, parts.lengths):
-            raise ModelError(
-                "Chains are compared if their shapes and lengths agree; got "
-                f"{tuple(self.unary.shape)} and {tuple(other.unary.shape)}, lengths "
-                f"{own.lengths.tolist()} and {parts.lengths.tolist()}."
-            )
-        parts = ChainTensors(
-            parts.unary.to(own.unary), parts.transition.to(own.unary), parts.lengths
-        )
+        require_alike((self.unary, own.lengths), (other.unary, parts.lengths))
         messages = self._tables.messages, other._tables.messages
-        nats = moments.cross_entropy(own, parts, *messages)
-        return self._shaped(nats)
+        return self._shaped(moments.cross_entropy(own, parts.to(own.unary), *messages))
 
     def kl_divergence(self, other: "Chain") -> Tensor:
         """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
@@ -336,9 +328,9 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        kept = restrict_chain(self.unary, self.transition, states, log_weights)
+        unary, transition = restrict_chain(self.unary, self.transition, states, log_weights)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
-        return Chain(kept.unary, kept.transition, lengths=lengths)
+        return Chain(unary, transition, lengths=lengths)
 
     def sites(self) -> Sites:
         """The steps; proposals read the graph with every item of full length: one transition."""
@@ -370,10 +362,8 @@ class Chain(Structure):
         chains = recognised(graph)
         if chains is None:
             return None
-        lengths = chains.lengths
-        if lengths is not None:
-            lengths = lengths.to(chains.unary.device).expand(chains.unary.shape[:-2])
-        return Match(cls(chains.unary, chains.transition, lengths=lengths), chains.numbers)
+        chain = cls(chains.unary, chains.transition, lengths=chains.lengths)
+        return Match(chain, chains.numbers)
 
     def work(self) -> float:
         """The multiply-adds of log Z: N^2 for each step, or 2 N r with a transition of rank r."""

@@ -28,7 +28,7 @@ class Recognised:
         transition: (N, N), or per step with dims before that broadcast; of low rank where one
             `LowRank` of few ranks stands between all neighbours.
         numbers: (T,) or (C, T): the graph's number of the variable at each site; -1: none.
-        lengths: (C,), or None where all are T.
+        lengths: (*batch, C), or None where all are T.
     """
 
     unary: Tensor
@@ -85,7 +85,9 @@ def recognised(graph: FactorGraph) -> Recognised | None:
         unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
         if isinstance(transition, Tensor) and transition.ndim > 2:
             transition = transition.squeeze(-4)
-    lengths = (numbers >= 0).sum(-1) if len(sites) < numbers.numel() else None
+    lengths = None
+    if len(sites) < numbers.numel():
+        lengths = (numbers >= 0).sum(-1).to(unary.device).expand(unary.shape[:-2])
     return Recognised(unary, transition, numbers, lengths)
 
 

@@ -40,6 +40,10 @@ class ChainTensors(NamedTuple):
             unary = unary.reshape([math.prod(batch), total, states])
         return ChainTensors(unary.to(dtype), transition.to(dtype), lengths)
 
+    def to(self, like: Tensor) -> "ChainTensors":
+        """The same in the type and on the device of a tensor."""
+        return ChainTensors(self.unary.to(like), self.transition.to(like), self.lengths)
+
     def detach(self) -> "ChainTensors":
         """The same without gradients."""
         return ChainTensors(self.unary.detach(), self.transition.detach(), self.lengths)
