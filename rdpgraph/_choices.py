@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._agreement import agree, close
+from rdpgraph._agreement import ROUNDING, agree, agree_on_average, close
 from rdpgraph._outcomes import expectation, outcomes
 from rdpgraph.estimate.proposal import Proposal, Setting
 from rdpgraph.estimate.randomized import Randomized
@@ -30,8 +30,6 @@ from rdpgraph.structures.chain.model import Chain
 
 _MOST_UNIFORMS = 2
 _DRAWS = 1 << 16
-_SIGMAS = 6.0
-"""How far a mean may be from one in standard errors; a right selection fails once in 10^9."""
 
 
 def check_selection(selection: Selection, *, states: int = 6) -> None:
@@ -196,7 +194,7 @@ def _check_support(name: str, support: Support, log_q: Tensor) -> None:
 def _check_lower(name: str, support: Support, states: int) -> None:
     worth = torch.zeros(*support.states.shape[:-1], states, dtype=torch.float64)
     worth = worth.scatter_add(-1, support.states, _weights(support))
-    agree(bool((worth <= 1.0 + 1e-6).all()), f"{name} keeps no state with a weight above one")
+    agree(bool((worth <= 1.0 + ROUNDING).all()), f"{name} keeps no state with a weight above one")
 
 
 def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
@@ -218,10 +216,7 @@ def _check_means(name: str, selection: Selection, row: Tensor) -> None:
         (worth.flatten(0, 1), f"the mean weight of each state kept by {name} is one"),
         (pairs.flatten(1), f"{name} chooses the states of two rows independently"),
     ):
-        error = values.std(0) / math.sqrt(len(values))
-        off = (values.mean(0) - 1).abs() > _SIGMAS * error + 1e-6
-        means = [round(mean, 3) for mean in values.mean(0).tolist()]
-        agree(not bool(off.any()), f"{what}; the means of {len(values):,} draws are {means}")
+        agree_on_average(values, what)
 
 
 def _models() -> dict[str, FactorGraph | Structure]:
