@@ -169,8 +169,8 @@ def _middle(line: Any, one: Any, other: Any, taken: Sequence[Any]) -> Any:
     if len(line) > 2:
         return line[len(line) // 2]
     step = line[1] - line[0]
-    reach = np.maximum(np.abs(step), 1e-9)
-    first, last = (float((size / 2 / reach).min()) for size in (one, other))
+    with np.errstate(divide="ignore"):  # level and upright edges leave by one side
+        first, last = (float((size / 2 / np.abs(step)).min()) for size in (one, other))
     points = [line[0] + (first + share * (1 - last - first)) * step for share in _SHARES]
     free = (p for p in points if all(np.abs(p - near).max() > 1.5 * _SQUARE for near in taken))
     return next(free, points[0])

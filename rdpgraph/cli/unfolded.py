@@ -112,10 +112,12 @@ def _grown(places: Places, sizes: Places, edges: list[tuple[int, int]]) -> Place
     places = _turned(places - places.mean(0), edges) * [_ASPECT, 1.0]
     distance = np.abs(places[:, None] - places[None])
     needed = (sizes[:, None] + sizes[None]) / 2 + _GAP
+    span = float(np.ptp(places, axis=0).max())
+    if not span:  # one box
+        return places
     with np.errstate(divide="ignore"):
-        scales = (needed / np.maximum(distance, 1e-9)).min(-1)
+        scales = (needed / distance).min(-1)
     np.fill_diagonal(scales, 0.0)
-    span = max(float(np.ptp(places, axis=0).max()), 1e-9)
     scale = min(float(scales.max()), _LARGEST / span)
     best, fewest = scale, math.inf
     for _ in range(8):
