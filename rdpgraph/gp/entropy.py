@@ -2,10 +2,30 @@
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rdpgraph.gp.covariances import Covariance
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """What bounds are made of: K components, and pairs of them.
+
+    Attributes:
+        log_weights: (K,) normalised.
+        single: (K,) entropies of the components.
+        log_determinants: (K, K) of the sums of their covariances.
+        distances: (K, K) squared, of their means, in the metric of those sums.
+        dimension: of the space.
+    """
+
+    log_weights: Tensor
+    single: Tensor
+    log_determinants: Tensor
+    distances: Tensor
+    dimension: int
 
 
 class EntropyBound(ABC):
@@ -22,28 +42,12 @@ class EntropyBound(ABC):
         single = _gaussian(means, covariance)
         if len(log_weights) == 1:
             return single.sum()
-        log_determinants, distances = covariance.pairs(means)
-        dimension = means.shape[1] * means.shape[2]
-        return self.bound(log_weights, single, log_determinants, distances, dimension)
+        pairs = covariance.pairs(means)
+        return self.bound(Mixture(log_weights, single, *pairs, means.shape[1] * means.shape[2]))
 
     @abstractmethod
-    def bound(
-        self,
-        log_weights: Tensor,
-        single: Tensor,
-        log_determinants: Tensor,
-        distances: Tensor,
-        dimension: int,
-    ) -> Tensor:
-        """() nats, of two components or more.
-
-        Args:
-            log_weights: (K,) normalised.
-            single: (K,) entropies of the components.
-            log_determinants: (K, K) of the sums of their covariances.
-            distances: (K, K) squared, of their means, in the metric of those sums.
-            dimension: of the space.
-        """
+    def bound(self, mixture: Mixture) -> Tensor:
+        """() nats, of two components or more."""
 
 
 class JensenBound(EntropyBound):
@@ -53,17 +57,12 @@ class JensenBound(EntropyBound):
     so two components may bound the evidence less tightly than one, whose entropy is exact.
     """
 
-    def bound(
-        self,
-        log_weights: Tensor,
-        single: Tensor,
-        log_determinants: Tensor,
-        distances: Tensor,
-        dimension: int,
-    ) -> Tensor:
+    def bound(self, mixture: Mixture) -> Tensor:
         """() nats, of two components or more."""
-        densities = -(dimension * math.log(2 * math.pi) + log_determinants + distances) / 2
-        return -(log_weights.exp() * (log_weights + densities).logsumexp(-1)).sum()
+        constant = mixture.dimension * math.log(2 * math.pi)
+        densities = -(constant + mixture.log_determinants + mixture.distances) / 2
+        logs = mixture.log_weights
+        return -(logs.exp() * (logs + densities).logsumexp(-1)).sum()
 
 
 class PairwiseBound(EntropyBound):
@@ -73,19 +72,12 @@ class PairwiseBound(EntropyBound):
     and section 3.2.
     """
 
-    def bound(
-        self,
-        log_weights: Tensor,
-        single: Tensor,
-        log_determinants: Tensor,
-        distances: Tensor,
-        dimension: int,
-    ) -> Tensor:
+    def bound(self, mixture: Mixture) -> Tensor:
         """() nats, of two components or more."""
-        own = log_determinants.diagonal()
-        apart = distances / 4 + (log_determinants - (own.unsqueeze(1) + own) / 2) / 2
-        overlap = (log_weights - apart).logsumexp(-1)
-        return (log_weights.exp() * (single - overlap)).sum()
+        own = mixture.log_determinants.diagonal()
+        wider = mixture.log_determinants - (own.unsqueeze(1) + own) / 2
+        overlap = (mixture.log_weights - mixture.distances / 4 - wider / 2).logsumexp(-1)
+        return (mixture.log_weights.exp() * (mixture.single - overlap)).sum()
 
 
 def _gaussian(means: Tensor, covariance: Covariance) -> Tensor:
