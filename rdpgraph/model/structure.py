@@ -200,8 +200,8 @@ class Structure(ABC):
             UnsupportedError: this structure has no masks.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} has no masks, which RandomizedPruning needs; Hypertree, "
-            "Bitext and Chain have, and so has a FactorGraph."
+            f"{type(self).__name__} has no masks, which RandomizedPruning needs; Chain, "
+            "SemiMarkov, Hypertree and Bitext have, and so has a FactorGraph."
         )
 
     def sites(self) -> Sites | None:

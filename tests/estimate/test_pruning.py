@@ -40,12 +40,16 @@ def chain(steps=5, states=3, *batch):
     return rg.Chain(draw(*batch, steps, states), draw(states, states, seed=1))
 
 
+def segments(steps=5, states=3, *batch):
+    return rg.SemiMarkov(draw(*batch, steps, 3, states), draw(states, states, seed=1))
+
+
 def pruned(model, sweeps, seed=0, **options):
     estimator = rg.RandomizedPruning(sweeps, **options)
     return rg.infer(model, estimator=estimator, generator=seeded(seed))
 
 
-@pytest.mark.parametrize("model", [bitext(), hypertree(), chain()])
+@pytest.mark.parametrize("model", [bitext(), hypertree(), chain(), segments()])
 def test_nothing_selected_is_exact_inference(model):
     posterior = pruned(model, 1, selected=Alternating(share=0.0))
     assert_close(posterior.marginals(), model.marginals())
@@ -68,7 +72,7 @@ def copies(model, count):
     return model.with_unary(model.unary.expand(count, *model.unary.shape))
 
 
-@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain()])
+@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain(), segments(5, 2)])
 def test_squared_errors_fall_as_one_over_the_sweeps(model):
     runs, exact, generator = copies(model, 48), model.marginals(), seeded()
     errors, posterior = [], None
@@ -193,6 +197,18 @@ def test_no_sweep_begins_after_the_seconds(monkeypatch):
     assert pruned(chain(), 100, warm_up=30, seconds=0.5).solution.run.sweeps == 1
 
 
+def test_fewer_labels_of_steps_are_fewer_segments_and_transitions():
+    model = segments(8, 6)
+    masks = masks_of(model, rg.infer)
+    none = torch.zeros(1, 8, 6, dtype=torch.bool)
+    some = none.clone()
+    some[..., 2:] = True
+    left = masks.masked(none, some)
+    # Of two labels: of each step three segments at most, and four transitions.
+    assert left.work <= 8 * 2 * 3 + 7 * 4 + 4
+    assert left.work < masks.masked(none, none).work / 4
+
+
 def test_masks_leave_less_to_do():
     model = bitext(6, 6)
     masks = masks_of(model, rg.infer)
@@ -231,7 +247,9 @@ def test_bad_input_is_one_line(ask, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain(), chain().factor_graph()])
+@pytest.mark.parametrize(
+    "model", [bitext(3, 3), hypertree(5, 1), chain(), segments(), chain().factor_graph()]
+)
 def test_a_mask_that_allows_nothing_is_one_line(model):
     masks = masks_of(model, rg.infer)
     none = torch.zeros(1, *masks.questions, dtype=torch.bool)
@@ -280,9 +298,11 @@ def test_a_selection_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    "model", [bitext(0, 0), bitext(0, 2), chain(0), hypertree(0), hypertree(1)]
+    "model",
+    [bitext(0, 0), bitext(0, 2), chain(0), hypertree(0), hypertree(1), segments(0), segments(1)],
 )
 def test_small_models_have_their_one_answer(model):
     posterior = pruned(model, 2, selected=Alternating(share=0.0))
     assert_close(posterior.marginals(), model.marginals())
-    assert posterior.sample(3).shape == (3, *model.unary.shape[:-1])
+    drawn = model.site_states(posterior.sample(3))
+    assert drawn.shape == (3, *model.unary.shape[:-1])

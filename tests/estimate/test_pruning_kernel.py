@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.structures.semimarkov.segmentation import Segmentation
 
 TIGHT = {"rtol": 0.0, "atol": 1e-12}
 
@@ -85,6 +86,18 @@ def alignments():
     return masks, some, answers.flatten(1), found.scores[: len(states)]
 
 
+def segmentations():
+    """The ways to cut 4 steps into segments of at most two steps and two labels."""
+    model = rg.SemiMarkov(draw(4, 2, 2), draw(3, 2, 2, seed=1))
+    every = torch.tensor(list(itertools.product([0, 1], repeat=8)))
+    labels, starts = every[:, :4], every[:, 4:].bool()
+    scores = model.score(Segmentation(labels, starts))
+    some = scores > -torch.inf
+    answers = torch.nn.functional.one_hot(labels[some], 2).flatten(1).bool()
+    masks = masks_of(model, rg.infer)
+    return masks, masks.open().nonzero(), answers, scores[some]
+
+
 def grid():
     """A grid of 2 x 3 variables of two states."""
     pixels = rg.VariableArray("pixel", (2, 3), 2)
@@ -101,7 +114,7 @@ def grid():
     return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 3)})
 
 
-@pytest.mark.parametrize("model", [trees, alignments])
+@pytest.mark.parametrize("model", [trees, alignments, segmentations])
 def test_every_kernel_leaves_the_posterior_invariant(model):
     masks, some, answers, scores = model()
     posterior = scores.softmax(0)
@@ -123,7 +136,7 @@ def test_every_kernel_of_a_grid_leaves_the_posterior_invariant():
         assert_close(posterior @ found, posterior.expand(len(chosen), -1), **TIGHT)
 
 
-@pytest.mark.parametrize("model", [trees, alignments])
+@pytest.mark.parametrize("model", [trees, alignments, segmentations])
 def test_a_selection_that_looks_at_the_answers_is_found_out(model):
     masks, some, answers, scores = model()
     posterior = scores.softmax(0)

@@ -11,8 +11,7 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.chain.links import Transitions
 from rdpgraph.structures.compact.runs import Runs
 
 
@@ -78,25 +77,9 @@ class ChainMasks(Masks):
         return (states == values.argmax(-1, keepdim=True)) & likely
 
     @cached_property
-    def table(self) -> Potential | Tensor:
-        """A potential that all steps share, or (1 or B, T - 1, N, N) log-values."""
-        given = self.transition
-        if isinstance(given, Potential) and len(given.shape) == 2:
-            return given
-        table = table_of(given).detach()
-        if table.ndim == 2:
-            return Table(table)
-        lead = () if math.prod(table.shape[:-3]) == 1 else self.batch_shape
-        return table.expand(*lead, *table.shape[-3:]).reshape(-1, *table.shape[-3:])
-
-    def values(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """(n, A, B) log-values of transitions; see `Runs.values`."""
-        table = self.table
-        if isinstance(table, Potential):
-            return table.evaluate([before, after]).double()
-        item = item % len(table)
-        pair = before.unsqueeze(2), after.unsqueeze(1)
-        return table[item[:, None, None], step[:, None, None], *pair].double()
+    def values(self) -> Transitions:
+        """Of transitions; see `Runs.values`."""
+        return Transitions(self.transition, self.batch_shape)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
         """The states that are left."""

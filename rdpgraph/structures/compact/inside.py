@@ -135,7 +135,7 @@ def inside(forest: Forest) -> Inside:
     for place, pair, way in forest.layers:
         if way.start < way.stop:
             logs = _pairs(as_left, as_right, forest.left[way], forest.right[way])
-            sums[pair] = _segments(logs, forest.ways[pair], forest.whole[way] - pair.start)
+            sums[pair] = segments(logs, forest.ways[pair], forest.whole[way] - pair.start)
             found = _ruled(forest, sums, place).logsumexp(2).add_(forest.joined[place])
             labels[place] = torch.logaddexp(labels[place], found)
         for side, mask in zip((as_left, as_right), rules.masks, strict=True):
@@ -160,7 +160,7 @@ def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor
     return (first.unsqueeze(2) + second.unsqueeze(1)).flatten(1)
 
 
-def _segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
+def segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
     """(n, C) the log-sums of rows (E, C) that stand together."""
     peak = torch.segment_reduce(logs, "max", lengths=counts, unsafe=True).clamp_(min=_LOWEST)
     terms = logs.sub_(peak.index_select(0, segment)).exp_()

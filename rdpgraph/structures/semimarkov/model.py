@@ -15,6 +15,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
@@ -35,6 +36,7 @@ from rdpgraph.structures.semimarkov import (
 )
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
+from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restrict_segments
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.transitions import flattened
@@ -324,6 +326,10 @@ class SemiMarkov(Structure):
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
         return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
+
+    def masks(self) -> Masks:
+        """Whether a step lies in a segment of a label, for each step and label."""
+        return SemiMarkovMasks(self, self.transition, self.lengths)
 
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""

@@ -1,0 +1,235 @@
+"""Semi-Markov chains within masks of the labels of their steps."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
+from rdpgraph.structures.chain.links import Transitions
+from rdpgraph.structures.compact.lattice import Lattice
+
+
+@dataclass(frozen=True, eq=False)
+class SemiMarkovMasks(Masks):
+    """The question of a step and a label is whether the step lies in a segment of that label.
+
+    A yes leaves the segments over the step that have the label, a no those that have another.
+
+    Args:
+        model: the semi-Markov chain.
+        transition: its own.
+        lengths: its own.
+    """
+
+    model: Structure
+    transition: Tensor | Potential
+    lengths: Tensor | None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of the chain."""
+        return tuple(self.model.unary.shape[:-3])
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """(T, N)."""
+        return self.sites[0], self.sites[2]
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """(T, D, N)."""
+        return tuple(self.model.unary.shape[-3:])
+
+    @cached_property
+    def unary(self) -> Tensor:
+        """(B, T, D, N) the potentials, -inf for segments that leave the sequence."""
+        steps, longest, _ = self.sites
+        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
+        place = torch.arange(steps, device=unary.device)
+        real = torch.arange(longest, device=unary.device) <= place.unsqueeze(1)
+        inside = place < self.ends.unsqueeze(1)
+        return unary.masked_fill(~(real & inside.unsqueeze(2)).unsqueeze(3), -math.inf)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """(B,) the lengths."""
+        batch, device = math.prod(self.batch_shape), self.model.unary.device
+        if self.lengths is None:
+            return torch.full((batch,), self.sites[0], device=device)
+        return self.lengths.reshape(batch).to(device)
+
+    @cached_property
+    def best(self) -> Tensor:
+        """(B, T, N) the largest potential per step of a segment over each step; -inf: none."""
+        steps, longest, _ = self.sites
+        size = torch.arange(1, longest + 1, device=self.unary.device).unsqueeze(1)
+        best = self.unary.new_full((len(self.unary), *self.questions), -math.inf)
+        if not best.numel() or not longest:
+            return best
+        longer = (self.unary / size).flip(2).cummax(2).values.flip(2)
+        for later in range(min(longest, steps)):
+            part = longer[:, later:, later]
+            best[:, : steps - later] = torch.maximum(best[:, : steps - later], part)
+        return best
+
+    def open(self) -> Tensor:
+        """The labels of steps that have two or more."""
+        found = self.best > -math.inf
+        found &= found.sum(-1, keepdim=True) > 1
+        return found.reshape(*self.batch_shape, *self.questions)
+
+    def guess(self, likely: Tensor) -> Tensor:
+        """The likely label of each step with the best segment over it."""
+        values = self.best.reshape(likely.shape).masked_fill(~likely, -math.inf)
+        labels = torch.arange(self.questions[1], device=values.device)
+        return (labels == values.argmax(-1, keepdim=True)) & likely
+
+    @cached_property
+    def values(self) -> Transitions:
+        """Of transitions."""
+        return Transitions(self.transition, self.batch_shape)
+
+    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedSemiMarkov":
+        """The segments that are left."""
+        lead, shape = tuple(required.shape[:-2]), self.questions
+        items, batch = math.prod(lead), max(math.prod(self.batch_shape), 1)
+        required = required.reshape(items, *shape)
+        held = required.sum(2, keepdim=True)
+        # A step has one label: of two that are required none is left.
+        kept = (required & (held == 1)) | (held == 0)
+        kept &= ~forbidden.reshape(items, *shape)
+        kept &= (self.best > -math.inf).repeat(items // batch, 1, 1)
+        ends = self.ends.repeat(items // batch)
+        return MaskedSemiMarkov(self, lead, *self._lattice(kept, ends), ends == 0)
+
+    def _lattice(self, kept: Tensor, ends: Tensor) -> tuple[Lattice, Tensor, Tensor]:
+        """The paths through the kept labels; of their edges the segments' places, and the items.
+
+        Every kept label of a step is two nodes, for segments that start and that end there.
+        """
+        (items, steps, _), (_, longest, labels) = kept.shape, self.sites
+        step, item, label = kept.transpose(0, 1).nonzero().T
+        total, device = len(step), kept.device
+        rank = torch.arange(total, device=device)
+        sizes = torch.bincount(step, minlength=steps)
+        before = sizes.cumsum(0) - sizes
+        starts = items + before[step] + rank
+        stops = starts + sizes[step]
+        # Of each step and item, which of the kept labels are its own.
+        many = torch.bincount(step * items + item, minlength=steps * items)
+        begin = many.cumsum(0) - many
+        number = torch.full(kept.shape, -1, device=device)
+        number[item, step, label] = rank
+        # Segments: as far back as the label is kept.
+        place = torch.arange(steps, device=device).reshape(1, -1, 1)
+        gap = torch.where(kept, -1, place).cummax(1).values if steps else place
+        run = (place - gap).expand(kept.shape)[item, step, label].clamp(max=longest)
+        last, age = _each(run)
+        item_, step_, label_ = item[last], step[last], label[last]
+        own = self.unary[item_ % max(len(self.unary), 1), step_, age, label_].double()
+        some = (own > -math.inf).nonzero().squeeze(1)
+        last, age, own = last[some], age[some], own[some]
+        first = number[item[last], step[last] - age, label[last]]
+        site = ((item[last] * steps + step[last]) * longest + age) * labels + label[last]
+        # Transitions: from all kept labels of the step before.
+        later = (step > 0).nonzero().squeeze(1)
+        group = (step[later] - 1) * items + item[later]
+        target, within = _each(many[group])
+        source = begin[group[target]] + within
+        target = later[target]
+        logs = self.values(
+            item[target], step[source], label[source].unsqueeze(1), label[target].unsqueeze(1)
+        ).reshape(-1)
+        # From the source, and to the sink.
+        initial = (step == 0).nonzero().squeeze(1)
+        final = (step == ends[item] - 1).nonzero().squeeze(1)
+        every = torch.arange(items, device=device)
+        sinks = every + items + 2 * total
+        zero = own.new_zeros(total)
+        bounds = (items + 2 * before.repeat_interleave(2)).tolist()
+        bounds[1::2] = [a + b for a, b in zip(bounds[1::2], sizes.tolist(), strict=True)]
+        lattice, edge = Lattice.of(
+            every, sinks, (0, *bounds, items + 2 * total, 2 * items + 2 * total),
+            (starts[first], stops[last], own),
+            (stops[source], starts[target], logs),
+            (every[item[initial]], starts[initial], zero[: len(initial)]),
+            (stops[final], sinks[item[final]], zero[: len(final)]),
+        )  # fmt: skip
+        places = torch.full_like(edge, -1)
+        places[edge[: len(site)]] = site
+        owner = torch.empty_like(edge)
+        owner[edge] = torch.cat([item[last], item[target], item[initial], item[final]])
+        return lattice, places, owner
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedSemiMarkov(Masked):
+    """A semi-Markov chain within a mask.
+
+    Attributes:
+        masks: of the chain.
+        lead: chains and batch dims.
+        lattice: the paths that are left.
+        places: (E,) those of the edges that are segments; -1: another edge.
+        owner: (E,) the item of each edge.
+        empty: (I,) bool: sequences of no steps.
+    """
+
+    masks: SemiMarkovMasks
+    lead: tuple[int, ...]
+    lattice: Lattice
+    places: Tensor
+    owner: Tensor
+    empty: Tensor
+
+    @property
+    def log_partition(self) -> Tensor:
+        """(*lead,) nats."""
+        return torch.where(self.empty, 0.0, self.lattice.log_partition).reshape(self.lead)
+
+    @property
+    def work(self) -> int:
+        """Segments and transitions."""
+        return len(self.lattice.logs)
+
+    def expected(self) -> Expected:
+        """By the sums of the lattice."""
+        chances = self.lattice.expected()
+        terms = torch.where(chances > 0, chances * self.lattice.logs, 0.0)
+        score = chances.new_zeros(len(self.empty)).index_add_(0, self.owner, terms)
+        seen = (chances > 0) & (self.places >= 0)
+        places, own = self.places[seen], chances[seen]
+        answers = self._covered(places, own).clamp_(0.0, 1.0)
+        return Expected(answers, score.reshape(self.lead), places, own)
+
+    def draw(self, generator: torch.Generator | None) -> Draw:
+        """One segmentation of each item, from its end."""
+        if not bool((self.log_partition > -math.inf).all()):
+            raise ImpossibleEvidenceError(NOTHING)
+        edges = self.lattice.draw((~self.empty).nonzero().squeeze(1), generator)
+        places = self.places[edges]
+        places = places[places >= 0]
+        return Draw(self._covered(places, torch.ones_like(places)) > 0, places)
+
+    def _covered(self, site: Tensor, weights: Tensor) -> Tensor:
+        """(*lead, T, N) the summed weights of the segments over each step."""
+        steps, longest, labels = self.masks.sites
+        label, age = site % labels, site // labels % longest
+        last, item = site // (labels * longest) % steps, site // (labels * longest * steps)
+        ends = weights.new_zeros(len(self.empty), steps + 1, labels)
+        ends.index_put_((item, last - age, label), weights, accumulate=True)
+        ends.index_put_((item, last + 1, label), -weights, accumulate=True)
+        return ends.cumsum(1)[:, :steps].reshape(*self.lead, *self.masks.questions)
+
+
+def _each(many: Tensor) -> tuple[Tensor, Tensor]:
+    """As many of each number as `many` (n,) says: which, and how many there are before it."""
+    index = torch.repeat_interleave(torch.arange(len(many), device=many.device), many)
+    within = torch.arange(len(index), device=many.device)
+    return index, within - (many.cumsum(0) - many)[index]
