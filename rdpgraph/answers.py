@@ -1,12 +1,14 @@
 """The types of answers: what questions return and you never build.
 
-Here belong lists of the k best configurations of each structure, and estimates with their errors.
+Here belong lists of the k best configurations of each structure, relaxed draws, and estimates with
+their errors.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.model.features import FeatureError
 from rdpgraph.query.answers import Bounds
+from rdpgraph.query.relaxed import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
 from rdpgraph.structures.hypertree.derivations import KBestDerivations
@@ -24,4 +26,5 @@ __all__ = [
     "KBestDerivations",
     "KBestSegmentations",
     "KBestTrees",
+    "RelaxedStates",
 ]

@@ -21,10 +21,10 @@ ROWS = (
     {"structures"},
     {"estimate"},
     {"query"},
-    {"distributions", "nn"},
+    {"distributions"},
     {"schedulers"},
     {"infer"},
-    {"gp"},
+    {"gp", "nn"},
     {"cli"},
     {"answers", "extend", "loopy", "pruning", "randomized", "trees"},  # public names, no code
     {"_enumeration", "_outcomes", "_public", "__main__"},

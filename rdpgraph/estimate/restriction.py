@@ -250,14 +250,32 @@ class KeptSolution(Solution):
         )
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """(B, S) of one replicate, drawn in proportion to its Z; zero where a state was not kept.
+        """(B, S) of a replicate drawn in proportion to its Z; zero where a state was not kept."""
+        places, weights = self._relaxed(temperature, generator, lambda layout: layout.places)
+        empty = weights.new_zeros(self._layout.batch, self._layout.num_states)
+        return empty.scatter_add(1, places, weights)
+
+    def rsample_kept(
+        self, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """`rsample` on the kept states alone: which they are, and their weights, (B, S') each."""
+        return self._relaxed(temperature, generator, lambda layout: layout.states)
+
+    def _relaxed(
+        self,
+        temperature: float,
+        generator: torch.Generator | None,
+        read: Callable[[Layout], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """What the layout says of the states of one replicate, and relaxed weights of those.
 
         Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves out.
         """
         chosen, other = self.replicates.choose(1, generator), self._possible
-        drawn = self._split(other.inner.rsample(temperature, generator))
-        own = torch.arange(self.kept.replicates, device=chosen.device).unsqueeze(1) == chosen
-        return other._spread(torch.where(own.unsqueeze(-1), drawn, 0.0))
+        drawn = other._split(other.inner.rsample(temperature, generator))
+        places = read(other._layout)
+        index = chosen.to(places.device).unsqueeze(-1)
+        return places.take_along_dim(index, 0)[0], drawn.take_along_dim(index, 0)[0]
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Not available.

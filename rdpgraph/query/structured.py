@@ -20,6 +20,7 @@ from rdpgraph.model.support import Support
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.inferred import Inferred
+from rdpgraph.query.relaxed import RelaxedStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +164,24 @@ class StructuredPosterior(Inferred):
         """
         found = self.solution.rsample(temperature, generator)
         return found.reshape(self.structure.unary.shape)
+
+    def rsample_kept(
+        self, *, temperature: float, generator: torch.Generator | None = None
+    ) -> RelaxedStates:
+        """The draw of `rsample` on the states that an estimator kept: O(K) numbers for each site.
+
+        With the same generator it is the same draw, (*batch, *sites, K), and so its gradient.
+        Without an estimator all states are kept, and none are listed.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no configuration.
+            UnsupportedError: the structure has none.
+        """
+        if not isinstance(self.solution, KeptSolution):
+            return RelaxedStates(self.rsample(temperature=temperature, generator=generator))
+        states, weights = self.solution.rsample_kept(temperature, generator)
+        shape = (*self.structure.unary.shape[:-1], self.supports.kept)
+        return RelaxedStates(weights.reshape(shape), states.reshape(shape))
 
     @property
     def supports(self) -> Support:

@@ -1,0 +1,285 @@
+"""Variational autoencoders whose hidden states are a chain."""
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.estimate.problem import Estimator
+from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.infer import infer
+from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.nn.decoder import Decoder
+from rdpgraph.query.relaxed import RelaxedStates
+from rdpgraph.structures.chain.checks import checked_lengths
+from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.model import Chain
+
+_TOKENS = 4096  # decoded at a time, where there is no gradient
+_COLLAPSED = 0.01  # nats a token
+
+
+class Objective(NamedTuple):
+    """The parts of the evidence lower bound of each sentence, (B,) nats, differentiable.
+
+    Attributes:
+        words: log p(y | x), of the draw.
+        states: log p(x) given the words before each, of the draw.
+        entropy: of q(x | y).
+    """
+
+    words: Tensor
+    states: Tensor
+    entropy: Tensor
+
+    @property
+    def elbo(self) -> Tensor:
+        """The lower bound of log p(y): maximise its mean."""
+        return self.words + self.states + self.entropy
+
+    @property
+    def kl(self) -> Tensor:
+        """What the states cost: the divergence of q from the decoder's prediction of the states.
+
+        Of one draw, so it may be below zero. `words` less beta times this is the objective with a
+        weight, as used to keep the states from being ignored early in training.
+        """
+        return -self.states - self.entropy
+
+
+class ImportanceEstimate(NamedTuple):
+    """An estimate of log p(y) of each sentence by importance sampling, (B,) each.
+
+    Attributes:
+        log_likelihood: nats; p(y) is unbiased, and its logarithm too low on average.
+        standard_error: of the log-likelihood, by the delta method; +inf of one sample.
+        effective_sample_size: how many equal samples they are worth.
+        kl: the divergence of q from the decoder's prediction of the states, nats.
+    """
+
+    log_likelihood: Tensor
+    standard_error: Tensor
+    effective_sample_size: Tensor
+    kl: Tensor
+
+
+class StructuredVAE(nn.Module):
+    """A model of sentences y with a chain of hidden states x, trained by its lower bound.
+
+    q(x | y) is a linear-chain CRF: states have embeddings e, a step has r from the encoder, and
+    sequences the score of the sum of e(x_t) . r_t and e(x_t) . e(x_t+1). p(x, y) is the decoder's.
+    The bound is E_q[log p(x, y)] + H(q); its first term is estimated by one relaxed draw. Fu,
+    Cunningham and Lapata 2022 (arXiv:2112.03638v3), section 4.
+
+    With an ``estimator`` both terms are computed on a few of the N states of each step, and the
+    decoder reads these alone. `Randomized` with `Top` bounds log p(y) from below as all states do;
+    with drawn states it is an estimate of that bound.
+
+    Args:
+        encoder: a module called with tokens (B, T) and lengths (B,), which gives r, (B, T, d);
+            tokens are 0 beyond the lengths.
+        decoder: a module called as `Decoder` is, such as `LSTMDecoder`.
+        states: how many, N.
+        dimension: of the embeddings, d.
+        estimator: of the bound; None: all states.
+
+    Attributes:
+        embeddings: (N, d) those of q.
+
+    Raises:
+        ModelError: sizes below 1, or no estimator where one is given.
+
+    Example:
+        >>> class Encoder(torch.nn.Embedding):
+        ...     def forward(self, tokens, lengths):
+        ...         return super().forward(tokens)
+        >>> decoder = LSTMDecoder(states=50, vocabulary=20, hidden=16, dimension=8)
+        >>> estimator = rg.Randomized.default(keep=10)
+        >>> vae = StructuredVAE(Encoder(20, 8), decoder, states=50, dimension=8,
+        ...                     estimator=estimator)
+        >>> tokens, lengths = torch.randint(20, (3, 7)), torch.tensor([7, 5, 2])
+        >>> vae(tokens, lengths, temperature=0.5).elbo.shape
+        torch.Size([3])
+        >>> vae.importance_log_likelihood(tokens, lengths, samples=20).log_likelihood.shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        *,
+        states: int,
+        dimension: int,
+        estimator: Estimator | None = None,
+    ) -> None:
+        if min(states, dimension) < 1:
+            raise ModelError(
+                f"StructuredVAE needs states and dimension >= 1; got {states} and {dimension}."
+            )
+        if estimator is not None and not isinstance(estimator, Estimator):
+            raise ModelError(
+                "StructuredVAE needs an estimator as Randomized.default(keep=0.1), or None; got "
+                f"{estimator!r:.80}."
+            )
+        super().__init__()
+        self.encoder = encoder
+        self.decoder: Decoder = decoder
+        self.embeddings = nn.Parameter(torch.randn(states, dimension) / dimension**0.5)
+        self.estimator = estimator
+
+    def chain(self, tokens: Tensor, lengths: Tensor | None = None) -> Chain:
+        """q(x | y) of each sentence, with all states.
+
+        Args:
+            tokens: (B, T) integers; what stands beyond a length is ignored.
+            lengths: (B,), default all T.
+
+        Raises:
+            EvidenceError: tokens of another shape or type.
+            ModelError: lengths that do not fit, or an encoder that gives another shape.
+        """
+        return self._chain(*_checked(tokens, lengths))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        straight_through: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Objective:
+        """The parts of the lower bound, by one draw of the states of each sentence.
+
+        Relaxed draws make its first term differentiable in q, and biased, in its value and its
+        gradients: less so at lower temperatures, where the gradients vary more. With
+        ``straight_through`` the decoder reads one state for each step, an exact draw: the value and
+        the gradients in the decoder's parameters are unbiased, if all states are kept, and those in
+        q remain biased. The entropy has no such error; on a few states it is an estimate of its
+        own (`StructuredPosterior.entropy`).
+
+        Args:
+            tokens: as for `chain`.
+            lengths: as for `chain`.
+            temperature: of the draw, above 0; lower it in the course of training.
+            straight_through: whether states are rounded.
+            generator: the randomness of the states kept and of the draw.
+
+        Raises:
+            EvidenceError: as for `chain`.
+            ModelError: as for `chain`; or a temperature that is not above 0.
+        """
+        tokens, lengths = _checked(tokens, lengths)
+        chain = self._chain(tokens, lengths)
+        posterior = infer(chain, estimator=self.estimator, generator=generator)
+        draw = posterior.rsample_kept(temperature=temperature, generator=generator)
+        joint = self.decoder(tokens, lengths, draw.hard() if straight_through else draw)
+        return Objective(joint.words, joint.states, posterior.entropy())
+
+    @torch.no_grad()
+    def importance_log_likelihood(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        samples: int,
+        proposal: Estimator | None = None,
+        generator: torch.Generator | None = None,
+    ) -> ImportanceEstimate:
+        """Log p(y) of each sentence by importance sampling from q, with its standard error.
+
+        The mean of p(x, y) / q(x | y) over exact draws from q: of all states, whatever the
+        estimator of the bound, at O(T N^2) for a sentence and O(T N) for each sample; or of those
+        that a ``proposal`` keeps, O(T K^2) and O(T K). p(y) is unbiased if these are drawn and
+        weighted, and too low by what is left out if they are the largest ones only. Its replicates
+        share the samples, and the standard error is that of their mean; with one replicate it does
+        not include the choice of states.
+
+        Warns where the divergence is below 0.01 nats a token: the decoder then makes no use of the
+        states (they have collapsed), and the estimate is that of a model without them.
+
+        Args:
+            tokens: as for `chain`.
+            lengths: as for `chain`.
+            samples: how many draws for each sentence, and for each replicate.
+            proposal: keeps states, as `Randomized` does; None: all.
+            generator: of the draws.
+
+        Raises:
+            EvidenceError: as for `chain`.
+            ModelError: as for `chain`; or less than one sample.
+        """
+        if not isinstance(samples, int) or samples < 1:
+            raise ModelError(f"importance_log_likelihood needs samples >= 1; got {samples!r}.")
+        tokens, lengths = _checked(tokens, lengths)
+        chain = self._chain(tokens, lengths)
+        if proposal is None:
+            states = chain.sample(samples, generator).unsqueeze(1)
+            log_q = chain.log_prob(states)
+        else:
+            kept = infer(chain, estimator=proposal, generator=generator).supports
+            few = chain.restrict(kept.states, kept.log_weights)
+            states = few.sample(samples, generator)
+            place = states.clamp(min=0).unsqueeze(-1)
+            within = inside(lengths, tokens.shape[1])
+            # A state stands for as many as its weight says.
+            stands = kept.log_weights.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
+            log_q = few.log_prob(states) - torch.where(within, stands, 0.0).sum(-1)
+            found = kept.states.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
+            states = torch.where(within, found, -1)
+        at_once = max(1, _TOKENS // max(1, tokens.numel()))
+        parts = [self._decoded(tokens, lengths, s) for s in states.flatten(0, 1).split(at_once)]
+        words, told = (torch.cat(part).reshape(log_q.shape) for part in zip(*parts, strict=True))
+        kl = (log_q - told).mean((0, 1))
+        # Samples on one choice of states are not independent; choices are.
+        each = Replicates(words + told - log_q).log_partition
+        found = Replicates(each if len(each) > 1 else (words + told - log_q).squeeze(1))
+        if lengths.numel() and bool(kl.sum() < _COLLAPSED * lengths.sum()):
+            warnings.warn(
+                f"The states have collapsed: q differs by {float(kl.sum() / lengths.sum()):.2g} "
+                "nats a token from what the decoder predicts without the words. Weigh the "
+                "divergence less in the first part of training, or make the decoder weaker.",
+                stacklevel=2,
+            )
+        return ImportanceEstimate(
+            found.log_partition, found.standard_error, found.effective_sample_size, kl
+        )
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        states, dimension = self.embeddings.shape
+        return f"states={states}, dimension={dimension}, estimator={self.estimator}"
+
+    def _chain(self, tokens: Tensor, lengths: Tensor) -> Chain:
+        encoded = self.encoder(tokens, lengths)
+        expected = (*tokens.shape, self.embeddings.shape[1])
+        if tuple(encoded.shape) != expected:
+            raise ModelError(
+                f"StructuredVAE needs an encoder that gives {expected}; got {tuple(encoded.shape)}."
+            )
+        unary = encoded @ self.embeddings.mT
+        return Chain(unary, Bilinear(self.embeddings, self.embeddings), lengths=lengths)
+
+    def _decoded(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, B) both parts of log p(x, y) for states (n, B, T)."""
+        count, batch = states.shape[:2]
+        draw = RelaxedStates.of(states.flatten(0, 1), self.embeddings)
+        joint = self.decoder(tokens.repeat(count, 1), lengths.repeat(count), draw)
+        return joint.words.reshape(count, batch), joint.states.reshape(count, batch)
+
+
+def _checked(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Tokens, 0 beyond the lengths, and lengths."""
+    if tokens.ndim != 2 or tokens.is_floating_point():
+        raise EvidenceError(
+            f"StructuredVAE needs integer tokens (B, T); got {tuple(tokens.shape)} of "
+            f"{tokens.dtype}."
+        )
+    batch, total = tokens.shape
+    if lengths is None:
+        lengths = torch.full((batch,), total, device=tokens.device)
+    lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
+    return torch.where(inside(lengths, total), tokens.long(), 0), lengths
