@@ -106,7 +106,7 @@ def infer(
             )
     if isinstance(model, Structure):
         return StructuredPosterior(planned, solution, model, own)
-    return Posterior(planned, solution, model, graph, exactly(scheduler).solve)
+    return Posterior(planned, solution, model, graph, exactly(scheduler).solve, solve)
 
 
 def _solve(

@@ -105,7 +105,7 @@ class Solution(ABC):
         Raises:
             UnsupportedError: there is none.
         """
-        raise UnsupportedError("Relaxed samples are those of structures; use sample(count).")
+        raise UnsupportedError("This estimate has no relaxed samples; use sample(count).")
 
     @abstractmethod
     def marginal_mode(self, numbers: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from rdpgraph.estimate.lifted import Inexact, Lifted
 from rdpgraph.estimate.problem import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
+from rdpgraph.structures.relaxation import perturbed_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +123,11 @@ class SummedOut(Lifted):
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """By the added variables."""
         return self.inner.sample(count, generator)[..., : self.lift.plain.num_variables]
+
+    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """Of the plain model: sums over the added variables are none at a temperature."""
+        graph = perturbed_graph(self.lift.plain, temperature, generator)
+        return self.lift.solve(graph).solution.variable_marginals()
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Of the plain model."""

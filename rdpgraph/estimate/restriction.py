@@ -19,6 +19,7 @@ from rdpgraph.estimate.replicates import Replicates, draws_before, repaired, tak
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.support import Support
+from rdpgraph.structures.relaxation import perturbed_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +187,23 @@ class KeptSolution(Solution):
 
     def expected_score(self) -> Tensor:
         """(B,) of the potentials alone: the log-weights shape the distribution, not the score."""
-        weights = self._layout.log_weights
-        weighted = torch.where(self._marginals > 0, weights, 0.0) * self._marginals
         score = self._split(self.inner.expected_score())
-        return self.replicates.mean(score - weighted.sum(-1))
+        return self.replicates.mean(score - self._expected_weight)
+
+    @property
+    def _expected_weight(self) -> Tensor:
+        """(replicates, B) the expectation of the summed log-weights."""
+        weights = self._layout.log_weights
+        if not bool(((weights != 0) & (weights > -math.inf)).any()):
+            return weights.new_zeros(weights.shape[:2])
+        marginals = self._marginals
+        return (torch.where(marginals > 0, weights, 0.0) * marginals).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """(B,) log Z less the expected score; of one replicate log Z cancels, and is not needed."""
+        if self.kept.replicates > 1:
+            return super().entropy()
+        return self._split(self.inner.entropy())[0] + self._expected_weight[0]
 
     @differentiable_property
     def _unweighted(self) -> Solution:
@@ -269,10 +283,16 @@ class KeptSolution(Solution):
     ) -> tuple[Tensor, Tensor]:
         """What the layout says of the states of one replicate, and relaxed weights of those.
 
-        Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves out.
+        Of a chain by Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves
+        out; of a graph by a stochastic softmax.
         """
         chosen, other = self.replicates.choose(1, generator), self._possible
-        drawn = other._split(other.inner.rsample(temperature, generator))
+        model = other.kept.model
+        if isinstance(model, FactorGraph):
+            found = other.kept.solve(perturbed_graph(model, temperature, generator)).solution
+            drawn = other._split(found.variable_marginals())
+        else:
+            drawn = other._split(other.inner.rsample(temperature, generator))
         places = read(other._layout)
         index = chosen.to(places.device).unsqueeze(-1)
         return places.take_along_dim(index, 0)[0], drawn.take_along_dim(index, 0)[0]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
+from rdpgraph.query.scopes import found_in
+from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +46,13 @@ class Posterior(Inferred):
         graph: the model as declared, evidence included.
         solved: the graph that was solved in its place, or None: a structure was.
         solve: solves a graph exactly, within the budget: for joints that no factor holds.
+        again: gives the posterior of another graph, by the scheduler of this one.
     """
 
     graph: FactorGraph
     solved: FactorGraph | None = field(repr=False)
     solve: Callable[[FactorGraph], Solution] = field(repr=False)
+    again: Callable[[FactorGraph], Any] = field(repr=False)
 
     def __repr__(self) -> str:
         model = repr(self.graph).partition("\n")[0]
@@ -207,7 +212,7 @@ class Posterior(Inferred):
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
-            found = _find(block.scopes, wanted)
+            found = found_in(block.scopes, wanted)
             if found is None:
                 continue
             rows, slots = found
@@ -299,6 +304,37 @@ class Posterior(Inferred):
         self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
 
+    def rsample(
+        self, *, temperature: float, generator: torch.Generator | None = None
+    ) -> StateValues:
+        """One relaxed draw: weights of the states of every variable, differentiable.
+
+        The marginals of the model with independent Gumbel noise at each state of each variable, all
+        at a temperature (the stochastic softmax of Paulus et al. 2020, arXiv:2006.08063). Towards
+        temperature 0 they become one-hot vectors of the perturbed model's mode, which is possible
+        but no exact draw from the posterior unless the variables are independent: use
+        `sample(count)` for these. `Chain.rsample` draws exactly.
+
+        Costs the solution of one more model of this shape, by the same scheduler; by message
+        passing the weights are beliefs. Of an estimate it is made on the states kept of a replicate
+        drawn in proportion to its Z, and zero elsewhere.
+
+        Args:
+            temperature: above 0.
+            generator: of the noise.
+
+        Raises:
+            ImpossibleEvidenceError: the evidence has probability zero.
+            ModelError: a temperature that is not above 0.
+            UnsupportedError: the estimator has none.
+        """
+        checked_temperature(temperature)
+        self._require_possible("relaxed sample")
+        self._require_room()
+        if self.solved is not self.graph:
+            return self._of_states(self.solution.rsample(temperature, generator))
+        return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
+
     def _require_mode(self, what: str) -> None:
         known = self.solution.mode_exists()
         if known is None or not bool(known.all()):
@@ -352,28 +388,6 @@ class Posterior(Inferred):
             places = self._state_starts[first].unsqueeze(1) + torch.arange(size)
             values = flat[:, places.reshape(-1).to(flat.device)]
         return values.reshape(*self.graph.batch_shape, *numbers.shape, size)
-
-
-def _find(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """The rows of a block that hold each row of numbers, and their slots; None if some do not."""
-    if not wanted.shape[1]:
-        return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
-    listed = wanted.tolist()
-    holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
-    tried: set[tuple[int, ...]] = set()
-    for row in scopes[holds].tolist():
-        slots = tuple(row.index(number) for number in listed[0])
-        if slots in tried:
-            continue
-        tried.add(slots)
-        columns = scopes[:, list(slots)]
-        if len(wanted) == 1:
-            return (columns == wanted[0]).all(1).nonzero()[0], slots
-        rows = {tuple(held): place for place, held in enumerate(columns.tolist())}
-        places = [rows.get(tuple(numbers), -1) for numbers in listed]
-        if min(places) >= 0:
-            return torch.tensor(places), slots
-    return None
 
 
 def _several(asked: str, items: Factor | Iterable[Named]) -> list[Named]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.tempered import tempered
 from rdpgraph.structures.draws import checked_count, gumbel
 
 
@@ -38,6 +40,22 @@ def perturbed(
     noise = gumbel((checked_count(count), *unary.shape), unary, generator)
     many = None if lengths is None else lengths.expand(count, *lengths.shape)
     return (unary + noise) / temperature, many
+
+
+def perturbed_graph(
+    graph: FactorGraph, temperature: float, generator: torch.Generator | None
+) -> FactorGraph:
+    """A graph with Gumbel noise at each state of each variable, at a temperature.
+
+    Its marginals are a stochastic softmax, one for each batch item.
+
+    Raises:
+        ModelError: a temperature that is not above 0.
+    """
+    checked_temperature(temperature)
+    like = torch.zeros((), dtype=graph.dtype, device=graph.device)
+    noise = gumbel((*graph.batch_shape, graph.domain.total_states), like, generator)
+    return tempered(graph, temperature, noise)
 
 
 def straight_through(relaxed: Tensor) -> Tensor:

@@ -201,6 +201,23 @@ def test_gradients_reach_the_embeddings():
     assert torch.autograd.gradcheck(answers, (unary.requires_grad_(), left.requires_grad_()))
 
 
+@pytest.mark.parametrize("selection", [Top(3), TopTail(1, 2), TopSystematic(1, 2)], ids=repr)
+def test_the_entropy_is_log_z_less_the_expected_score_without_the_weights(selection):
+    unary, left = draw(3, 6).requires_grad_(), draw(6, 2, seed=1)
+    posterior = estimate(rg.Chain(unary, Bilinear(left, left)), Uniform(), selection)
+    score = posterior.solution.expected_score()[0]
+    found = posterior.entropy(), posterior.log_partition - score
+    assert torch.allclose(*found)
+    slopes = (torch.autograd.grad(value, unary, retain_graph=True)[0] for value in found)
+    assert torch.allclose(*slopes)
+
+
+def test_of_one_replicate_the_entropy_needs_no_log_z(monkeypatch):
+    posterior = estimate(rg.Chain(draw(3, 6), draw(6, 6)), Local(), TopTail(1, 2))
+    monkeypatch.setattr(rg.Chain, "log_partition", lambda chain: pytest.fail("log Z is asked for"))
+    assert bool(posterior.entropy().isfinite())
+
+
 def test_replicates_of_no_mass_are_passed_over():
     same = torch.full((6, 6), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
     chain = rg.Chain(torch.zeros(2, 6, dtype=torch.float64), same)

@@ -1,0 +1,26 @@
+"""Where the factors of a block hold variables that are asked for together."""
+
+import torch
+from torch import Tensor
+
+
+def found_in(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+    """The rows of a block that hold each row of numbers, and their slots; None if some do not."""
+    if not wanted.shape[1]:
+        return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
+    listed = wanted.tolist()
+    holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
+    tried: set[tuple[int, ...]] = set()
+    for row in scopes[holds].tolist():
+        slots = tuple(row.index(number) for number in listed[0])
+        if slots in tried:
+            continue
+        tried.add(slots)
+        columns = scopes[:, list(slots)]
+        if len(wanted) == 1:
+            return (columns == wanted[0]).all(1).nonzero()[0], slots
+        rows = {tuple(held): place for place, held in enumerate(columns.tolist())}
+        places = [rows.get(tuple(numbers), -1) for numbers in listed]
+        if min(places) >= 0:
+            return torch.tensor(places), slots
+    return None
