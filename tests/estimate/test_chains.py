@@ -212,8 +212,8 @@ def test_the_entropy_is_log_z_less_the_expected_score_without_the_weights(select
     assert torch.allclose(*slopes)
 
 
-def test_of_one_replicate_the_entropy_needs_no_log_z(monkeypatch):
-    posterior = estimate(rg.Chain(draw(3, 6), draw(6, 6)), Local(), TopTail(1, 2))
+def test_without_weights_the_entropy_of_one_replicate_needs_no_log_z(monkeypatch):
+    posterior = estimate(rg.Chain(draw(3, 6), draw(6, 6)), Local(), Top(3))
     monkeypatch.setattr(rg.Chain, "log_partition", lambda chain: pytest.fail("log Z is asked for"))
     assert bool(posterior.entropy().isfinite())
 
