@@ -43,6 +43,7 @@ from rdpgraph.structures.hypertree.derivations import Derivations
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
+from rdpgraph.structures.mixed.model import MixedBitext
 from rdpgraph.structures.relaxation import straight_through
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
@@ -70,6 +71,7 @@ __all__ = [
     "LowRankFactors",
     "LowRankHMM",
     "MiniBuckets",
+    "MixedBitext",
     "NonProjectiveDependencies",
     "Or",
     "Plan",

@@ -201,7 +201,7 @@ class Structure(ABC):
         """
         raise UnsupportedError(
             f"{type(self).__name__} has no masks, which RandomizedPruning needs; Chain, "
-            "SemiMarkov, Hypertree and Bitext have, and so has a FactorGraph."
+            "SemiMarkov, Hypertree, Bitext and MixedBitext have, and so has a FactorGraph."
         )
 
     def sites(self) -> Sites | None:

@@ -13,6 +13,7 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
+from rdpgraph.structures.compact.links import mutual
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.hypertree.rules import Rules
 
@@ -130,9 +131,7 @@ class BitextMasks(Masks):
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
         target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
         gains = pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=-1e300)
-        gains = gains.masked_fill(~likely, -math.inf)
-        best = (gains == gains.amax(-1, keepdim=True)) & (gains == gains.amax(-2, keepdim=True))
-        return best & likely
+        return mutual(gains.masked_fill(~likely, -math.inf)) & likely
 
     @cached_property
     def rules(self) -> Binary:

@@ -40,6 +40,12 @@ def chain(steps=5, states=3, *batch):
     return rg.Chain(draw(*batch, steps, states), draw(states, states, seed=1))
 
 
+def mixed(p=3, q=4, *batch):
+    return rg.MixedBitext.words(
+        1.5 * draw(*batch, p, q), draw(*batch, p, seed=1), draw(*batch, q, seed=2)
+    )
+
+
 def segments(steps=5, states=3, *batch):
     return rg.SemiMarkov(draw(*batch, steps, 3, states), draw(states, states, seed=1))
 
@@ -49,7 +55,7 @@ def pruned(model, sweeps, seed=0, **options):
     return rg.infer(model, estimator=estimator, generator=seeded(seed))
 
 
-@pytest.mark.parametrize("model", [bitext(), hypertree(), chain(), segments()])
+@pytest.mark.parametrize("model", [bitext(), mixed(), hypertree(), chain(), segments()])
 def test_nothing_selected_is_exact_inference(model):
     posterior = pruned(model, 1, selected=Alternating(share=0.0))
     assert_close(posterior.marginals(), model.marginals())
@@ -299,8 +305,11 @@ def test_a_selection_of_ones_own():
 
 @pytest.mark.parametrize(
     "model",
-    [bitext(0, 0), bitext(0, 2), chain(0), hypertree(0), hypertree(1), segments(0), segments(1)],
-)
+    [
+        bitext(0, 0), bitext(0, 2), chain(0), hypertree(0), hypertree(1), mixed(0, 0), mixed(1, 1),
+        segments(0), segments(1),
+    ],
+)  # fmt: skip
 def test_small_models_have_their_one_answer(model):
     posterior = pruned(model, 2, selected=Alternating(share=0.0))
     assert_close(posterior.marginals(), model.marginals())

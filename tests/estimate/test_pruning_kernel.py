@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import rdpgraph as rg
 from rdpgraph.estimate.pruning.questions import masks_of
 from rdpgraph.structures.semimarkov.segmentation import Segmentation
+from tests.structures.mixed_trees import trees as trees_of_rules
 
 TIGHT = {"rtol": 0.0, "atol": 1e-12}
 
@@ -86,6 +87,20 @@ def alignments():
     return masks, some, answers.flatten(1), found.scores[: len(states)]
 
 
+def mixed():
+    """The trees of 2 and 3 words by rules that mix words and parts."""
+    words = [draw(3, 3, 4, 4, 1), draw(2, 3), draw(2, seed=1), draw(3, seed=2), draw(10, seed=3)]
+    model = rg.MixedBitext(*words[:4], rules=words[4])
+    listed = list(trees_of_rules(0, 2, 0, 3))
+    scores = torch.tensor([tree.score(*words) for tree in listed], dtype=torch.float64)
+    answers = torch.zeros(len(listed), 2, 3, dtype=torch.bool)
+    for own, tree in zip(answers, listed, strict=True):
+        for link in tree.links:
+            own[link] = True
+    masks = masks_of(model, rg.infer)
+    return masks, masks.open().nonzero(), answers.flatten(1), scores
+
+
 def segmentations():
     """The ways to cut 4 steps into segments of at most two steps and two labels."""
     model = rg.SemiMarkov(draw(4, 2, 2), draw(3, 2, 2, seed=1))
@@ -114,7 +129,7 @@ def grid():
     return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 3)})
 
 
-@pytest.mark.parametrize("model", [trees, alignments, segmentations])
+@pytest.mark.parametrize("model", [trees, alignments, mixed, segmentations])
 def test_every_kernel_leaves_the_posterior_invariant(model):
     masks, some, answers, scores = model()
     posterior = scores.softmax(0)
@@ -136,7 +151,7 @@ def test_every_kernel_of_a_grid_leaves_the_posterior_invariant():
         assert_close(posterior @ found, posterior.expand(len(chosen), -1), **TIGHT)
 
 
-@pytest.mark.parametrize("model", [trees, alignments, segmentations])
+@pytest.mark.parametrize("model", [trees, alignments, mixed, segmentations])
 def test_a_selection_that_looks_at_the_answers_is_found_out(model):
     masks, some, answers, scores = model()
     posterior = scores.softmax(0)

@@ -53,6 +53,14 @@ STRUCTURES = {
         draw(2, 3, 2, 2), draw(2, 2, 2, 2, seed=1)
     ),
     "segments of low rank": lambda: rg.SemiMarkov(draw(3, 2, 2), rg.LowRank(*factors(2, 2, 1))),
+    "mixed rules": lambda: rg.MixedBitext(
+        draw(2, 3, 3, 3, 3, 1),
+        draw(2, 2, 2),
+        draw(2, 2, seed=1),
+        draw(2, 2, seed=2),
+        rules=draw(10),
+        source_lengths=torch.tensor([2, 1]),
+    ),
     "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "derivations": lambda: derivations([0, 0, 1, 2, 2, 3], [[], [], [0], [0, 1], [1], [2, 2]]),

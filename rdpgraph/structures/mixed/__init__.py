@@ -1,0 +1,1 @@
+"""Bitexts of rules that mix words and up to three parts."""
