@@ -4,11 +4,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.arrays import Array, as_array, dense, in_items, in_steps
+from rdpgraph.structures.chain.array_steps import Array, dense
+from rdpgraph.structures.chain.arrays import as_array, in_items, in_steps
 from rdpgraph.structures.draws import Noise
 
-_FEW = 64
-"""Numbers of states at a step for which all decisions are made in advance, at once."""
+_SMALL = 2**13
+"""Sums of a step up to which they are in float64, and levelled rarely: calls take the time."""
+_LEVELLED = 64
+"""Steps whose scores add up before their largest is taken off."""
+_FEWEST, _ROUNDS, _MOST, _ROW = 5, 4, 2**10, 30
+"""Blocks side by side at least, rounds and numbers that a step makes at most; a row's share."""
+_FEW, _SHORT = 10, 500
+"""Numbers of states of a step, and steps, for which all decisions are made in advance, at once."""
 _CELLS = 2**20  # numbers of noise at a time
 
 
@@ -17,31 +24,107 @@ def prefixes(unary: Tensor, transition: Tensor) -> Tensor:
 
     Beyond an item's length they are those of the potentials there.
     """
-    best_scores, matrix = (
-        np.array(as_array(unary).swapaxes(0, 1), order="C"),
-        dense(as_array(transition)),
-    )
-    # From each state, of each item, to each state: the maxima are then over whole rows.
-    sums, best = (
-        np.empty((len(matrix), *best_scores[0].shape), best_scores.dtype),
-        np.empty_like(best_scores[0]),
-    )
-    peak, onwards, sources = np.empty_like(best[:, :1]), matrix[:, None], best_scores.swapaxes(1, 2)
-    lowest = (
-        None
-        if np.isfinite(matrix).all() and np.isfinite(best_scores).all()
-        else _lowest(best_scores)
-    )
+    values, matrix = as_array(unary).swapaxes(0, 1), as_array(transition)
+    small = unary.shape[0] * matrix.size <= _SMALL
+    kind = np.float64 if small else values.dtype
+    scores, matrix = np.array(values, kind, order="C"), dense(matrix.astype(kind, copy=False))
+    if small:
+        _in_blocks(scores, matrix)
+        scores -= _peaks(scores)
+    else:
+        _extended(scores, matrix, None, every=1)
+    return in_items(scores.astype(values.dtype, copy=False))
+
+
+def _in_blocks(scores: Array, matrix: Array) -> None:
+    """`_extended`, in blocks of steps side by side while that is worth it, and one after another.
+
+    The first time round, blocks begin with what is as good at every state; then with what the block
+    before them ended with the last time. What leads to a state hardly depends on where it began
+    long before: two rounds are mostly enough. That is known: nothing ends otherwise than before.
+    """
+    steps, rows, count = scores.shape
+    blocks, length = _blocks(steps, rows * count**2)
+    parts = scores[: blocks * length].reshape(blocks, length, rows, count).swapaxes(0, 1)
+    shares, found = parts.reshape(length, blocks * rows, count), parts
+    begin, right = np.zeros((blocks, rows, count)), 0
+    for turn in range(_ROUNDS if blocks else 0):
+        found = shares.copy()
+        _extended(found, matrix, begin.reshape(blocks * rows, count), every=0, fresh=rows)
+        ends = found[-1].reshape(begin.shape)
+        ends = ends - _peaks(ends)
+        right = 1 + _first(~_same(ends[:-1], begin[1:], found))
+        if right == blocks or (turn and 2 * right < blocks):
+            break
+        begin[1:] = ends[:-1]
+    if right:
+        parts[:, :right] = found.reshape(parts.shape)[:, :right]
+    for start in range(right * length, steps, _LEVELLED):
+        before = scores[start - 1] - _peaks(scores[start - 1]) if start else None
+        _extended(scores[start : start + _LEVELLED], matrix, before, every=0)
+
+
+def _blocks(steps: int, work: int) -> tuple[int, int]:
+    """How many blocks, of what length, go side by side; none where it takes no less time.
+
+    Args:
+        steps: all of them.
+        work: numbers that a step makes.
+    """
+    length = int(1.5 * steps**0.5)
+    blocks = steps // max(1, length)
+    return (blocks, length) if blocks >= _FEWEST and work <= _MOST else (0, 0)
+
+
+def _first(flags: Array) -> int:
+    """The place of the first that is true, or how many there are."""
+    return int(flags.argmax()) if flags.any() else len(flags)
+
+
+def _same(some: Array, others: Array, among: Array) -> Array:
+    """Which blocks' scores are equal but for rounding."""
+    size = np.abs(among, where=among > -np.inf, out=np.zeros_like(among)).max()
+    with np.errstate(invalid="ignore"):
+        near = (some == others) | (np.abs(some - others) <= size * 2.0**-40)
+    return near.all((1, 2))
+
+
+def _extended(
+    scores: Array, matrix: Array, before: Array | None, *, every: int, fresh: int = 0
+) -> None:
+    """Potentials (T, R, N) made the best scores of what ends in each state, in place.
+
+    Args:
+        scores: the potentials.
+        matrix: (N, N).
+        before: (R, N) the scores before the first step, if any.
+        every: 1, if the largest of each step is taken off what leads to it; or 0.
+        fresh: the number of rows, from the first, that begin at the first step all the same.
+    """
+    # From each state, of each row, to each state: the maxima are then over whole rows.
+    rows, count = scores.shape[1:]
+    sums, best = np.empty((count, rows, count), scores.dtype), np.empty_like(scores[0], order="C")
+    peak, onwards = np.empty_like(best[:, :1]), matrix[:, None]
+    finite = not every or (np.isfinite(matrix).all() and np.isfinite(scores).all())
     add, subtract, largest = np.add, np.subtract, np.maximum.reduce
-    for state, before in zip(best_scores[1:], sources[..., None], strict=False):
-        add(before, onwards, sums)
-        largest(sums, 0, None, best)
-        largest(best, 1, None, peak, keepdims=True)
-        if lowest is not None:
-            np.maximum(peak, lowest, out=peak)  # what is impossible stays -inf
-        subtract(best, peak, best)
-        add(state, best, state)
-    return in_items(best_scores)
+    for state in scores:
+        if before is not None:
+            add(before.T[..., None], onwards, sums)
+            largest(sums, 0, None, best)
+            if every:
+                largest(best, 1, None, peak, keepdims=True)
+                if not finite:
+                    np.maximum(peak, _lowest(peak), out=peak)  # what is impossible stays -inf
+                subtract(best, peak, best)
+            if fresh:
+                best[:fresh], fresh = 0.0, 0
+            add(state, best, state)
+        before = state
+
+
+def _peaks(scores: Array) -> Array:
+    """The largest of each row, finite."""
+    return np.maximum(scores.max(-1, keepdims=True), _lowest(scores))
 
 
 def traced(
@@ -54,9 +137,9 @@ def traced(
     into = np.zeros((width + 1, width), rows.dtype)
     into[:-1] = as_array(transition).T
     paths = np.full((total, count, batch), width)
-    outside = np.arange(total)[:, None] >= ends
+    outside = np.broadcast_to((np.arange(total)[:, None] >= ends)[:, None], paths.shape)
     few = count * batch * width
-    decide = _beforehand if few <= _FEW and total * few * width <= _CELLS else _in_turn
+    decide = _beforehand if few <= _FEW and total <= _SHORT else _side_by_side
     following, stop = np.full((count, batch), width), total
     while stop > 0:
         first = max(0, stop - max(1, _CELLS // max(1, few)))
@@ -76,26 +159,58 @@ def traced(
 def _beforehand(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:
     """What each step would decide, whatever comes after it; then along those decisions."""
     choices: Array = np.asarray((logs[..., None, :] + into).argmax(-1))
-    choices[np.broadcast_to(outside[:, None], choices.shape[:-1])] = len(into) - 1
-    told = choices.tolist()
+    choices[outside] = len(into) - 1
     for row, item in np.ndindex(*following.shape):
-        state = int(following[row, item])
-        for step in range(len(told) - 1, -1, -1):
-            state = told[step][row][item][state]
-            paths[step, row, item] = state
+        state, found = int(following[row, item]), list[int]()
+        for options in reversed(choices[:, row, item].tolist()):
+            state = options[state]
+            found.append(state)
+        paths[::-1, row, item] = found
+
+
+def _side_by_side(
+    logs: Array, into: Array, outside: Array, following: Array, paths: Array
+) -> None:
+    """Blocks of steps at once, which first end as if nothing came after, then as the next begins.
+
+    What a step decides depends less and less on what far later ones did: two rounds are mostly
+    enough. That is known: every block ends as the one after it begins.
+    """
+    blocks, length = _blocks(len(logs), following.size * (_ROW + len(into)))
+    rest = len(logs) - blocks * length
+    if blocks:
+        shape = (blocks, length, *following.shape)
+        shares, ends = (
+            np.array(part[rest:].reshape(*shape, *part.shape[3:]).swapaxes(0, 1), order="C")
+            for part in (logs, outside)
+        )
+        after, found = np.full((blocks, *following.shape), len(into) - 1), np.empty_like(ends, int)
+        after[-1] = following
+        right = 0
+        for turn in range(_ROUNDS):
+            _in_turn(shares, into, ends, after, found)
+            same = (found[0, 1:] == after[:-1]).all((1, 2))
+            right = 1 + _first(~same[::-1])
+            if right == blocks or (turn and 2 * right < blocks):
+                break
+            after[:-1] = found[0, 1:]
+        rest += (blocks - right) * length
+        paths[rest:] = found[:, blocks - right :].swapaxes(0, 1).reshape(-1, *following.shape)
+        following = paths[rest]
+    _in_turn(logs[:rest], into, outside[:rest], following, paths[:rest])
 
 
 def _in_turn(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:
     """What each step decides, given what the one after it did."""
     room = np.empty(logs.shape[1:], logs.dtype)
-    ending = set(np.flatnonzero(outside.any(1)).tolist())
+    ending = set(np.flatnonzero(outside.any(tuple(range(1, outside.ndim)))).tolist())
     for step in range(len(paths) - 1, -1, -1):
         np.take(into, following, 0, room, "clip")
         np.add(room, logs[step], room)
         following = paths[step]
         room.argmax(-1, following)
         if step in ending:
-            following[:, outside[step]] = len(into) - 1
+            following[outside[step]] = len(into) - 1
 
 
 def _lowest(like: Array) -> np.floating:

@@ -1,21 +1,20 @@
 """The scaled recursion on NumPy's arrays: where no kernel is compiled, small chains on a CPU.
 
 A step of a small chain costs what its calls do, and a call of NumPy costs half of one of torch. A
-state is divided by its sum at every fourth step only, unless that takes it out of its range.
+state is divided by its sum at every fourth step only, unless that takes it out of its range. Long
+chains of few states go in blocks: see `array_steps`.
 """
-
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from rdpgraph.structures.chain import array_steps
+from rdpgraph.structures.chain.array_steps import Array, dense
 from rdpgraph.structures.chain.factors import Factors
 from rdpgraph.structures.chain.ranges import doubtful, state_limit, step_limit
 from rdpgraph.structures.chain.sweeps import Forward
 
-Array: TypeAlias = NDArray[Any]
 _MOST = 2**18
 """Products of a step from which on torch is as quick: its products then take the time."""
 _EVERY = 4
@@ -47,23 +46,20 @@ def forward(factors: Factors) -> Forward:
 def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Marginals times the gradient, and the other side of each edge, as in `sweeps.backward`."""
     states, seeds = in_steps(swept.states), as_array(gradient)[:, None]
-    (steps, batch, count), kind = states.shape, states.dtype
+    steps, kind = len(states), states.dtype
     # What is ahead of a step begins as the next one's share; nothing is ahead of the last.
-    ahead = np.zeros((steps, batch, count), kind)
+    ahead = np.zeros_like(states)
     scales = np.maximum(in_steps(swept.scales)[1:, :, None], np.finfo(kind).tiny)
     np.divide(in_steps(factors.emission)[1:], scales, out=ahead[:-1])
     ahead[:-1][states[1:] == 0] = 0.0
-    futures, turned = np.zeros_like(states), dense(as_array(factors.matrix).T)
-    ends, multiply, dot = _rows_by_step(as_array(factors.lengths) - 1), np.multiply, np.dot
-    rows, nexts, after = list(ahead), list(futures), futures[0]
-    for step in range(steps - 1, -1, -1):
-        own = nexts[step]
-        if step + 1 < steps:
-            multiply(rows[step], after, rows[step])
-            dot(rows[step], turned, own)
-        if step in ends:
-            own[ends[step]] = seeds[ends[step]]
-        after = own
+    turned, ends = dense(as_array(factors.matrix).T), _rows_by_step(as_array(factors.lengths) - 1)
+    begins = {steps - 1 - step: items for step, items in ends.items() if step > 0}
+    least = array_steps.least(ahead) * array_steps.least(turned)
+    _swept(ahead[-2::-1], turned, begins, seeds, least, every=0)
+    futures = (ahead.reshape(-1, len(turned)) @ turned).reshape(ahead.shape)
+    for step, items in ends.items():
+        if step >= 0:
+            futures[step, items] = seeds[items]
     return in_items(np.multiply(futures, states, out=futures)), in_items(ahead)
 
 
@@ -75,11 +71,6 @@ def as_array(tensor: Tensor) -> Array:
 def in_steps(tensor: Tensor) -> Array:
     """The numbers of (B, T, ...), dense in the order of the steps."""
     return dense(as_array(tensor).swapaxes(0, 1))
-
-
-def dense(array: Array) -> Array:
-    """The same numbers without gaps, in their order."""
-    return np.ascontiguousarray(array)
 
 
 def in_items(steps: Array) -> Tensor:
@@ -95,10 +86,11 @@ def _rows_by_step(steps: Array) -> dict[int, Array]:
 def _forward(factors: Factors, *, every: int) -> Forward:
     """With states divided by their sums at each of so many steps, and in the end at all of them."""
     raw, matrix = np.array(in_steps(factors.emission)), dense(as_array(factors.matrix))
-    least = raw.min(initial=1.0) * matrix.min(initial=1.0)
+    least = array_steps.least(raw) * array_steps.least(matrix)
     begins = {} if factors.starts is None else _rows_by_step(as_array(factors.starts))
+    ones = np.ones((raw.shape[1], 1), raw.dtype)
     with np.errstate(all="ignore"):  # no number where nothing is possible: see below
-        scales = _swept(raw, matrix, begins, every)
+        scales, length = _swept(raw, matrix, begins, ones, least, every=every)
         states = raw
         if every > 1:
             sums = (raw.reshape(-1, len(matrix)) @ np.ones_like(matrix[:, 0])).reshape(scales.shape)
@@ -108,6 +100,7 @@ def _forward(factors: Factors, *, every: int) -> Forward:
             scales[:], scales[::every] = sums, within
             for step, items in begins.items():
                 sums[step - 1, items] = 1.0  # nothing goes before it
+            sums[length - 1 :: length] = 1.0  # what goes before a block is divided already
             scales[1:] /= sums[:-1]
     unsure = _unsure(factors, raw, states, least)
     # What has died stays dead.
@@ -117,31 +110,28 @@ def _forward(factors: Factors, *, every: int) -> Forward:
     return _finished(factors, states, scales[..., 0], unsure)
 
 
-def _swept(states: Array, matrix: Array, begins: dict[int, Array], every: int) -> Array:
-    """Emissions (T, B, N) made states; the sums (T, B, 1) that some of them were divided by."""
-    sums, room = np.empty_like(states[..., :1], order="C"), np.empty_like(states[0])
-    ones, before = np.ones_like(matrix[:, :1], order="C"), states[0]
-    dot, multiply, divide = np.dot, np.multiply, np.divide
-    for step, (state, scale) in enumerate(zip(states, sums, strict=True)):
-        if step:
-            dot(before, matrix, room)
-            if step in begins:
-                room[begins[step]] = 1.0
-            multiply(room, state, state)
-        if step % every == 0:
-            dot(state, ones, scale)
-            divide(state, scale, state)
-        before = state
-    return sums
+def _swept(
+    states: Array, matrix: Array, begins: dict[int, Array], seeds: Array, least: float, *, every: int
+) -> tuple[Array, int]:
+    """`advanced`, in blocks where they are quicker, and their length."""
+    first = begins.get(0, range(0) if begins else range(len(seeds)))
+    length = array_steps.length_of(states, least) if len(first) == len(seeds) else 0
+    if length:
+        return array_steps.in_blocks(states, matrix, seeds, length, every=every), length
+    sums = array_steps.advanced(states, matrix, begins, seeds, every=every)
+    return sums, max(1, len(states))
 
 
 def _unsure(factors: Factors, raw: Array, states: Array, least: float) -> Tensor:
-    """(B,) bool: `doubtful` of both, which is asked only if the least of all leaves a doubt."""
+    """(B,) bool: `doubtful`, of the states as they came too, of which the next ones are products.
+
+    Those may fall lower by what the least product of a step leaves of the range.
+    """
     dtype = factors.emission.dtype
-    lowest = min(raw.min(initial=1.0), states.min(initial=1.0))
-    if least >= step_limit(dtype) and lowest >= state_limit(dtype):
+    room = max(1.0, least / step_limit(dtype))
+    if least >= step_limit(dtype) and raw.min() * room >= state_limit(dtype) <= states.min():
         return torch.zeros(states.shape[1], dtype=torch.bool)
-    return doubtful(factors, in_items(np.minimum(raw, states)))
+    return doubtful(factors, in_items(np.minimum(raw * room, states)))
 
 
 def _finished(factors: Factors, states: Array, scales: Array, unsure: Tensor) -> Forward:

@@ -42,8 +42,8 @@ def test_states_are_divided_by_their_sums_at_every_step_where_they_fall_low(monk
     found: list[int] = []
     plain = arrays._swept
     monkeypatch.setattr(
-        arrays, "_swept", lambda *given: found.append(given[-1]) or plain(*given)
-    )  # fmt: skip
+        arrays, "_swept", lambda *given, every: found.append(every) or plain(*given, every=every)
+    )
     case = scaled.Factors.of(unary, transition, lengths)
     agree(arrays.forward(case), sweeps.forward(case))
     assert found == [arrays._EVERY, 1]

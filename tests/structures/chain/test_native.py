@@ -99,18 +99,25 @@ def parts_of(size, dtype, *, whole=False):
     )  # fmt: skip
 
 
+def levelled(scores, inside):
+    """Scores less the largest of each step, for they are what they are but for a constant there."""
+    peaks = scores.amax(2, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    return torch.where(inside, scores - peaks, 0.0)
+
+
 @needs_kernel
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("whole", [False, True])
-def test_best_sequences_are_the_same_bit_for_bit(size, dtype, threads, whole, monkeypatch):
+def test_best_sequences_are_the_same(size, dtype, threads, whole, monkeypatch):
     monkeypatch.setattr(native, "_threads", lambda work: threads)
     parts = parts_of(size, dtype, whole=whole)
     inside = (torch.arange(size[1]) < parts[2].unsqueeze(1)).unsqueeze(2)
     expected = by_torch(monkeypatch, lambda: decode.prefixes(*parts))
     found = decode.prefixes(*parts)
-    assert torch.equal(torch.where(inside, found, 0.0), torch.where(inside, expected, 0.0))
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+    torch.testing.assert_close(levelled(found, inside), levelled(expected, inside), **close)
     states = by_torch(monkeypatch, lambda: decode.best_states(*parts))
     assert torch.equal(decode.best_states(*parts), states)
 
