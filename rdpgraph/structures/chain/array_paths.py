@@ -73,7 +73,7 @@ def _blocks(steps: int, work: int) -> tuple[int, int]:
     """
     length = int(1.5 * steps**0.5)
     blocks = steps // max(1, length)
-    return (blocks, length) if blocks >= _FEWEST and work <= _MOST else (0, 0)
+    return (blocks, length) if blocks >= _FEWEST and 0 < work <= _MOST else (0, 0)
 
 
 def _first(flags: Array) -> int:

@@ -102,19 +102,22 @@ def _in_a_row(parts: Array, blocks: int) -> Array:
     return turned.reshape(blocks * length, rows, last)
 
 
-def length_of(shares: Array, least: float) -> int:
-    """The length of blocks, a multiple of 4, where they are quicker than single steps; or 0.
+def length_of(steps: int, rows: int, count: int) -> int:
+    """The length of blocks, a multiple of 4, where they are quicker than single steps; or 0."""
+    length = 4 * round(steps**0.5 / 5)
+    return length if length >= 8 and rows * count**3 <= _MOST else 0
+
+
+def stays(shares: Array, least: float, length: int) -> bool:
+    """Whether the products of blocks stay in range.
 
     Args:
-        shares: (T, R, N) of each step; the matrix is of at most 1.
+        shares: (T, R, N) of each step; the entries of the matrix are at most 1.
         least: the least positive product of a share and an entry of the matrix.
+        length: that of the blocks.
     """
-    steps, rows, count = shares.shape
-    length = 4 * round(steps**0.5 / 5)
-    if length < 8 or rows * count**3 > _MOST or not least > 0:
-        return 0
-    reach = max(-math.log(least), math.log(count * max(1.0, float(shares.max()))))
-    return length if reach * length < _RANGE else 0
+    most = shares.shape[-1] * float(shares.max(initial=1.0))
+    return least > 0 and length * max(-math.log(least), math.log(most)) < _RANGE
 
 
 def least(numbers: Array) -> float:

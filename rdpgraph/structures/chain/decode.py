@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain import array_paths, arrays, native
+from rdpgraph.structures.chain import array_paths, arrays, deviations, native
 from rdpgraph.structures.chain.factors import finite, step_of
 from rdpgraph.structures.chain.paths import score, traceback
 
@@ -73,10 +73,13 @@ def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> tu
 
     Distinct, the best first. Where there are fewer than k possible ones, the rest have states -1
     and score -inf; the one sequence of an empty item has score 0. The gradient of a score is the
-    sequence's one-hots. Costs O(T N (N log k + k^2)) time at most; O(T N k) integers are stored.
+    sequence's one-hots. Costs O(T N (N + k)) time on a CPU where there is one transition for all
+    steps, and O(T N (N log k + k^2)) at most elsewhere; O(T N k) numbers are stored.
 
-    A list of k best prefixes is kept for each state. The list of a next state draws on the k
-    sources whose best prefix continues best, for each of those outdoes every prefix of the others.
+    On a CPU a next best sequence deviates from a better one: see `deviations`. Where there are many
+    short ones, and elsewhere, a list of k best prefixes is kept for each state. The list of a next
+    state draws on the k sources whose best prefix continues best, for each of those outdoes every
+    prefix of the others.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed.
@@ -85,15 +88,30 @@ def k_best(unary: Unary, transition: Transition, lengths: Lengths, k: int) -> tu
         k: at least 1.
     """
     with torch.no_grad():
-        if native.applies(unary, transition) and k * unary.shape[-1] < _MOST_PLACES:
-            states = native.k_best(unary, transition, lengths, k)
-        else:
-            states = _best_lists(_levelled(unary, lengths), transition, lengths, k)
+        states = _k_best_states(unary, transition, lengths, k)
     scores = score(unary, transition, lengths, states)
     repeated = (torch.arange(k, device=unary.device) > 0).unsqueeze(1) & (lengths == 0)
     scores = torch.where(repeated, -math.inf, scores)
     scores, order = scores.sort(dim=0, descending=True, stable=True)
     return states.gather(0, order.unsqueeze(-1).expand_as(states)), scores
+
+
+def _k_best_states(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
+    """(k, B, T) by the quickest of three ways."""
+    compiled = native.applies(unary, transition) and k * unary.shape[-1] < _MOST_PLACES
+    if (
+        transition.ndim == 2
+        and unary.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and deviations.quicker(unary.shape, k, compiled=compiled)
+    ):
+        wide = transition.double()
+        messages = prefixes(unary.double(), wide, lengths)
+        best = traceback(messages, wide, lengths, count=1, noise=None)[0]
+        return deviations.k_best(messages, wide, lengths, best, k)
+    if compiled:
+        return native.k_best(unary, transition, lengths, k)
+    return _best_lists(_levelled(unary, lengths), transition, lengths, k)
 
 
 def max_marginals(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:

@@ -79,7 +79,7 @@ def step_seconds(unary: Tensor, transition: Tensor) -> float:
     """What the calls of a step take, forward and backward, on a CPU."""
     if native.applies(unary, transition):
         return 1e-6
-    return 3.5e-6 if arrays.applies(unary, transition) else 11e-6
+    return arrays.step_seconds(unary) if arrays.applies(unary, transition) else 11e-6
 
 
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:

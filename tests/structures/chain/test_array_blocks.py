@@ -125,10 +125,11 @@ def test_ten_thousand_steps_in_single_precision():
 
 def test_blocks_whose_products_would_leave_the_range_are_not_taken():
     shares = np.ones((100, 1, 3))
-    assert array_steps.length_of(shares, math.exp(-70.0)) == 8
-    assert array_steps.length_of(shares, math.exp(-80.0)) == 0
-    assert array_steps.length_of(shares * math.exp(80.0), 1.0) == 0
-    assert array_steps.length_of(shares[:40], 1.0) == 0
+    assert array_steps.length_of(*shares.shape) == 8
+    assert array_steps.stays(shares, math.exp(-70.0), 8)
+    assert not array_steps.stays(shares, math.exp(-80.0), 8)
+    assert not array_steps.stays(shares * math.exp(80.0), 1.0, 8)
+    assert not array_steps.stays(shares, 0.0, 8)
 
 
 def test_the_least_number_is_no_hard_zero():
@@ -188,3 +189,9 @@ def test_a_chain_that_forgets_takes_few_steps(monkeypatch):
     taken.clear()
     decode.best_states(*CASES["cycle"])
     assert sum(taken) < 1.5 * 2 * 130  # two rounds, and then one by one
+
+
+def test_no_items_at_all():
+    unary, transition, lengths = drawn(0, 100, 3)
+    assert recursion.log_partition(unary.requires_grad_(), transition, lengths).shape == (0,)
+    assert decode.best_states(unary.detach(), transition, lengths).shape == (0, 100)

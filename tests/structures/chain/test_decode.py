@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from rdpgraph.structures.chain import decode
+from rdpgraph.structures.chain import decode, deviations
 from rdpgraph.structures.chain.decode import k_best, max_marginals, viterbi
 from rdpgraph.structures.chain.paths import score
 from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
@@ -36,11 +36,15 @@ def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
             assert bool((found[item] == -1).all())
 
 
+@pytest.mark.parametrize("deviating", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize("k", [1, 2, 7, 30])
 @pytest.mark.parametrize("whole", [False, True])
-def test_k_best_are_the_first_of_all_sequences_sorted(kind, states, total, k, whole):
+def test_k_best_are_the_first_of_all_sequences_sorted(
+    kind, states, total, k, whole, deviating, monkeypatch
+):
+    monkeypatch.setattr(deviations, "quicker", lambda *given, compiled: deviating)
     parts = chains(kind, seed=k, states=states, total=total, whole=whole)
     found, scores = k_best(*parts, k)
     assert found.shape == (k, total + 1, total)
@@ -56,6 +60,26 @@ def test_k_best_are_the_first_of_all_sequences_sorted(kind, states, total, k, wh
         places = [place_of(listed, found[rank, item, :length]) for rank in range(possible)]
         assert len(set(places)) == possible
         assert_close(every[places], scores[:possible, item])
+
+
+@pytest.mark.parametrize("k", [1, 4, 60])
+def test_deviations_find_what_lists_find(k, monkeypatch):
+    unary, transition, lengths = chains("shared", seed=k, states=5, total=40)
+    scores = []
+    for deviating in (False, True):
+        monkeypatch.setattr(deviations, "quicker", lambda *given, compiled, own=deviating: own)
+        states, found = k_best(unary, transition, lengths, k)
+        scores.append(found)
+        possible = (found > -math.inf).sum(0)
+        for item, count in enumerate(possible.tolist()):
+            assert len({tuple(row) for row in states[:count, item].tolist()}) == count
+    assert_close(*scores)
+
+
+def test_deviations_are_taken_for_long_chains_and_lists_for_many_short_ones():
+    for compiled in (False, True):
+        assert deviations.quicker(torch.Size([1, 1000, 9]), 5, compiled=compiled)
+        assert not deviations.quicker(torch.Size([64, 10, 5]), 5, compiled=compiled)
 
 
 @pytest.mark.parametrize("kind", KINDS)
