@@ -10,7 +10,8 @@ FOLDER = Path(__file__).parents[1] / "examples" / "paper"
 
 
 @pytest.mark.parametrize(
-    "name", ["table2", "table3", "table4", "curves", "calibration", "hypertree", "shootout"]
+    "name",
+    ["table2", "table3", "table4", "curves", "calibration", "hypertree", "shootout", "variance"],
 )
 def test_a_script_runs_in_small(name, monkeypatch, capsys, tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")

@@ -1,0 +1,149 @@
+"""The experiments with structured VAEs run, in small, and go on where they were killed."""
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+FOLDER = Path(__file__).parents[1] / "examples" / "paper"
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def module(name):
+        spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+        found = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, found)
+        spec.loader.exec_module(found)
+        return found
+
+    shared = module("vae")
+    yield lambda name: shared if name == "vae" else module(name)
+    sys.modules.pop("hmm_lm", None)
+
+
+@pytest.fixture
+def text(tmp_path):
+    draw = random.Random(0)
+    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
+    lines = [
+        f"the {draw.choice(nouns)} {draw.choice(verbs)} the {draw.choice(nouns)}"
+        + draw.choice(["", " today"])
+        for _ in range(60)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+SMALL = ("--states", 8, "--steps", 3, "--least", 1, "--tokens", 60, "--hidden", 8,
+         "--dimension", 4, "--save-every", 0)  # fmt: skip
+
+
+def call(module, *arguments):
+    app = typer.Typer()
+    app.command()(module.main)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+
+
+def test_table_5_in_small_and_killed_in_between(loaded, text, tmp_path, monkeypatch):
+    module, vae = loaded("table5"), loaded("vae")
+    asked = ("--text", text, *SMALL, "--keep", 0.5, "--seeds", 1, "--samples", 3,
+             "--methods", "full,rdp")  # fmt: skip
+    shown = call(module, "--out", tmp_path / "whole", *asked).stdout
+    assert "full-8" in shown
+    assert "nan" not in shown
+    rows = json.loads((tmp_path / "whole" / "table5-8.json").read_text())
+    assert [row["method"] for row in rows] == ["full", "rdp"]
+    assert all(row["dev"] > 0 and len(row["log"]) == 3 for row in rows)
+    assert (tmp_path / "whole" / "table5-8.png").stat().st_size
+
+    step, steps = vae.step, []
+
+    def killed(*arguments):
+        steps.append(arguments)
+        if len(steps) in (2, 6):
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(vae, "step", killed)
+    for _ in range(3):
+        call(module, "--out", tmp_path / "cut", *asked)
+    assert len(steps) == 8
+    again = json.loads((tmp_path / "cut" / "table5-8.json").read_text())
+    for name in ("8-0-0-0", "8-2-2-0"):
+        for one, other in zip(
+            weights(tmp_path / "whole" / name).values(),
+            weights(tmp_path / "cut" / name).values(),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+    for one, other in zip(rows, again, strict=True):
+        assert {k: v for k, v in one.items() if "seconds" not in k} == {
+            k: v for k, v in other.items() if "seconds" not in k
+        }
+
+
+def test_figure_2_in_small(loaded, text, tmp_path):
+    module = loaded("figure2")
+    asked = (*SMALL, "--keep", 4, "--steps", 1, "--count", 20)
+    shown = call(module, "--out", tmp_path, "--text", text, *asked).stdout
+    found = json.loads((tmp_path / "figure2.json").read_text())
+    assert list(found) == ["4/0", "3/1", "2/2", "0/4"]
+    assert all(f"K1/K2 = {name}" in shown for name in found)
+    for one in found.values():
+        for how in ("own", "all"):
+            assert sum(one[how]["shares"]) == pytest.approx(1.0)
+            assert 1.0 <= one[how]["worth"] <= one[how]["in use"] + 1e-6
+    assert (tmp_path / "figure2.png").stat().st_size
+
+
+def told(result, *words):
+    assert result.exit_code == 1
+    (line,) = (line for line in result.output.splitlines() if line.startswith("Error: "))
+    assert all(word in line for word in words), line
+
+
+def test_what_cannot_be_is_told_in_a_line(loaded, text, tmp_path):
+    module = loaded("table5")
+    asked = ("--text", text, "--methods", "full", "--seeds", 1, "--samples", 1)
+    call(module, "--out", tmp_path / "run", *asked, *SMALL)
+    other = (*SMALL[:3], 7, *SMALL[4:])
+    told(call(module, "--out", tmp_path / "run", *asked, *other), "another steps", "another folder")
+    path = tmp_path / "run" / "8-0-0-0" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:500])
+    told(call(module, "--out", tmp_path / "run", *asked, *SMALL), "checkpoint.pt", "damaged")
+    (tmp_path / "few.txt").write_text("a cat\n")
+    told(call(module, "--out", tmp_path / "b", *asked[2:], "--text", tmp_path / "few.txt"), "few")
+    if importlib.util.find_spec("transformers") is None:
+        gpt = ("--encoder", "gpt2", "--out", tmp_path / "c")
+        told(call(module, *asked, *SMALL, *gpt), "gpt2", "transformers")
+
+
+def test_the_encoder_reads_both_ways_and_not_beyond_a_length(loaded):
+    vae = loaded("vae")
+    torch.manual_seed(0)
+    encoder = vae.Encoder(9, 4)
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
+    both = encoder(tokens, torch.tensor([4, 2]))
+    alone = encoder(tokens[1:, :2], torch.tensor([2]))
+    assert torch.allclose(both[1, :2], alone[0], atol=1e-6)
+    changed = tokens.clone()
+    changed[0, 3] = 7
+    assert not torch.allclose(encoder(changed, torch.tensor([4, 2]))[0, 0], both[0, 0])
