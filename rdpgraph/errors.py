@@ -11,6 +11,7 @@ __all__ = [
     "BudgetError",
     "EvidenceError",
     "FileFormatError",
+    "GroupError",
     "ImpossibleEvidenceError",
     "ModelError",
     "RdpgraphError",
@@ -48,6 +49,10 @@ class FileFormatError(RdpgraphError, ValueError):
 
 class BudgetError(RdpgraphError):
     """A model that does not fit its memory or time budget; the message says by how much."""
+
+
+class GroupError(RdpgraphError, RuntimeError):
+    """A group of processes that did not form, or that lost one of them."""
 
 
 class UnsupportedError(RdpgraphError, NotImplementedError):

@@ -23,6 +23,7 @@ ROWS = (
     {"query"},
     {"distributions"},
     {"schedulers"},
+    {"distributed"},
     {"infer"},
     {"gp", "nn"},
     {"cli"},

@@ -56,7 +56,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> Log
     attempts = _attempts(work, unary.device)
     if scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
         attempts = [(work, scan.log_partition), *attempts]
-    values = _first_safe(attempts, unary, transition, lengths)
+    values = first_safe(attempts, unary, transition, lengths)
     return values.to(dtype)
 
 
@@ -75,19 +75,22 @@ def _attempts(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtyp
     return first + last
 
 
-def _first_safe(
+def first_safe(
     attempts: list[tuple[torch.dtype, Attempt]],
-    unary: Unary,
-    transition: Transition,
-    lengths: Lengths,
+    unary: Tensor,
+    transition: Tensor,
+    lengths: Tensor,
 ) -> Tensor:
-    """By the first route; items it is in doubt about by the next ones."""
+    """By the first route; items it is in doubt about by the next ones.
+
+    Args as for `log_partition`; of the states of one process, (B, T, n) and (N, n), too.
+    """
     (dtype, route), *others = attempts
     values, doubtful = route(unary.to(dtype), transition.to(dtype), lengths)
     if not others or not bool(doubtful.any()):
         return values
     rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
-    again = _first_safe(others, unary[rows], _of(transition, rows), lengths[rows])
+    again = first_safe(others, unary[rows], _of(transition, rows), lengths[rows])
     result = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
     if not len(sure):
         return result

@@ -1,0 +1,134 @@
+"""Groups of processes: joined by what torchrun says, and ended by one line when one is lost."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from rdpgraph.errors import GroupError, RdpgraphError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@contextmanager
+def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[DeviceMesh]":
+    """A mesh of all the processes that torchrun started, or SLURM by its variables; one dim.
+
+    A process that is lost ends the others, and an error of one ends it, each with one line on
+    standard error and exit code 1: so inside is the whole of a program. A group that there is
+    already is taken as it is, with the time limit that it has.
+
+    Args:
+        seconds: the time limit of joining, and of every message.
+        backend: of torch.distributed; default: nccl where there are GPUs, or else gloo.
+
+    Raises:
+        SystemExit: with one line, of what went wrong with the group or the model.
+
+    Example: `ShardedChain`, with `alone`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    here = f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}"
+    began = not dist.is_initialized()
+    cuda = torch.cuda.is_available() and backend in (None, "nccl")
+    try:
+        with one_line(here):
+            if began:
+                _join(backend or ("nccl" if cuda else "gloo"), seconds, here)
+            if cuda:
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            mesh = init_device_mesh("cuda" if cuda else "cpu", (dist.get_world_size(),))
+            yield mesh
+    except RdpgraphError as error:
+        _end(str(error))
+    if began:
+        dist.destroy_process_group()
+
+
+def _join(backend: str, seconds: float, here: str) -> None:
+    lacking = [name for name in _NAMES if name not in os.environ]
+    if lacking:
+        raise GroupError(
+            f"No group of processes: {', '.join(lacking)} not set; start the program with torchrun."
+        )
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise GroupError(
+            f"The group did not form at {where} within {seconds:g} s, {here}: {first_line(error)}"
+        ) from None
+
+
+@contextmanager
+def alone() -> "Generator[DeviceMesh]":
+    """A mesh of this process alone: to try out what will run on many."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    began = not dist.is_initialized()
+    with tempfile.TemporaryDirectory() as folder:
+        if began:
+            path = str(Path(folder) / "store")
+            store = dist.FileStore(path, 1)  # pyright: ignore[reportPrivateImportUsage]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            yield init_device_mesh("cpu", (dist.get_world_size(),))
+        finally:
+            if began:
+                dist.destroy_process_group()
+
+
+@contextmanager
+def one_line(here: str) -> Generator[None]:
+    """Errors of the group's own as ours.
+
+    Raises:
+        GroupError: a message that did not arrive.
+    """
+    try:
+        yield
+    except RdpgraphError:
+        raise
+    except RuntimeError as error:  # what gloo and nccl raise, beside the errors that have a type
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST):
+            raise GroupError(
+                f"The group is lost, {here}: another process ended or does not answer "
+                f"({first_line(error)})."
+            ) from None
+        raise
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    line = " ".join(str(error).split("\n")[0].split())
+    return line.rsplit("] ", 1)[-1][:160].rstrip(".")
+
+
+def _end(message: str) -> NoReturn:
+    """One line, and the end at once: threads that wait for the others would wait on."""
+    sys.stderr.write(f"Error: {' '.join(message.split())}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+_NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LOST = (
+    "Connection",
+    "connect",
+    "timed out",
+    "Timed out",
+    "timeout",
+    "peer",
+    "Broken pipe",
+    "NCCL",
+)

@@ -1,0 +1,87 @@
+"""Log Z of chains whose states lie on several ranks, in log-space: of any range, or of low rank."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from rdpgraph.distributed.wire import Split
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.chain.factors import inside, masked, steps_of
+from rdpgraph.structures.chain.logs import advance, room_for
+from rdpgraph.structures.chain.lowrank_messages import Links, LowRankTensors, finite
+
+
+def log_partition(
+    unary: Tensor, transition: Tensor, lengths: Tensor, *, split: Split
+) -> tuple[Tensor, Tensor]:
+    """As `scaled.log_partition`, exact whatever the range, and slow."""
+    unary = masked(unary, lengths)
+    room = room_for(unary.new_empty(len(unary), 1, split.total))
+    matrices, parts, shifts = steps_of(transition, unary.shape[1] - 1), list[Tensor](), Shifts()
+    state = unary
+    for step, own in enumerate(unary.unbind(1)):
+        state = advance(state, matrices[step - 1], room) + own if step else own
+        parts.append(total_here(state) + shifts.total)
+        if step < unary.shape[1] - 1:
+            state = shifts.taken_off(split.gathered(state))
+    return ended(parts, lengths, split), torch.zeros_like(lengths, dtype=torch.bool)
+
+
+def low_rank(parts: LowRankTensors, *, split: Split) -> Tensor:
+    """(B,) log Z on every rank: r numbers an item and step go to every other rank.
+
+    Args:
+        parts: of the states here: (B, T, n), and factors (n, r), or (1 or B, T-1, n, r).
+        split: of the states.
+    """
+    totals, shifts = list[Tensor](), Shifts()
+    for state in sweep(parts, split, shifts):
+        totals.append(total_here(state) + shifts.total)
+    return ended(totals, parts.lengths, split).to(parts.unary.dtype)
+
+
+def sweep(parts: LowRankTensors, split: Split, shifts: "Shifts") -> Iterator[Tensor]:
+    """Each step's log-states (B, n) here, less the shifts so far."""
+    out, into = Links(parts.left.mT), Links(parts.right)
+    state = parts.unary
+    for step, own in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
+        if step:
+            mass = out.times(step - 1, state)
+            ranks = Split(split.wire, (mass.shape[1],) * split.wire.ranks).gathered(mass)
+            ranks = soft_sum(ranks.unflatten(1, (split.wire.ranks, -1)), 1)
+            ranks = shifts.taken_off(ranks)
+            state = into.times(step - 1, ranks) + own
+        else:
+            state = own
+        yield state
+
+
+class Shifts:
+    """What was taken off the logs so far, (B,) float64; to which no gradient goes."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(())
+
+    def taken_off(self, logs: Tensor) -> Tensor:
+        """Logs (B, n) that all ranks hold, their maximum 0 now."""
+        top = finite(logs.detach().amax(1))
+        self.total = self.total + top.double()
+        return logs - top.unsqueeze(1)
+
+
+def total_here(state: Tensor) -> Tensor:
+    """(B,) of the states (B, n) here; -inf of none, with a gradient that is passed on."""
+    return soft_sum(state, 1) if state.shape[1] else state.sum(1) - math.inf
+
+
+def ended(parts: list[Tensor], lengths: Tensor, split: Split) -> Tensor:
+    """(B,) log Z from each step's total here, (B,) each: those of the steps where items end."""
+    here = torch.stack(parts, 1)
+    last = torch.arange(len(parts), device=lengths.device) == lengths.unsqueeze(1) - 1
+    # Of other steps nothing is asked, not even what is no number.
+    here = torch.where(last, here, -math.inf)
+    totals = soft_sum(split.wire.stacked(here), 0)
+    values = torch.where(last, totals, 0.0).sum(1)
+    return torch.where(inside(lengths, 1)[:, 0], values, 0.0)

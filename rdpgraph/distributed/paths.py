@@ -1,0 +1,173 @@
+"""Best sequences and draws of chains whose states lie on several ranks.
+
+What leads to every state is on every rank, (T, B, N); the column of the state after it is on one,
+which decides the state before and tells the others: one number an item and step. The noise of draws
+is that of all states on every rank, so that they do not depend on how many ranks there are.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rdpgraph.distributed import logs, scaled
+from rdpgraph.distributed.columns import rows_from
+from rdpgraph.distributed.wire import Split
+from rdpgraph.model.logmatrix import log_products
+from rdpgraph.structures.chain.factors import finite, inside, masked, step_of
+from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.draws import gumbel
+
+_CELLS = 2**22  # sums that are formed at a time
+
+
+@torch.no_grad()
+def viterbi(parts: ChainTensors, split: Split) -> Tensor:
+    """(B, T) best states, -1 beyond the length and where nothing is possible; as `decode`."""
+    unary = masked(parts.unary, parts.lengths)
+    peaks = split.wire.largest(_highest(unary))
+    unary = unary - finite(peaks.clone()).unsqueeze(2)
+    messages = list[Tensor]()
+    for step, own in enumerate(unary.unbind(1)):
+        if step:
+            matrix = step_of(parts.transition, step - 1)
+            best = _maxima(messages[-1], matrix)
+            top = finite(split.wire.largest(_highest(best)).clone()).unsqueeze(1)
+            linked = (step < parts.lengths).unsqueeze(1)
+            own = own + torch.where(linked, best - top, 0.0)
+        messages.append(split.gathered(own))
+    return _traced(messages, parts, split, count=1, noise=None)[0]
+
+
+@torch.no_grad()
+def draw(
+    parts: ChainTensors, split: Split, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """(count, B, T) exact draws, those of `sampling.draw`."""
+    unary, transition, lengths = parts
+    messages = list[Tensor]()
+    if unary.shape[1]:
+        _, states, _, _, doubtful = scaled.forward(unary, transition, lengths, split)
+        found = states.log()
+        if bool(doubtful.any()):
+            found = _in_logs(parts, split)
+        messages = list(found.unbind(1))
+    shape = (count, len(unary), split.total)
+    return _traced(
+        messages, parts, split, count=count, noise=lambda: gumbel(shape, unary, generator)
+    )
+
+
+def _in_logs(parts: ChainTensors, split: Split) -> Tensor:
+    """(B, T, N) log-states of any range."""
+    unary = masked(parts.unary, parts.lengths)
+    found = list[Tensor]()
+    for step, own in enumerate(unary.unbind(1)):
+        if step:
+            own = logs.advance(found[-1], step_of(parts.transition, step - 1)) + own
+        whole = split.gathered(own)
+        found.append(whole - finite(whole.amax(1)).unsqueeze(1))
+    within = inside(parts.lengths, unary.shape[1]).unsqueeze(2)
+    return torch.where(within, torch.stack(found, 1), -math.inf)
+
+
+def _traced(
+    messages: list[Tensor], parts: ChainTensors, split: Split, *, count: int,
+    noise: Callable[[], Tensor] | None,
+) -> Tensor:  # fmt: skip
+    """(count, B, T) states from the last step backwards, as `structures.chain.paths.traceback`."""
+    lengths, batch, device = parts.lengths, len(parts.unary), parts.unary.device
+    decided, items = list[Tensor](), torch.arange(batch, device=device)
+    for step in range(len(messages) - 1, -1, -1):
+        shaken = None if noise is None else noise()
+        logits = messages[step].expand(count, -1, -1)
+        state = (logits if shaken is None else logits + shaken).argmax(-1)
+        if decided:
+            here, places = split.owned(decided[-1])
+            matrix = step_of(parts.transition, step)
+            told = torch.zeros_like(state)
+            draws, rows = here.nonzero(as_tuple=True)
+            if len(draws):
+                chosen = places[draws, rows]
+                own = (chosen,) if matrix.ndim == 2 else (items[rows] % len(matrix), chosen)
+                logits = messages[step][rows] + matrix.mT[own]
+                logits = logits if shaken is None else logits + shaken[draws, rows]
+                told[draws, rows] = logits.argmax(-1)
+            goes_on = (step + 1 < lengths).unsqueeze(0)
+            state = torch.where(goes_on, split.wire.summed(told), state)
+        decided.append(state)
+    return _finished(decided, messages, lengths, count)
+
+
+def _finished(decided: list[Tensor], messages: list[Tensor], lengths: Tensor, count: int) -> Tensor:
+    total, batch = len(messages), len(lengths)
+    if not total:
+        return torch.empty(count, batch, 0, dtype=torch.long, device=lengths.device)
+    alive = torch.stack([(message > -math.inf).any(1) for message in messages], 1)
+    possible = alive.gather(1, (lengths - 1).clamp(min=0).unsqueeze(1))
+    states = torch.stack(decided[::-1], -1)
+    return torch.where(inside(lengths, total) & possible, states, -1)
+
+
+@torch.no_grad()
+def draw_by_rank(
+    parts: LowRankTensors, split: Split, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """(count, B, T) exact draws by way of the ranks: r numbers a draw, item and step are told."""
+    messages = list(logs.sweep(parts, split, logs.Shifts()))
+    shape = (count, len(parts.unary), split.total)
+    decided, alive = list[Tensor](), list[Tensor]()
+    for step in range(len(messages) - 1, -1, -1):
+        logits = messages[step].expand(count, -1, -1)
+        if decided:
+            side = _sides(parts.right, step)
+            # The rows of the states that follow, then all that leads to them.
+            row = rows_from(side, decided[-1].mT, split)
+            left = _sides(parts.left, step)
+            into = log_products(row, left).transpose(0, 1)
+            goes_on = (step + 1 < parts.lengths).reshape(1, -1, 1)
+            logits = logits + torch.where(goes_on, into, 0.0)
+        own = logits + split.part(gumbel(shape, parts.unary, generator))
+        decided.append(_chosen(own, split))
+        alive.append(split.wire.largest(_highest(messages[step])).unsqueeze(1))
+    return _finished(decided, alive[::-1], parts.lengths, count)
+
+
+def _sides(side: Tensor, step: int) -> Tensor:
+    """(n, r) or (1 or B, n, r) of the transition from a step."""
+    return side if side.ndim == 2 else side[:, step]
+
+
+def _chosen(logits: Tensor, split: Split) -> Tensor:
+    """(count, B) the state of the largest of (count, B, n), over the ranks; the first of ties."""
+    best, places = _highest(logits), torch.zeros_like(logits[..., :0].sum(-1), dtype=torch.long)
+    if logits.shape[-1]:
+        places = logits.argmax(-1) + split.start
+    # Both in one message: a number of states is exact in float64.
+    pairs = split.wire.stacked(torch.stack([best.double(), places.double()]))
+    winner = pairs[:, 0].argmax(0, keepdim=True)
+    return pairs[:, 1].gather(0, winner)[0].long()
+
+
+def columns(left: Tensor, right: Tensor, split: Split) -> Tensor:
+    """(N, n), or (1 or B, T-1, N, n): the columns here of a transition of low rank."""
+    flat = left.movedim(-2, -1).flatten(0, -2)
+    whole = split.gathered(flat).reshape([*left.shape[:-2], left.shape[-1], split.total])
+    return log_products(whole.movedim(-1, -2), right)
+
+
+def _highest(logs: Tensor) -> Tensor:
+    """The maxima of the last dim; -inf where there are no entries."""
+    return logs.amax(-1) if logs.shape[-1] else logs.new_full(logs.shape[:-1], -math.inf)
+
+
+def _maxima(state: Tensor, matrix: Tensor) -> Tensor:
+    """``max_i(state_i + matrix_ij)``, (B, n), in blocks of rows."""
+    best = state.new_full((len(state), matrix.shape[-1]), -math.inf)
+    rows = max(1, _CELLS // max(1, best.numel()))
+    for start in range(0, state.shape[1], rows):
+        part = slice(start, start + rows)
+        torch.maximum(best, (state[:, part, None] + matrix[..., part, :]).amax(1), out=best)
+    return best

@@ -1,0 +1,76 @@
+"""What holds on every number of processes: run by each of them, in one order, in one group.
+
+A group takes seconds to start, so all checks of a group size run in one: `test_ranks.py` starts it.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+CHECKS: dict[str, Callable[[DeviceMesh, Path], None]] = {}
+SECONDS = 20
+
+
+def check(function: Callable[[DeviceMesh, Path], None]) -> Callable[[DeviceMesh, Path], None]:
+    """Take part in every run; after an assertion that fails, all ranks go on with the next."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def outcomes(mesh: DeviceMesh, folder: Path) -> dict[str, str]:
+    """By check: nothing, or what went wrong here."""
+    found: dict[str, str] = {}
+    for name, function in CHECKS.items():
+        try:
+            function(mesh, folder)
+            found[name] = ""
+        except AssertionError:
+            found[name] = traceback.format_exc()
+        except Exception:
+            return found | {name: traceback.format_exc()}  # the others wait for this rank
+    return found
+
+
+def run(rank: int, ranks: int, folder: Path) -> None:
+    """One process of a group."""
+    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
+    store = dist.FileStore(str(folder / "store"), ranks)
+    limit = timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+    mesh = init_device_mesh("cpu", (ranks,))
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes(mesh, folder)))
+    sys.stderr.flush()
+    os._exit(0)  # a group that lost a rank might wait for it
+
+
+def main(folder: Path) -> None:
+    """Groups of 2 and of 4, forked: what takes the time is importing torch."""
+    from tests.distributed import chains  # noqa: F401
+
+    torch.set_num_threads(1)
+    for ranks in (2, 4):
+        own = folder / str(ranks)
+        own.mkdir()
+        workers = []
+        for rank in range(ranks):
+            worker = os.fork()
+            if not worker:
+                run(rank, ranks, own)
+            workers.append(worker)
+        for worker in workers:
+            os.waitpid(worker, 0)
+
+
+if __name__ == "__main__":
+    from tests.distributed import checks
+
+    checks.main(Path(sys.argv[1]))
