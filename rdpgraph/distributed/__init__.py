@@ -1,10 +1,12 @@
 """More than one process, on torch.distributed: the same answers as one.
 
 Models whose tables outgrow a machine. `group` makes a mesh of the processes that torchrun started;
-`shard` spreads the states of a chain over it. Nothing of this is loaded before it is asked for.
+`shard` spreads the states of a chain over it, `partition` the factors of a graph. Nothing of this
+is loaded before it is asked for.
 """
 
 from rdpgraph.distributed.chains import ShardedChain, shard
+from rdpgraph.distributed.graphs import GraphPart, PartPosterior, partition
 from rdpgraph.distributed.group import alone, group
 
-__all__ = ["ShardedChain", "alone", "group", "shard"]
+__all__ = ["GraphPart", "PartPosterior", "ShardedChain", "alone", "group", "partition", "shard"]

@@ -111,8 +111,9 @@ class _Tables:
 
 
 def reduce_graph(
-    graph: FactorGraph, *, possible: Possible | None = None, high_order: bool = False
-) -> Network:
+    graph: FactorGraph, *, possible: Possible | None = None, high_order: bool = False,
+    within: Possible | None = None,
+) -> Network:  # fmt: skip
     """Apply evidence, drop states that hard zeros make impossible, and squeeze settled slots.
 
     Exact. Linear in the tables' sizes per round of propagation. Gradients flow to the potentials.
@@ -122,6 +123,7 @@ def reduce_graph(
         possible: the states left, if they are known already from a graph with less evidence.
         high_order: keep potentials that answer messages themselves as they are, where their tables
             are not small; else they are decomposed.
+        within: of the graph's variables, states beyond which none is possible.
     """
     batch = math.prod(graph.batch_shape)
     blocks = _high_order_blocks(graph) if high_order else ()
@@ -137,7 +139,7 @@ def reduce_graph(
         tables.extend(indicators)
     tables.extend(_uniform(tables, settled, sizes, graph))
     if possible is None:
-        possible = _possible_states(settled, sizes, tables, blocks)
+        possible = _possible_states(settled, sizes, tables, blocks, within)
     counts = sizes if possible is None else possible.counts()
     unseen = settled[0, : graph.num_variables] == MISSING
     dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
@@ -228,8 +230,9 @@ def _uniform(
 
 
 def _possible_states(
-    settled: Tensor, sizes: Tensor, tables: list[_Tables], blocks: Sequence[HighOrderBlock] = ()
-) -> Possible | None:
+    settled: Tensor, sizes: Tensor, tables: list[_Tables], blocks: Sequence[HighOrderBlock],
+    within: Possible | None,
+) -> Possible | None:  # fmt: skip
     """The states left by evidence and hard zeros; None if there are no hard zeros."""
     factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
     for part in tables:
@@ -239,9 +242,11 @@ def _possible_states(
         allowed = (part.tables.detach() != -math.inf).any(0).cpu()
         if not bool(allowed.all()):
             factors.append((part.scopes, allowed, part.rows))
-    if not factors and not blocks:
+    if not factors and not blocks and within is None:
         return None
     possible = Possible(sizes)
+    if within is not None:
+        possible.mask[: len(within.mask)] &= within.mask
     observed = settled[0] != MISSING
     if bool(observed.any()):
         numbers = observed.nonzero().flatten()

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 CHECKS: dict[str, Callable[[DeviceMesh, Path], None]] = {}
-SECONDS = 20
+SECONDS = 60
 
 
 def check(function: Callable[[DeviceMesh, Path], None]) -> Callable[[DeviceMesh, Path], None]:
-    """Take part in every run; after an assertion that fails, all ranks go on with the next."""
+    """Take part in every run."""
     CHECKS[function.__name__] = function
     return function
 
@@ -33,10 +33,8 @@ def outcomes(mesh: DeviceMesh, folder: Path) -> dict[str, str]:
         try:
             function(mesh, folder)
             found[name] = ""
-        except AssertionError:
-            found[name] = traceback.format_exc()
         except Exception:
-            return found | {name: traceback.format_exc()}  # the others wait for this rank
+            return found | {name: traceback.format_exc()}  # what it ends for the others, too
     return found
 
 
@@ -54,7 +52,7 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Groups of 2 and of 4, forked: what takes the time is importing torch."""
-    from tests.distributed import chains  # noqa: F401
+    from tests.distributed import chains, graphs  # noqa: F401
 
     torch.set_num_threads(1)
     for ranks in (2, 4):

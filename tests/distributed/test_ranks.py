@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rdpgraph.distributed import alone
-from tests.distributed import chains  # noqa: F401
+from tests.distributed import chains, graphs  # noqa: F401
 from tests.distributed.checks import CHECKS, SECONDS, outcomes
 
 ROOT = Path(__file__).parents[2]

@@ -44,6 +44,7 @@ class LogOdds:
         ]
         self._padded = c.padded
         self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
+        self._boundary = equations.boundary
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
         # Room for a sweep: allocated again, it would cost more than what is computed in it.
         self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
@@ -56,14 +57,20 @@ class LogOdds:
     @staticmethod
     def applies(equations: Equations) -> bool:
         """Whether all is binary, pairwise and dense, and no number can leave its type's range."""
+        boundary, alike = equations.boundary, LogOdds._alike(equations)
+        if boundary is not None:  # one way for all parts
+            alike = alike and equations.edges.count > 0
+            alike = not bool(boundary.largest(torch.tensor(float(not alike))))
+        return alike and _largest_odds(equations) < 0.9 * math.log(torch.finfo(equations.dtype).max)
+
+    @staticmethod
+    def _alike(equations: Equations) -> bool:
+        """Whether all is binary, pairwise and dense."""
         if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
             return False
         if equations.temperature != 1 or equations.weights is not None or equations.vanishing:
             return False
-        tables = all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
-        return tables and _largest_odds(equations) < 0.9 * math.log(
-            torch.finfo(equations.dtype).max
-        )
+        return all(isinstance(k, TableKernel) and len(k.ports) == 2 for k in equations.kernels)
 
     def messages(self) -> Messages:
         """Back to log-messages whose maximum is 0."""
@@ -78,6 +85,8 @@ class LogOdds:
         """
         odds, (cavity, other, new) = self.odds, self._room
         belief = self._arriving(odds).add_(self._unary)
+        if self._boundary is not None:
+            belief = self._boundary.joined([belief.unsqueeze(1)])[0].squeeze(1)
         torch.gather(belief, 1, self._variable, out=cavity)
         ends = cavity.sub_(odds).exp_().reshape(len(odds), 2, -1)
         half = ends.shape[2]
@@ -116,5 +125,8 @@ def _largest_odds(equations: Equations) -> float:
         reach[second.start : second.stop] = (logs[:, :, 1] - logs[:, :, 0]).abs().amax((0, 1))
     unary = equations.unary[0].detach()
     total = (unary[:, 1] - unary[:, 0]).abs().amax(0).index_add(0, c.variable, reach)
+    if equations.boundary is not None:
+        total = equations.boundary.joined([total.reshape(1, 1, -1)])[0]
+        total = equations.boundary.largest(total.amax())
     largest = float(total.amax())
     return math.inf if math.isnan(largest) else largest

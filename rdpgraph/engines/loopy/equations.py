@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, rescaled, share, take
+from rdpgraph.engines.loopy.boundary import Boundary
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import Kernel
 from rdpgraph.model.semiring import soft_sum
@@ -45,6 +46,12 @@ class Sums:
 
     total: Tensor
     zeros: Tensor | None
+
+    def logs(self) -> Tensor:
+        """(B, K, n) the sums."""
+        if self.zeros is None:
+            return self.total
+        return torch.where(self.zeros > 0.5, -math.inf, self.total)
 
     def less(self, message: Tensor, at: Tensor) -> Tensor:
         """(B, K, n) the sums at variables ``at`` without a message that is part of them."""
@@ -79,6 +86,7 @@ class Equations:
             zeros it cannot: the states that they rule out have been dropped.
         lowest: no log-message goes below this, except for hard zeros.
         forest: whether the factor graph is known to have no cycle.
+        boundary: where these are the equations of a part of the model; None: of all.
     """
 
     edges: Edges
@@ -91,6 +99,7 @@ class Equations:
     vanishing: bool
     lowest: float
     forest: bool = False
+    boundary: Boundary | None = None
 
     def flat_messages(self) -> Messages:
         """Messages that say nothing."""
@@ -101,12 +110,13 @@ class Equations:
 
     def beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
         """Per class (B, K, n) log-beliefs of the variables, unnormalised."""
-        return tuple(
+        own = tuple(
             unary + arriving(c, message if weight is None else weight * message)
             for unary, c, message, weight in zip(
                 self.unary, self.edges.classes, messages, self._weights, strict=True
             )
         )
+        return own if self.boundary is None else self.boundary.joined(own)
 
     @property
     def _weights(self) -> Sequence[Tensor | None]:
@@ -124,18 +134,17 @@ class Equations:
         """Per class what the messages and the unary log-potentials come to at the variables."""
         if not self.vanishing:
             return [Sums(belief, None) for belief in self.beliefs(messages)]
-        return [
+        own = [
             sums_of(unary, partial(arriving, c), message if weight is None else weight * message)
             for unary, c, message, weight in zip(
                 self.unary, self.edges.classes, messages, self._weights, strict=True
             )
         ]
+        return own if self.boundary is None else _joined(own, self.boundary)
 
     def update(self, messages: Messages) -> Messages:
         """All messages updated from all messages (undamped)."""
-        cavities = self.cavities(messages, () if self.vanishing else self.beliefs(messages))
-        cavities = [rescaled(cavity, vanishing=self.vanishing)[0] for cavity in cavities]
-        return tuple(self.message(new) for new in self.outgoing(cavities))
+        return tuple(self.message(new) for new in self.outgoing(self._prepared(messages)[0]))
 
     def message(self, logs: Tensor) -> Tensor:
         """What a factor answers as a message: rescaled, and floored if it might be unbounded."""
@@ -145,6 +154,8 @@ class Equations:
     @cached_property
     def bounded(self) -> bool:
         """Whether no message can grow without bound."""
+        if self.boundary is not None:
+            return self.boundary.bounded
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
     @property
@@ -201,10 +212,13 @@ class Equations:
             taken = added_rows(taken, port, part.gather(1, here)[:, 0])
         return taken, own.log_partitions(incoming)
 
-    def _prepared(self, messages: Messages) -> tuple[list[Tensor], list[Tensor]]:
+    def _prepared(
+        self, messages: Messages, sums: Sequence[Sums] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        sums = self.sums(messages) if sums is None else sums
         pairs = [
-            rescaled(cavity, vanishing=self.vanishing)
-            for cavity in self.cavities(messages, self.beliefs(messages))
+            rescaled(own.less(message, c.variable), vanishing=self.vanishing)
+            for own, message, c in zip(sums, messages, self.edges.classes, strict=True)
         ]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
@@ -216,7 +230,8 @@ class Equations:
         return self._in_ranges(Equations._log_partition, messages)
 
     def _log_partition(self, messages: Messages) -> Tensor:
-        cavities, shifts = self._prepared(messages)
+        sums = self.sums(messages)
+        cavities, shifts = self._prepared(messages, sums)
         total = torch.zeros(self.batch, dtype=torch.float64, device=self.unary_device)
         dead = torch.zeros_like(total, dtype=torch.bool)
         for number, kernel in enumerate(self.kernels):
@@ -228,9 +243,11 @@ class Equations:
                 logs = logs * self.factor_weights[number]
             total, dead = _added(total, dead, logs)
         counts = self._variable_counts()
-        for belief, count in zip(self.beliefs(messages), counts, strict=True):
-            logs = soft_sum(belief, 1, self.temperature)
+        for own, count in zip(sums, counts, strict=True):
+            logs = soft_sum(own.logs(), 1, self.temperature)
             total, dead = _added(total, dead, logs, count)
+        if self.boundary is not None:
+            total, dead = self.boundary.total(total), self.boundary.largest(dead.to(total)) > 0
         return torch.where(dead, -math.inf, total)
 
     @property
@@ -241,6 +258,8 @@ class Equations:
     @property
     def records(self) -> bool:
         """Whether a gradient would reach the potentials."""
+        if self.boundary is not None:
+            return self.boundary.records
         return any(u.requires_grad for u in self.unary) or any(k.records for k in self.kernels)
 
     @property
@@ -251,9 +270,11 @@ class Equations:
     def _variable_counts(self) -> list[Tensor]:
         """Per class (n,): one less the counting numbers of the factors at each variable."""
         counts: list[Tensor] = []
-        for c, unary, weight in zip(self.edges.classes, self.unary, self._weights, strict=True):
+        places = zip(self.edges.classes, self.unary, self._weights, strict=True)
+        for number, (c, unary, weight) in enumerate(places):
             each = unary.new_ones(c.count) if weight is None else weight
-            counts.append(1.0 - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
+            own = 1.0 if self.boundary is None else self.boundary.counted(number)
+            counts.append(own - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
         return counts
 
     def with_unary(self, unary: tuple[Tensor, ...]) -> "Equations":
@@ -300,7 +321,7 @@ class Equations:
     @property
     def divisible(self) -> bool:
         """Whether the fields of some batch items each cost no more than their share."""
-        return all(kernel.divisible for kernel in self.kernels)
+        return self.boundary is None and all(kernel.divisible for kernel in self.kernels)
 
 
 def added_rows(total: Tensor, port: Port, values: Tensor) -> Tensor:
@@ -318,12 +339,24 @@ def arriving(c: SizeClass, values: Tensor) -> Tensor:
     lead = values.shape[:2]
     for bucket in c.buckets:
         degree, count = bucket.edges.shape
-        if not degree:
-            parts.append(values.new_zeros(*lead, count))
+        if not degree:  # zeros, by which a gradient goes back all the same: see `Boundary`
+            parts.append(values[..., :0].sum(2, keepdim=True).expand(*lead, count))
             continue
         here = take(values, bucket.edges.reshape(-1))
         parts.append(here.reshape(*lead, degree, count).sum(2))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:
+    """Sums with hard zeros counted apart, each with those of the other parts."""
+    both = boundary.joined([torch.cat([s.total, _zeros(s)], 1) for s in sums])
+    halves = (values.split(values.shape[1] // 2, 1) for values in both)
+    return [Sums(total, zeros) for total, zeros in halves]
+
+
+def _zeros(sums: Sums) -> Tensor:
+    assert sums.zeros is not None
+    return sums.zeros
 
 
 def _added(

@@ -85,7 +85,8 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     batch, schedule = equations.batch, limits.schedule
     residual = torch.full((batch,), math.inf, dtype=torch.float64)
     sweeps = torch.zeros(batch, dtype=torch.long)
-    if not equations.edges.count or not batch:
+    boundary = equations.boundary
+    if not batch or not (equations.edges.count or boundary):
         done = torch.ones(batch, dtype=torch.bool)
         return Outcome(start, done, torch.zeros(batch), (), sweeps)
     size = items_at_once(equations, schedule)
@@ -104,6 +105,8 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
                 largest = torch.maximum(
                     largest, residual_of_all(share.equations, share.messages).cpu()
                 )
+            if boundary is not None:
+                largest = boundary.largest(largest)
             residual[share.running] = largest[share.places]
             sweeps[share.running] += 1
             if share.sweeper.cut:

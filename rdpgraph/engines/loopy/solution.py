@@ -1,6 +1,7 @@
 """The answers of loopy belief propagation."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +45,7 @@ class LoopySolution(Approximation):
         allowance: seconds for all answers, or None.
         start: the messages to begin with, or None.
         share: the part of what is left of the time that the messages take.
+        among: where the network is a part of more: its equations among those of the others.
     """
 
     network: Network
@@ -54,6 +56,7 @@ class LoopySolution(Approximation):
     allowance: Allowance | None = None
     start: Messages | None = field(default=None, repr=False)
     share: float = 1.0
+    among: Callable[[Equations], Equations] | None = field(default=None, repr=False)
 
     @cached_property
     def edges(self) -> Edges:
@@ -65,6 +68,8 @@ class LoopySolution(Approximation):
         """The equations."""
         with torch.enable_grad():  # wherever it is first asked for
             equations = equations_of(self.network, self.edges, self.counting, self.temperature)
+        if self.among is not None:
+            return self.among(equations)
         return equations if equations.bounded else replace(equations, forest=self.network_is_forest)
 
     @property
@@ -188,7 +193,10 @@ class LoopySolution(Approximation):
         if total is None:
             messages = self.gradient.for_log_partition(outcome.messages)
             total = self.equations.log_partition(messages)
-        return (total + network.constant).to(network.constant)
+        boundary, constant = self.equations.boundary, network.constant
+        if boundary is not None:
+            constant = boundary.total(constant)
+        return (total + constant).to(network.constant)
 
     def variable_marginals(self) -> Tensor:
         """(B, S) the beliefs."""

@@ -137,7 +137,8 @@ class _Masked(Sweeper):
             pairs = list(zip(updated, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
-                changes.append(_largest([change(new, old, equations.seen) for new, old in pairs]))
+                own = [change(new, old, equations.seen) for new, old in pairs]
+                changes.append(_largest(own) if edges.count else _nothing(equations))
                 self._current = mixed
                 self.updates += edges.count
                 continue
@@ -276,6 +277,11 @@ def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
     """(B,) the largest change that any message would make now."""
     pairs = zip(equations.update(messages), messages, strict=True)
     return _largest([change(new, old, equations.seen) for new, old in pairs])
+
+
+def _nothing(equations: Equations) -> Tensor:
+    """(B,) the change of no message: of a part of a model that has none."""
+    return torch.zeros(equations.batch)
 
 
 def _largest(parts: list[Tensor]) -> Tensor:

@@ -1,0 +1,142 @@
+"""Messages between the parts of a graph: what each says of the variables that it shares."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rdpgraph.distributed.wire import Wire
+from rdpgraph.engines.loopy.boundary import Boundary
+from rdpgraph.engines.loopy.equations import Equations
+from rdpgraph.engines.network import Network
+
+
+def exchanged(wire: Wire, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """What neighbours send, from what they are sent: by rank, of equal shapes both ways."""
+    arrived = {rank: torch.empty_like(values) for rank, values in sent.items()}
+    calls: list[dist.P2POp] = []
+    for rank, values in sent.items():
+        if values.numel():
+            other = dist.get_global_rank(wire.group, rank)
+            calls.append(dist.P2POp(dist.irecv, arrived[rank], other, wire.group))
+            calls.append(dist.P2POp(dist.isend, values.contiguous(), other, wire.group))
+    for work in dist.batch_isend_irecv(calls) if calls else ():
+        work.wait()
+    return arrived
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours(Boundary):
+    """The boundary of a part that shares variables with others.
+
+    Attributes:
+        wire: the ranks.
+        places: by rank of a neighbour, per class the places of the variables shared with it, in
+            the order that both have.
+        own: per class (n,) 1 for a variable that no lower rank has, or 0.
+        bounded: see `Boundary`.
+        records: likewise.
+    """
+
+    wire: Wire
+    places: Mapping[int, tuple[Tensor, ...]]
+    own: tuple[Tensor, ...]
+    bounded: bool
+    records: bool
+
+    def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What all parts say of the variables: sent to the neighbours, and added up."""
+        if torch.is_grad_enabled() and self.records and self.places:
+            return _Joined.apply(self, *map(_watched, values))  # pyright: ignore
+        return self.added(values)
+
+    def added(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`joined` without gradient, in place."""
+        sent = {
+            rank: torch.cat([
+                value.index_select(2, places).reshape(-1)
+                for value, places in zip(values, own, strict=True)
+            ])
+            for rank, own in self.places.items()
+        }  # fmt: skip
+        arrived = exchanged(self.wire, sent)
+        for rank, own in self.places.items():
+            sizes = [v.shape[0] * v.shape[1] * len(p) for v, p in zip(values, own, strict=True)]
+            parts = arrived[rank].split(sizes)
+            for value, places, part in zip(values, own, parts, strict=True):
+                value.index_add_(2, places, part.view(*value.shape[:2], len(places)))
+        return tuple(values)
+
+    def counted(self, number: int) -> Tensor:
+        """A variable is counted by the lowest rank that has it."""
+        return self.own[number]
+
+    def total(self, values: Tensor) -> Tensor:
+        """By all-reduce."""
+        watched = torch.is_grad_enabled() and self.records
+        return self.wire.summed(_watched(values) if watched else values)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """By all-reduce."""
+        return self.wire.largest(values)
+
+
+def _watched(values: Tensor) -> Tensor:
+    """The pass back is that of all parts, whether or not anything of this one needs it."""
+    return values if values.requires_grad else values.detach().requires_grad_()
+
+
+class _Joined(torch.autograd.Function):
+    """Sums over all holders of a variable are their own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, boundary: Neighbours, *values: Tensor) -> Any:
+        ctx.boundary = boundary
+        return boundary.added([value.clone() for value in values])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        copies = [gradient.clone() for gradient in gradients]
+        with torch.no_grad():
+            return None, *ctx.boundary.added(copies)
+
+
+def joining(
+    wire: Wire, network: Network, shared: Mapping[int, Tensor]
+) -> Callable[[Equations], Equations]:
+    """Makes the equations of a part those of a part of the whole.
+
+    Args:
+        wire: the ranks.
+        network: the part, with states left that all parts agree about.
+        shared: by rank of a neighbour, the numbers of the variables shared with it.
+    """
+
+    def join(equations: Equations) -> Equations:
+        edges, dtype = equations.edges, network.constant.dtype
+        device = network.constant.device
+        flags = torch.tensor(
+            [not equations.bounded, equations.records, equations.vanishing, -equations.lowest],
+            dtype=torch.float64,
+            device=device,
+        )
+        unbounded, records, vanishing, reach = wire.largest(flags).tolist()
+        places: dict[int, tuple[Tensor, ...]] = {}
+        own = [torch.ones(len(c.variables), dtype=dtype, device=device) for c in edges.classes]
+        for rank, numbers in sorted(shared.items()):
+            active = network.active[numbers]
+            active = active[active >= 0]  # what is settled, is so in all parts
+            home, local = edges.home[active], edges.local[active]
+            places[rank] = tuple(
+                local[home == number].to(device) for number in range(len(edges.classes))
+            )
+            if rank < wire.rank:
+                for mine, theirs in zip(own, places[rank], strict=True):
+                    mine[theirs] = 0.0
+        boundary = Neighbours(wire, places, tuple(own), not unbounded, bool(records))
+        return replace(equations, vanishing=bool(vanishing), lowest=-reach, boundary=boundary)
+
+    return join

@@ -1,0 +1,378 @@
+"""Graphs in parts, one on each process: loopy belief propagation over all of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph.distributed.boundary import exchanged, joining
+from rdpgraph.distributed.wire import Wire, fingerprint
+from rdpgraph.engines.consistency import Possible
+from rdpgraph.engines.loopy.counting import Bethe, Fractional
+from rdpgraph.engines.loopy.gradients import FromBeliefs, Unrolled
+from rdpgraph.engines.loopy.schedules import Flooding
+from rdpgraph.engines.loopy.solution import LoopySolution
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain, Entry, Named
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.query.answers import StateValues
+from rdpgraph.schedulers.loopy import Loopy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Shared: TypeAlias = Mapping[int, Sequence[Variable | VariableArray]]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphPart:
+    """The factors of a graph that this process has, and the variables that it shares.
+
+    Each factor is in one part. A variable is in every part that has a factor of it, and each two
+    parts say to each other which variables they share, in one order. No process holds the whole:
+    each declares its own part, under names of its own. `partition` makes the parts of a graph that
+    every process holds.
+
+    Args:
+        graph: of this rank's factors, evidence included: on a shared variable in all of its parts.
+        mesh: of one dim.
+        shared: by the rank of another part, the variables shared with it.
+
+    Raises:
+        ModelError: parts that do not say the same of what they share.
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> from rdpgraph.distributed import alone
+        >>> x = VariableArray("x", (4,), 2)
+        >>> near = rg.FactorBlock((x[1:], x[:-1]), rg.Table([[1.0, 0.0], [0.0, 1.0]]))
+        >>> first = rg.Factor(x[0], rg.Table([0.0, 1.0]))
+        >>> with alone() as mesh:  # of two ranks, the first would have shared={1: [x[-1]]}
+        ...     posterior = GraphPart(rg.FactorGraph([first, near]), mesh).infer(rg.Loopy())
+        ...     posterior.marginal(x[0])
+        tensor([0.2689, 0.7311])
+    """
+
+    graph: FactorGraph
+    mesh: "DeviceMesh"
+    shared: Shared = field(default_factory=dict[int, Sequence[Variable | VariableArray]])
+    home: tuple[Domain, Tensor] | None = field(default=None, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        wire, graph = self.wire, self.graph
+        observed = graph.observed
+        own: dict[int, object] = {}
+        for rank, numbers in self.numbers.items():
+            seen = 0 if observed is None else fingerprint(observed[..., numbers])
+            if observed is not None and bool((observed[..., numbers] == MISSING).all()):
+                seen = 0
+            own[rank] = (graph.domain.sizes[numbers].tolist(), seen)
+        told = wire.told((graph.batch_shape, str(graph.dtype), own))
+        for rank, (batch, dtype, theirs) in enumerate(told):
+            if (batch, dtype) != told[0][:2]:
+                raise ModelError(
+                    f"The parts of a graph need one batch shape and floating type; rank 0 has "
+                    f"{told[0][:2]}, rank {rank} has {(batch, dtype)}."
+                )
+            for other, mine in theirs.items():
+                if not 0 <= other < wire.ranks or other == rank:
+                    raise ModelError(f"Rank {rank} of {wire.ranks} shares variables with {other}.")
+                if told[other][2].get(rank) != mine:
+                    raise ModelError(
+                        f"Ranks {rank} and {other} must say the same of the variables they share, "
+                        "in one order: how many states each has, and its evidence."
+                    )
+
+    @cached_property
+    def wire(self) -> Wire:
+        """The ranks."""
+        return Wire.of(self.mesh)
+
+    @cached_property
+    def numbers(self) -> dict[int, Tensor]:
+        """By rank of a neighbour, the numbers here of the variables shared with it."""
+        return {
+            rank: torch.cat([self.graph.domain.numbers(item).reshape(-1) for item in items])
+            for rank, items in sorted(self.shared.items())
+            if len(items)
+        }
+
+    def infer(self, scheduler: Loopy | None = None) -> "PartPosterior":
+        """The beliefs of loopy belief propagation over all parts: on every rank, at once.
+
+        Sweep by sweep the messages of one process with the same choices. Gradients reach log Z
+        through the beliefs, right at a fixed point; with `Unrolled`, marginals too.
+
+        Args:
+            scheduler: of `Flooding`, with any damping, temperature, tolerance and number of sweeps,
+                the same on every rank; default `Loopy()`.
+
+        Raises:
+            UnsupportedError: another schedule, counting numbers that need the whole graph, a limit
+                of seconds.
+        """
+        scheduler = scheduler or Loopy()
+        whole = not isinstance(scheduler.counting, Bethe | Fractional)
+        limited = scheduler.seconds is not None or scheduler.start is not None
+        if not isinstance(scheduler.schedule, Flooding) or whole or limited:
+            raise UnsupportedError(
+                "The parts of a graph are solved by Loopy() with Flooding(), Bethe() or "
+                f"Fractional(), no start and no seconds; got {scheduler}."
+            )
+        gradient = scheduler.gradient
+        if not isinstance(gradient, Unrolled):
+            gradient = FromBeliefs()
+        network, numbers = self._agreed(), self.numbers
+        solution = replace(
+            scheduler.solution(network),
+            gradient=gradient,
+            among=joining(self.wire, network, numbers),
+        )
+        impossible = self.wire.largest(torch.tensor(float(network.impossible)))
+        return PartPosterior(self, solution, bool(impossible))
+
+    def _agreed(self) -> Network:
+        """The part without the states that any part rules out; asked until no more are."""
+        sizes = self.graph.domain.sizes
+        places = {rank: _places(sizes, numbers) for rank, numbers in self.numbers.items()}
+        within: Possible | None = None
+        while True:
+            network = reduce_graph(self.graph, high_order=True, within=within)
+            left = Possible(sizes)
+            if network.possible is not None:
+                left.mask &= network.possible.mask[: len(left.mask)]
+            sent = {rank: left.mask[own].float() for rank, own in places.items()}
+            arrived = exchanged(self.wire, sent)
+            struck = any(bool((sent[rank] > arrived[rank]).any()) for rank in sent)
+            if not bool(self.wire.largest(torch.tensor(float(struck)))):
+                return network
+            for rank, own in places.items():
+                left.mask[own] &= arrived[rank] > 0
+            within = left
+
+
+@dataclass(frozen=True, eq=False)
+class PartPosterior:
+    """What loopy belief propagation says of a part of a graph, and of the whole.
+
+    All ranks ask the same questions in the same order.
+
+    Attributes:
+        part: what was declared.
+        solution: the messages of this part.
+        impossible: whether some part allows nothing.
+    """
+
+    part: GraphPart
+    solution: LoopySolution = field(repr=False)
+    impossible: bool
+
+    @differentiable_property
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z of the whole graph, on every rank."""
+        graph = self.part.graph
+        if self.impossible:
+            return torch.full(graph.batch_shape, -math.inf, dtype=graph.dtype)
+        return self.solution.log_partition().reshape(graph.batch_shape)
+
+    @differentiable_property
+    def _flat(self) -> Tensor:
+        """(B, S) the beliefs of the variables here."""
+        values = self.solution
+        if self.impossible:
+            network = values.network
+            return network.constant.new_zeros(network.batch, self.part.graph.domain.total_states)
+        return values.variable_marginals()
+
+    def marginals(self) -> StateValues:
+        """Probabilities of the states of every variable here, the shared ones on each of its ranks.
+
+        By `Variable`, and by the view of each `VariableArray` that is here.
+        """
+        graph, flat = self.part.graph, self._flat
+        domain, numbers = self.part.home or (graph.domain, torch.arange(graph.num_variables))
+        starts = graph.domain.sizes.cumsum(0) - graph.domain.sizes
+        answers: dict[Entry, Tensor] = {}
+        for entry, first in zip(domain.entries, domain.starts, strict=False):
+            count = math.prod(entry.shape)
+            here = ((numbers >= first) & (numbers < first + count)).nonzero().flatten()
+            if not len(here):
+                continue
+            places = starts[here].unsqueeze(1) + torch.arange(entry.size)
+            values = flat[:, places.to(flat.device)]
+            key: Entry = entry
+            if isinstance(entry, VariableArray):
+                members = numbers[here] - first
+                if len(members) < count:
+                    key = VariableArray(
+                        entry.name, (len(members),), entry.states, view=(entry, members)
+                    )
+            shape = (*graph.batch_shape, *key.shape, entry.size)
+            answers[key] = values.reshape(shape)
+        return StateValues(answers, domain)
+
+    def marginal(self, item: Named) -> Tensor:
+        """(*batch, states), or (*batch, *shape, states), of variables that are here.
+
+        Raises:
+            ModelError: they are in another part.
+        """
+        return self.marginals()[item]
+
+    def gathered(self) -> StateValues:
+        """`marginals` of all variables of the graph, on every rank, of parts by `partition`.
+
+        Raises:
+            UnsupportedError: parts that were declared one by one: the names of each are its own.
+        """
+        if self.part.home is None:
+            raise UnsupportedError(
+                "Parts declared one by one have names of their own: gather what marginals() gives."
+            )
+        domain, numbers = self.part.home
+        graph, wire = self.part.graph, self.part.wire
+        own = torch.ones(len(numbers), dtype=torch.bool)
+        for rank, shared in self.part.numbers.items():
+            if rank < wire.rank:
+                own[shared] = False
+        flat = self._flat
+        whole = flat.new_zeros(len(flat), domain.total_states)
+        here = own.nonzero().flatten()
+        whole[:, _places(domain.sizes, numbers[here])] = flat[:, _places(graph.domain.sizes, here)]
+        whole = wire.summed(whole)
+        answers: dict[Entry, Tensor] = {}
+        parts = whole.split([math.prod(e.shape) * e.size for e in domain.entries], 1)
+        for entry, part in zip(domain.entries, parts, strict=True):
+            answers[entry] = part.reshape(*graph.batch_shape, *entry.shape, entry.size)
+        return StateValues(answers, domain)
+
+    @cached_property
+    def status(self) -> Status:
+        """Whether the messages of all parts converged, and in how many sweeps."""
+        if self.impossible:
+            return Status(exact=True, method="loopy")
+        own = self.solution.status()
+        remedy = own.remedy if not own.converged else (
+            "approximate, unless the graph has no cycle; that is not looked for in its parts"
+        )  # fmt: skip
+        return replace(own, exact=False, biased=True, bound="", remedy=remedy)
+
+
+def partition(
+    graph: FactorGraph, mesh: "DeviceMesh", *, assignment: Tensor | None = None
+) -> GraphPart:
+    """This rank's part of a graph that every rank holds.
+
+    A factor goes to the rank of its first variable, and takes its other variables along.
+
+    Args:
+        graph: the same on every rank, evidence included.
+        mesh: of one dim.
+        assignment: (V,) the rank of each variable, in the order of the graph's variables, members
+            of arrays included; default: in blocks, equally many variables on each rank, so that an
+            array is cut along its first dim.
+
+    Raises:
+        ModelError: an assignment that does not fit, or graphs that differ between the ranks.
+    """
+    wire, count = Wire.of(mesh), graph.num_variables
+    if assignment is None:
+        assignment = torch.arange(count) * wire.ranks // max(1, count)
+    whole = assignment.dtype == torch.long and assignment.shape == (count,)
+    if not whole or (
+        count and not 0 <= int(assignment.amin()) <= int(assignment.amax()) < wire.ranks
+    ):
+        raise ModelError(
+            f"partition needs the ranks of {count:,} variables, int64 from 0 to {wire.ranks - 1}; "
+            f"got {assignment!r:.80}."
+        )
+    seen = 0 if graph.observed is None else fingerprint(graph.observed)
+    scopes = [fingerprint(block.scopes) for block in graph.blocks]
+    wire.require_alike(
+        "graphs, or their assignments",
+        (count, graph.num_factors, graph.batch_shape, scopes, seen, fingerprint(assignment)),
+    )
+    present = torch.zeros(wire.ranks, count, dtype=torch.bool)
+    present[assignment, torch.arange(count)] = True
+    for block in graph.blocks:
+        if block.arity:
+            ranks = assignment[block.scopes[:, :1]].expand_as(block.scopes)
+            present[ranks, block.scopes] = True
+    mine = present[wire.rank]
+    numbers = mine.nonzero().flatten()
+    local = torch.full((count,), -1).scatter(0, numbers, torch.arange(len(numbers)))
+    blocks = [_part(block, assignment, wire.rank, local) for block in graph.blocks]
+    blocks = [block for block in blocks if block.count]
+    # A factor of nothing, for the batch dims and the type of what is elsewhere.
+    nothing = Table(torch.zeros(graph.batch_shape, dtype=graph.dtype, device=graph.device))
+    empty = torch.zeros(1, 0, dtype=torch.long)
+    blocks.append(Block(empty, nothing, (), None, torch.tensor([graph.num_factors])))
+    observed = None if graph.observed is None else graph.observed[..., numbers]
+    part = FactorGraph.from_blocks(_domain(graph.domain, numbers), blocks, observed)
+    shared: dict[int, Sequence[Variable | VariableArray]] = {}
+    for rank in range(wire.ranks):
+        both = local[(mine & present[rank]).nonzero().flatten()]
+        if rank != wire.rank and len(both):
+            shared[rank] = _views(part.domain, both)
+    return GraphPart(part, mesh, shared, home=(graph.domain, numbers))
+
+
+def _part(block: Block, assignment: Tensor, rank: int, local: Tensor) -> Block:
+    """The factors of a block whose first variable is a rank's; those of none are the first's."""
+    if not block.arity:
+        rows = torch.arange(block.count if rank == 0 else 0)
+    else:
+        rows = (assignment[block.scopes[:, 0]] == rank).nonzero().flatten()
+    potential = block.select(rows)
+    lead = potential.lead(block.arity)
+    one = not lead or lead[-1] == 1
+    shape = (1,) if one else (len(rows),)
+    if not lead:
+        shape = ()
+    return Block(local[block.scopes[rows]], potential, shape, None, block.declared[rows])
+
+
+def _domain(domain: Domain, numbers: Tensor) -> Domain:
+    """Of some of the variables, sorted; arrays are of those of their members that are there."""
+    entries: list[Entry] = []
+    for entry, first in zip(domain.entries, domain.starts, strict=False):
+        stop = first + math.prod(entry.shape)
+        count = int(((numbers >= first) & (numbers < stop)).sum())
+        if isinstance(entry, Variable):
+            entries += [entry] * count
+        elif count:
+            entries.append(VariableArray(entry.name, (count,), entry.states))
+    return Domain(tuple(entries))
+
+
+def _views(domain: Domain, numbers: Tensor) -> list[Variable | VariableArray]:
+    """Variables by their numbers, sorted, as views of the entries that they are members of."""
+    found: list[Variable | VariableArray] = []
+    for entry, first in zip(domain.entries, domain.starts, strict=False):
+        stop = first + math.prod(entry.shape)
+        members = numbers[(numbers >= first) & (numbers < stop)] - first
+        if isinstance(entry, Variable):
+            found += [entry] * len(members)
+        elif len(members):
+            found.append(
+                VariableArray(entry.name, (len(members),), entry.states, view=(entry, members))
+            )
+    return found
+
+
+def _places(sizes: Tensor, numbers: Tensor) -> Tensor:
+    """Where the states of variables lie among those of all."""
+    own = sizes[numbers]
+    starts = (sizes.cumsum(0) - sizes)[numbers]
+    first = torch.repeat_interleave(starts - (own.cumsum(0) - own), own)
+    return first + torch.arange(len(first))
