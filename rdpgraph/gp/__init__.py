@@ -10,9 +10,9 @@ from rdpgraph.gp.estimators import GradientEstimator, Reparameterised, ScoreFunc
 from rdpgraph.gp.features import Features, Products
 from rdpgraph.gp.graphs import GraphLikelihood
 from rdpgraph.gp.kernels import RBF, Kernel, Linear, Matern, Product, Sum
+from rdpgraph.gp.labelling import Labelling, Pieces
 from rdpgraph.gp.likelihoods import (
     ChainLikelihood,
-    Labelling,
     Likelihood,
     PiecewisePseudoLikelihood,
 )
@@ -41,6 +41,7 @@ __all__ = [
     "Linear",
     "Matern",
     "PairwiseBound",
+    "Pieces",
     "PiecewisePseudoLikelihood",
     "Product",
     "Products",

@@ -9,7 +9,7 @@ from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
 _HEADROOM = {torch.float32: 60.0, torch.float64: 600.0}
-"""Nats between the scores of a transition matrix up to which scaled products do not underflow."""
+"""Nats between scores up to which scaled products do not underflow."""
 _FEW_SEQUENCES = 4
 """Up to so many, products and sums are faster than the matrix products of a batch."""
 
@@ -26,15 +26,10 @@ def log_partition(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Tensor:
         pairwise: (S, V, V) scores of neighbours, [from, to], finite.
         lengths: (B,) from 1 to T.
     """
-    limit = _HEADROOM.get(unary.dtype, 0.0)
-    with torch.no_grad():
-        flat = pairwise.flatten(1)
-        apart = flat.amax(1) - flat.amin(1) if flat.numel() else flat.sum(1)
-        narrow = bool((apart < limit).all())
-    if not narrow:
+    if not narrow(pairwise):
         return as_chain(unary, pairwise, lengths).log_partition()
-    found: Tensor = _LogPartition.apply(unary, pairwise, lengths)
-    return found
+    total: Tensor = _LogPartition.apply(unary, pairwise, lengths)
+    return total
 
 
 def as_chain(unary: Tensor, pairwise: Tensor, lengths: Tensor) -> Chain:
@@ -49,15 +44,69 @@ def score(unary: Tensor, pairwise: Tensor, states: Tensor, lengths: Tensor) -> T
     """(S, B) unnormalised log-scores of the same sequences (B, T) in every sample."""
     within = inside(lengths, states.shape[1])
     known = torch.where(within, states, 0)
-    index = known.unsqueeze(-1).expand(unary.shape[0], *known.shape, 1)
-    own = torch.where(within, unary.gather(-1, index).squeeze(-1), 0.0).sum(-1)
-    if states.shape[1] < 2:
-        return own
-    count, labels = len(states), unary.shape[-1]
-    pairs = known[:, :-1] * labels + known[:, 1:]
-    counts = unary.new_zeros(count, labels * labels)
-    counts.scatter_add_(1, pairs, within[:, 1:].to(counts))
-    return own + pairwise.flatten(1) @ counts.mT
+    own = torch.where(within, chosen(unary, known), 0.0).sum(-1)
+    return own + pair_scores(pairwise, known[:, :-1], known[:, 1:], within[:, 1:])
+
+
+def pair_scores(pairwise: Tensor, sources: Tensor, targets: Tensor, within: Tensor) -> Tensor:
+    """(S, B) sums of the scores of pairs of states (B, E), of those `within` (B, E)."""
+    labels = pairwise.shape[-1]
+    counts = pairwise.new_zeros(len(sources), labels * labels)
+    counts.scatter_add_(1, sources * labels + targets, within.to(counts))
+    return pairwise.flatten(1) @ counts.mT
+
+
+def chosen(values: Tensor, states: Tensor) -> Tensor:
+    """(S, B, T) of (S, B, T, V), the entries of states (B, T)."""
+    index = states.unsqueeze(-1).expand(*values.shape[:-1], 1)
+    return values.gather(-1, index).squeeze(-1)
+
+
+def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
+    """(S, B, T - 1) for each two neighbours: log-sums over each one's states, the other one known.
+
+    log sum_v exp(u_t+1(v) + f(y_t, v)) + log sum_v exp(u_t(v) + f(v, y_t+1)), as products of
+    matrices with exponentials that are computed once; differentiable.
+    """
+    before, after = states[:, :-1], states[:, 1:]
+    if not narrow(pairwise):
+        forward = (unary[:, :, 1:] + pairwise[:, before]).logsumexp(-1)
+        return forward + (unary[:, :, :-1] + pairwise.mT[:, after]).logsumexp(-1)
+    unary = unary.contiguous()
+    peaks = peaks_of(unary, pairwise)
+    top = pairwise.detach().flatten(1).amax(1)
+    emission = (unary if isinstance(peaks, float) else unary - peaks).exp().flatten(1, 2)
+    matrix = (pairwise - top.reshape(-1, 1, 1)).exp()
+    shape = unary.shape
+    forward = chosen((emission @ matrix.mT).reshape(shape)[:, :, 1:], before)
+    backward = chosen((emission @ matrix).reshape(shape)[:, :, :-1], after)
+    taken = 0.0 if isinstance(peaks, float) else (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1)
+    return forward.log() + backward.log() + taken + 2 * top.reshape(-1, 1, 1)
+
+
+def narrow(pairwise: Tensor) -> bool:
+    """Whether the scores of pairs are so near each other that scaled products do not underflow."""
+    with torch.no_grad():
+        return float(_apart(pairwise)) < _HEADROOM.get(pairwise.dtype, 0.0)
+
+
+def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | float:
+    """(..., 1) what to take off scores (..., V) before they are exponentiated; detached.
+
+    Zero where all are so near zero that nothing need be taken off, which saves a pass.
+    """
+    with torch.no_grad():
+        low, high = unary.aminmax()
+        room = _HEADROOM[unary.dtype] - float(_apart(pairwise))
+        if -room < float(low) and float(high) < room:
+            return 0.0
+        return unary.amax(-1, keepdim=True)
+
+
+def _apart(pairwise: Tensor) -> Tensor:
+    """() the largest difference of scores in one matrix."""
+    flat = pairwise.flatten(1)
+    return (flat.amax(1) - flat.amin(1)).amax() if flat.numel() else flat.sum()
 
 
 class _LogPartition(torch.autograd.Function):
@@ -68,14 +117,15 @@ class _LogPartition(torch.autograd.Function):
         """(S, B) log Z in nats; what the backward pass needs is kept."""
         keep = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         # Steps lead, so that each is one block of memory.
-        emission = unary.permute(2, 0, 1, 3)
-        peaks = emission.amax(-1, keepdim=True)
-        emission = torch.sub(emission, peaks, out=emission.new_empty(emission.shape)).exp_()
+        emission = unary.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
+        peaks = peaks_of(emission, pairwise)
+        emission = (emission if isinstance(peaks, float) else emission.sub_(peaks)).exp_()
         top = pairwise.flatten(1).amax(1)
         matrix = (pairwise - top.reshape(-1, 1, 1)).exp_()
         within = inside(lengths, unary.shape[2]).mT.unsqueeze(1)  # (T, 1, B)
-        links = (lengths - 1).to(unary)
-        total = torch.where(within, peaks.squeeze(-1), 0.0).sum(0) + top.unsqueeze(1) * links
+        total = top.unsqueeze(1) * (lengths - 1).to(unary)
+        if isinstance(peaks, Tensor):
+            total = total + torch.where(within, peaks.squeeze(-1), 0.0).sum(0)
         messages: list[Tensor] = []
         scales: list[Tensor] = []
         state = emission[0]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from rdpgraph.gp.algebra import cholesky
 from rdpgraph.gp.inducing import Conditional
 
 
@@ -16,7 +17,15 @@ class Covariance(nn.Module, ABC):
     """
 
     @abstractmethod
-    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+    def started(
+        self,
+        components: int,
+        labels: int,
+        points: int,
+        *,
+        scale: float,
+        device: torch.device | None = None,
+    ) -> "Covariance":
         """A new one with parameters, all covariances scale^2 times the identity."""
 
     @abstractmethod
@@ -51,12 +60,22 @@ class DiagonalCovariance(Covariance):
 
     log_scales: Tensor
 
-    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+    def started(
+        self,
+        components: int,
+        labels: int,
+        points: int,
+        *,
+        scale: float,
+        device: torch.device | None = None,
+    ) -> "Covariance":
         """A new one with parameters, all covariances scale^2 times the identity."""
-        found = DiagonalCovariance()
-        scales = torch.full((components, labels, points), math.log(scale), dtype=torch.float64)
-        found.log_scales = nn.Parameter(scales)
-        return found
+        started = DiagonalCovariance()
+        scales = torch.full(
+            (components, labels, points), math.log(scale), dtype=torch.float64, device=device
+        )
+        started.log_scales = nn.Parameter(scales)
+        return started
 
     def projected(self, given: Conditional, component: int) -> Tensor:
         """(B, V, T, T) covariances of the rows times the functions, of one component."""
@@ -102,18 +121,27 @@ class FullCovariance(Covariance):
     below: Tensor
     log_scales: Tensor
 
-    def started(self, components: int, labels: int, points: int, *, scale: float) -> "Covariance":
+    def started(
+        self,
+        components: int,
+        labels: int,
+        points: int,
+        *,
+        scale: float,
+        device: torch.device | None = None,
+    ) -> "Covariance":
         """A new one with parameters, all covariances scale^2 times the identity."""
-        found = FullCovariance()
-        shape = (components, labels, points)
-        found.log_scales = nn.Parameter(torch.full(shape, math.log(scale), dtype=torch.float64))
-        found.below = nn.Parameter(torch.zeros(*shape, points, dtype=torch.float64))
-        return found
+        started = FullCovariance()
+        scales = torch.full(
+            (components, labels, points), math.log(scale), dtype=torch.float64, device=device
+        )
+        started.log_scales = nn.Parameter(scales)
+        started.below = nn.Parameter(scales.new_zeros(*scales.shape, points))
+        return started
 
     def roots(self) -> Tensor:
         """(K, V, M, M) lower Cholesky factors."""
-        below = self.below.tril(-1) / self.below.shape[-1]
-        return below + torch.diag_embed(self.log_scales.exp())
+        return torch.stack([self._root(component) for component in range(len(self.below))])
 
     def projected(self, given: Conditional, component: int) -> Tensor:
         """(B, V, T, T) covariances of the rows times the functions, of one component."""
@@ -140,7 +168,11 @@ class FullCovariance(Covariance):
         """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
         roots = self.roots()
         dense = roots @ roots.mT
-        root = torch.linalg.cholesky(dense.unsqueeze(1) + dense)
+        root = cholesky(
+            dense.unsqueeze(1) + dense,
+            "two components together",
+            "training has diverged; take smaller steps",
+        )
         apart = (means.unsqueeze(1) - means).unsqueeze(-1)
         apart = torch.linalg.solve_triangular(root, apart, upper=False).square()
         log_determinants = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum((2, 3))

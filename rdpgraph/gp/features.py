@@ -84,6 +84,11 @@ class Features:
         """How many features each of them has."""
         return self.matrix.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.matrix.device
+
     def __getitem__(self, rows: Tensor) -> "Features":
         chosen = self.matrix.index_select(0, rows)
         return Features(chosen.coalesce() if chosen.is_sparse else chosen)
@@ -101,8 +106,8 @@ class Features:
         with warnings.catch_warnings():
             # That torch multiplies sparse matrices by rows inside, which it calls a beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
-            found = torch.mm(self.matrix, other.matrix.t())
-        return found.to_dense() if found.is_sparse else found
+            products = torch.mm(self.matrix, other.matrix.t())
+        return products.to_dense() if products.is_sparse else products
 
     def column(self, row: int) -> Tensor:
         """(rows,) inner products with one of the rows."""
@@ -134,7 +139,7 @@ def feature_list(
     Raises:
         ModelError: a sequence without a position, or with another number of features.
     """
-    found: list[Features] = []
+    checked: list[Features] = []
     for place, given in enumerate(sequences):
         features = Features.of(given, f"Sequence {place}", dtype=dtype)
         if not features.rows:
@@ -145,10 +150,15 @@ def feature_list(
                 f"Sequence {place} needs {columns} features, as those before it or in training; "
                 f"got {features.columns} (drop unseen features, or declare them in training)."
             )
-        found.append(features)
-    if not found:
+        if checked and features.device != checked[0].device:
+            raise ModelError(
+                f"Sequence {place} is on {features.device} and those before it on "
+                f"{checked[0].device}; move all to one device."
+            )
+        checked.append(features)
+    if not checked:
         raise ModelError("A tagger needs at least one sequence; got none.")
-    return found
+    return checked
 
 
 def _of_scipy(given: Any) -> Tensor:

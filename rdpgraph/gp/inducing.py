@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.gp.algebra import cholesky
 from rdpgraph.gp.features import Features, Products
 from rdpgraph.gp.kernels import Kernel
+from rdpgraph.gp.labelling import Pieces
 
 _NOTHING_LEFT = 1e-9
 """Of the largest variance: less than this is explained by the points chosen, up to rounding."""
@@ -34,6 +36,7 @@ class Conditional:
     root: Tensor
     keeps: bool = False
     _pairs: list[Tensor] = field(default_factory=list[Tensor], repr=False)
+    _cut: list[tuple[Pieces, "Conditional"]] = field(default_factory=list, repr=False)
 
     @property
     def steps(self) -> int:
@@ -50,16 +53,40 @@ class Conditional:
         if not self.keeps or batch * steps * (steps + 1) * points > 2 * _MOST_PAIRS:
             return None
         if not self._pairs:
-            first, second = torch.tril_indices(steps, steps)
+            first, second = torch.tril_indices(steps, steps, device=self.rows.device)
             self._pairs.append(self.rows[:, first] * self.rows[:, second])
         return self._pairs[0]
 
     def places(self) -> Tensor:
         """(T T,) where in `pairs` any two positions are."""
-        first, second = torch.tril_indices(self.steps, self.steps)
-        places = torch.empty(self.steps, self.steps, dtype=torch.long)
-        places[first, second] = places[second, first] = torch.arange(len(first))
+        steps, device = self.steps, self.rows.device
+        first, second = torch.tril_indices(steps, steps, device=device)
+        places = torch.empty(steps, steps, dtype=torch.long, device=device)
+        numbers = torch.arange(len(first), device=device)
+        places[first, second] = places[second, first] = numbers
         return places.flatten()
+
+    def cut(self, pieces: Pieces) -> "Conditional":
+        """The functions at the positions of P pieces of the sequences, (P, W) and so on.
+
+        O(P W M) memory; kept with what it is cut from.
+        """
+        for known, found in self._cut:
+            if known.same(pieces):
+                return found
+        left, steps = pieces.sequences.unsqueeze(1), pieces.positions
+        inside = pieces.labels.inside()
+        both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+        rows = torch.where(inside.unsqueeze(-1), self.rows[left, steps], 0.0)
+        pairs = self.covariance[left.unsqueeze(2), steps.unsqueeze(2), steps.unsqueeze(1)]
+        apart = torch.eye(steps.shape[1], dtype=pairs.dtype, device=pairs.device)
+        covariance = torch.where(both, pairs, apart)
+        # A principal block of a positive definite matrix is one.
+        root = torch.linalg.cholesky(covariance)
+        found = Conditional(rows, covariance, root, keeps=self.keeps)
+        if self.keeps:
+            self._cut.append((pieces, found))
+        return found
 
 
 def root_of(covariance: Tensor) -> Tensor:
@@ -68,14 +95,11 @@ def root_of(covariance: Tensor) -> Tensor:
     Raises:
         ModelError: there is none, for points that determine each other.
     """
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if bool(failed.any()):
-        raise ModelError(
-            f"The covariance of {covariance.shape[-1]} inducing points is not positive definite in "
-            f"{covariance.dtype} (no Cholesky factor at row {int(failed.max())}): drop points that "
-            "repeat others or are sums of them, give a number in their place, or take float64."
-        )
-    return factor
+    return cholesky(
+        covariance,
+        f"{covariance.shape[-1]} inducing points",
+        "drop points that repeat others or are sums of them, or give a number in their place",
+    )
 
 
 def conditional(
@@ -103,13 +127,12 @@ def conditional(
     left = torch.where(both, kernel(own) - rows @ rows.mT, 0.0)
     noise = torch.where(inside, nugget, 1.0)
     covariance = left + torch.diag_embed(noise.to(left))
-    root, failed = torch.linalg.cholesky_ex(covariance)
-    if bool(failed.any()):
-        raise ModelError(
-            f"The covariance at the positions of a sequence is not positive definite in "
-            f"{covariance.dtype}: a nugget of {nugget:g} is below the rounding of its variances; "
-            "take a larger one, or scale the features."
-        )
+    root = cholesky(
+        covariance,
+        "the positions of a sequence",
+        f"the nugget of {nugget:g} is below the rounding of its variances; take a larger one, or "
+        "scale the features",
+    )
     return Conditional(rows, covariance, root)
 
 
@@ -135,7 +158,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         left = float(variances[place])
         if not left > limit:
             break
-        one = torch.tensor([place])
+        one = torch.tensor([place], device=squares.device)
         products = Products(features.column(place).unsqueeze(1), squares, squares[one])
         row = kernel(products).squeeze(1) - factor[:step].mT @ factor[:step, place]
         factor[step] = row / left**0.5
@@ -144,7 +167,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         places.append(place)
     if not places:
         raise ModelError("The kernel is zero at every position: features are all zero.")
-    return torch.tensor(places)
+    return torch.tensor(places, device=squares.device)
 
 
 def _diagonal(kernel: Kernel, squares: Tensor) -> Tensor:

@@ -1,35 +1,13 @@
 """How probable labels are, given the functions: all that training asks of a structure."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.gp import chains
-from rdpgraph.structures.chain.factors import inside
-
-
-@dataclass(frozen=True, eq=False)
-class Labelling:
-    """Sequences of labels, padded to one length.
-
-    Attributes:
-        states: (B, T) labels from 0; -1 beyond the lengths, and throughout where labels are asked
-            for.
-        lengths: (B,) from 1 to T.
-        edges: for each sequence, (E, 2) the pairs of positions that influence each other; None
-            for neighbours.
-    """
-
-    states: Tensor
-    lengths: Tensor
-    edges: tuple[Tensor, ...] | None = None
-
-    def inside(self) -> Tensor:
-        """(B, T) whether a position is within the length."""
-        return inside(self.lengths, self.states.shape[1])
+from rdpgraph.gp.labelling import Labelling, Pieces
 
 
 class Likelihood(ABC):
@@ -52,6 +30,14 @@ class Likelihood(ABC):
             unary: (S, B, T, V) a score of every label at every position.
             pairwise: (S, V, V) a score of every pair of labels, [from, to].
         """
+
+    def pieces(self, labels: Labelling) -> Pieces | None:
+        """Pieces whose log-probabilities add up to those of their sequences, if there are such.
+
+        Then gradients by the score function are those of each piece: they scatter less, and cost
+        less. None, the default, where the likelihood looks at sequences as wholes.
+        """
+        return None
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         """(S, B, T, V) probabilities of labels, zero beyond the lengths.
@@ -113,25 +99,20 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
     random fields".
     """
 
+    def pieces(self, labels: Labelling) -> Pieces:
+        """Neighbours, two by two."""
+        return Pieces.neighbours(labels)
+
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
         """(S, B) nats, the log of the pseudo-likelihood."""
-        states = labels.states.clamp(min=0)
+        states, within = labels.states.clamp(min=0), labels.inside()
+        own = chains.chosen(unary, states)
+        linked = within[:, 1:]
+        alone = (labels.lengths == 1).to(own.dtype)
+        total = alone * (own[..., 0] - unary[:, :, 0].logsumexp(-1))
         if states.shape[1] < 2:
-            return _chosen(unary.log_softmax(-1), states).sum(-1)
-        linked = labels.inside()[:, 1:]
-        first, second = states[:, :-1], states[:, 1:]
-        forward = unary[:, :, 1:] + pairwise[:, first]
-        backward = unary[:, :, :-1] + pairwise.mT[:, second]
-        terms = _chosen(forward.log_softmax(-1), second) + _chosen(backward.log_softmax(-1), first)
-        total = torch.where(linked, terms, 0.0).sum(-1)
-        alone = labels.lengths == 1
-        if not bool(alone.any()):
             return total
-        single = _chosen(unary[:, :, :1].log_softmax(-1), states[:, :1]).squeeze(-1)
-        return torch.where(alone, single, total)
-
-
-def _chosen(values: Tensor, states: Tensor) -> Tensor:
-    """(S, B, T) of (S, B, T, V), the entries of states (B, T)."""
-    index = states.unsqueeze(-1).expand(*values.shape[:-1], 1)
-    return values.gather(-1, index).squeeze(-1)
+        sums = chains.log_sums(unary, pairwise, states)
+        terms = torch.where(linked, own[..., 1:] + own[..., :-1] - sums, 0.0).sum(-1)
+        pairs = chains.pair_scores(pairwise, states[:, :-1], states[:, 1:], linked)
+        return total + terms + 2 * pairs

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rdpgraph.gp.features import Features, Products
 from rdpgraph.gp.inducing import Conditional, conditional, root_of
 from rdpgraph.gp.kernels import Kernel
-from rdpgraph.gp.likelihoods import Labelling
+from rdpgraph.gp.labelling import Labelling
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +85,8 @@ class Basis:
         kept = self._kept.get(id(group))
         if kept is None:
             with torch.no_grad():
-                found = replace(self._computed(group, self.root()), keeps=True)
-            kept = self._kept[id(group)] = (group, found)
+                given = replace(self._computed(group, self.root()), keeps=True)
+            kept = self._kept[id(group)] = (group, given)
         return kept[1]
 
     def group(
@@ -98,10 +98,11 @@ class Basis:
     ) -> Group:
         """Some of the sequences as a group."""
         chosen = [features[place] for place in places]
-        lengths = torch.tensor([one.rows for one in chosen])
+        device = chosen[0].device
+        lengths = torch.tensor([one.rows for one in chosen], device=device)
         longest = int(lengths.max())
         if states is None:
-            padded = torch.full((len(places), longest), -1)
+            padded = torch.full((len(places), longest), -1, device=device)
         else:
             padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
         own = [one.products(one) for one in chosen]

@@ -75,7 +75,7 @@ class SAGA(Optimizer):
         if not state:
             state["table"] = parameter.new_zeros(self.items, *parameter.shape)
             state["sum"] = torch.zeros_like(parameter)
-            state["seen"] = torch.zeros(self.items, dtype=torch.bool)
+            state["seen"] = torch.zeros(self.items, dtype=torch.bool, device=parameter.device)
         gradient, old = parameter.grad, state["table"][item]
         assert gradient is not None
         if not state["seen"][item]:  # an item's first gradient has nothing to be compared with

@@ -16,7 +16,7 @@ from rdpgraph.gp.features import Features, feature_list
 from rdpgraph.gp.inducing import chosen
 from rdpgraph.gp.kernels import Kernel, Linear
 from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood
-from rdpgraph.gp.posterior import VariationalPosterior
+from rdpgraph.gp.posterior import Functions, VariationalPosterior
 from rdpgraph.gp.problem import Basis, Group
 from rdpgraph.gp.training import Objective, Training
 
@@ -158,7 +158,8 @@ class StructuredGP:
         features = feature_list(sequences, dtype=_DTYPE)
         states = self._states(labels, features)
         pairs = _edge_list(edges, features)
-        self.kernel_ = copy.deepcopy(self.kernel) if self.kernel is not None else Linear()
+        kernel = copy.deepcopy(self.kernel) if self.kernel is not None else Linear()
+        self.kernel_ = kernel.to(features[0].device)
         self.inducing_ = self._points(features)
         self._basis = Basis(self.inducing_, self.kernel_, self.nugget)
         self.posterior_ = VariationalPosterior(
@@ -170,6 +171,7 @@ class StructuredGP:
             pairwise_scale=self.pairwise_scale,
             scale=self.scale,
             generator=generator,
+            device=features[0].device,
         )
         training = self.training or Training()
         groups = self._basis.groups(training.group_size(), features, states, pairs)
@@ -207,12 +209,12 @@ class StructuredGP:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
         """
         likelihood = self._likelihood()
-        found: dict[int, Tensor] = {}
+        marginals: dict[int, Tensor] = {}
         for group, unary, pairwise in self._draws(sequences, edges, generator):
             average = likelihood.marginals(group.labels, unary, pairwise).double().mean(0)
             for item, place in enumerate(group.places):
-                found[place] = average[item, : int(group.labels.lengths[item])]
-        return [found[place] for place in range(len(found))]
+                marginals[place] = average[item, : int(group.labels.lengths[item])]
+        return [marginals[place] for place in range(len(marginals))]
 
     def sample(
         self,
@@ -227,15 +229,15 @@ class StructuredGP:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
         """
         likelihood = self._likelihood()
-        found: dict[int, list[list[Any]]] = {}
+        draws: dict[int, list[list[Any]]] = {}
         for group, unary, pairwise in self._draws(sequences, edges, generator):
             drawn = likelihood.sample(group.labels, unary, pairwise, generator).tolist()
             for item, place in enumerate(group.places):
                 length = int(group.labels.lengths[item])
-                found[place] = [
+                draws[place] = [
                     [self.labels[state] for state in states[item][:length]] for states in drawn
                 ]
-        return [found[place] for place in range(len(found))]
+        return [draws[place] for place in range(len(draws))]
 
     def score(self, sequences: Iterable[Any], labels: Iterable[Sequence[Hashable]]) -> float:
         """The part of positions whose label is predicted."""
@@ -285,11 +287,10 @@ class StructuredGP:
             pairwise: list[Tensor] = []
             for component, count in enumerate(parts):
                 if count:
-                    one, other = posterior.drawn(
-                        given, component, count, dtype=torch.float32, generator=generator
-                    )
-                    unary.append(one)
-                    pairwise.append(other)
+                    functions = Functions(posterior, given, component)
+                    scores = functions.drawn(count, dtype=torch.float32, generator=generator)
+                    unary.append(scores[0])
+                    pairwise.append(scores[1])
             yield group, torch.cat(unary), torch.cat(pairwise)
 
     def _groups(
@@ -327,7 +328,7 @@ class StructuredGP:
         given = list(labels)
         if len(given) != len(features):
             raise ModelError(f"{len(features)} sequences have labels for {len(given)}.")
-        found: list[Tensor] = []
+        numbered: list[Tensor] = []
         for place, (names, one) in enumerate(zip(given, features, strict=True)):
             listed = names.tolist() if isinstance(names, Tensor) else list(names)
             if len(listed) != one.rows:
@@ -340,8 +341,8 @@ class StructuredGP:
                     f"Sequence {place} has the label {unknown[0]!r}, which is none of "
                     f"{tuple(self.labels)!r:.80}."
                 )
-            found.append(torch.tensor([numbers[name] for name in listed]))
-        return found
+            numbered.append(torch.tensor([numbers[name] for name in listed], device=one.device))
+        return numbered
 
     def _points(self, features: list[Features]) -> Features:
         everything = Features.stacked(features)
@@ -362,15 +363,15 @@ class StructuredGP:
 def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list[Tensor] | None:
     if edges is None:
         return None
-    found = [torch.as_tensor(one).long().reshape(-1, 2) for one in edges]
-    if len(found) != len(features):
-        raise ModelError(f"{len(features)} sequences have edges for {len(found)}.")
-    for place, (one, sequence) in enumerate(zip(found, features, strict=True)):
+    pairs = [torch.as_tensor(one).long().reshape(-1, 2) for one in edges]
+    if len(pairs) != len(features):
+        raise ModelError(f"{len(features)} sequences have edges for {len(pairs)}.")
+    for place, (one, sequence) in enumerate(zip(pairs, features, strict=True)):
         if one.numel() and not 0 <= int(one.min()) <= int(one.max()) < sequence.rows:
             raise ModelError(
                 f"Sequence {place} of {sequence.rows} positions has an edge out of range."
             )
-    return found
+    return [one.to(features[0].device) for one in pairs]
 
 
 def _parts(weights: Tensor, samples: int) -> list[int]:

@@ -51,8 +51,8 @@ class Objective:
         total = weights.new_zeros(())
         for component in range(self.posterior.components):
             functions = Functions(self.posterior, given, component)
-            found = self.estimator.expected(self.likelihood, group.labels, functions, generator)
-            total = total + weights[component] * found.sum()
+            each = self.estimator.expected(self.likelihood, group.labels, functions, generator)
+            total = total + weights[component] * each.sum()
         return total
 
 
@@ -124,7 +124,7 @@ class Training:
                 optimiser.step()
             else:
                 if not order:
-                    order = torch.randperm(len(groups), generator=generator).tolist()
+                    order = _order(len(groups), generator)
                 item = order.pop()
                 bounds.append(_one(objective, groups, item, generator, moving=moving))
                 if isinstance(optimiser, SAGA):
@@ -176,3 +176,9 @@ def _one(
     bound = expected * len(groups) - objective.posterior.divergence()
     (-bound).backward()
     return bound.item()
+
+
+def _order(count: int, generator: torch.Generator | None) -> list[int]:
+    """Numbers in random order."""
+    device = "cpu" if generator is None else generator.device
+    return torch.randperm(count, generator=generator, device=device).tolist()

@@ -40,7 +40,7 @@ class Quadratic(Likelihood):
     @staticmethod
     def expected(labels, gaussians):
         target = torch.nn.functional.one_hot(labels.states.clamp(min=0), gaussians.mean.shape[1])
-        variances = gaussians.root.square().sum(-1)
+        variances = gaussians.covariance.diagonal(dim1=-2, dim2=-1)
         own = ((gaussians.mean.mT - target).square() + variances.mT).sum(-1) * labels.inside()
         pairs = gaussians.pairwise_mean.square() + gaussians.pairwise_scale.square()
         return -(own.sum(-1) + pairs.sum()) / 2

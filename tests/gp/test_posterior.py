@@ -12,6 +12,7 @@ from rdpgraph.gp import (
     DiagonalCovariance,
     Features,
     FullCovariance,
+    Functions,
     JensenBound,
     PairwiseBound,
     Reparameterised,
@@ -48,7 +49,7 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
         q = models.posterior(points.rows, covariance=kind, entropy=PairwiseBound())
         group = known.group([0, 1], features, states, None)
         given = known.kept(group) if keeps else known.conditional(group)
-        found = q.gaussians(given, 0)
+        gaussians = Functions(q, given).gaussians()
         with torch.no_grad():
             prior = kernel(points.products(points))
             root = torch.linalg.cholesky(prior)
@@ -61,9 +62,10 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
                 mean = projection @ (root @ q.means[0, label])
                 for item, (start, stop) in enumerate(((0, 3), (3, 5))):
                     length = stop - start
-                    factor = found.root[item, label, :length, :length]
-                    torch.testing.assert_close(factor @ factor.mT, dense[start:stop, start:stop])
-                    torch.testing.assert_close(found.mean[item, label, :length], mean[start:stop])
+                    block = gaussians.covariance[item, label, :length, :length]
+                    torch.testing.assert_close(block, dense[start:stop, start:stop])
+                    torch.testing.assert_close(
+                        gaussians.mean[item, label, :length], mean[start:stop])  # fmt: skip
             if points is everything:  # nothing is left but the noise
                 left = own - projection @ cross.mT
                 torch.testing.assert_close(left, nugget * torch.eye(5, dtype=F64))
@@ -84,7 +86,7 @@ def test_draws_have_the_gaussians_moments(kind):
         torch.testing.assert_close(pairwise.mean(0), gaussians.pairwise_mean)
         apart = unary - unary.mean(0)
         covariance = torch.einsum("sbtv,sbuv->bvtu", apart, apart) / count
-        dense = gaussians.root @ gaussians.root.mT
+        dense = gaussians.covariance
         bound = 6 * dense.amax() * math.sqrt(2 / count)
         assert ((covariance - dense).abs() < bound).all()
         ratio = pairwise.std(0) / gaussians.pairwise_scale
@@ -180,7 +182,7 @@ def test_the_bound_is_below_the_evidence_and_tighter_with_more_components():
             expected = torch.zeros((), dtype=F64)
             for component, weight in enumerate(q.weights()):
                 gaussians = models.functions(q, known, group, component).gaussians()
-                dense = (gaussians.root @ gaussians.root.mT)[0].sum(0)
+                dense = gaussians.covariance[0].sum(0)
                 apart = (gaussians.mean[0, 1] - gaussians.mean[0, 0]
                          + nodes @ torch.linalg.cholesky(dense).mT)  # fmt: skip
                 unary = torch.stack([torch.zeros_like(apart), apart], -1).unsqueeze(1)
