@@ -75,13 +75,13 @@ def log_sums(unary: Tensor, pairwise: Tensor, states: Tensor) -> Tensor:
     unary = unary.contiguous()
     peaks = peaks_of(unary, pairwise)
     top = pairwise.detach().flatten(1).amax(1)
-    emission = (unary if isinstance(peaks, float) else unary - peaks).exp().flatten(1, 2)
+    emission = (unary if peaks is None else unary - peaks).exp().flatten(1, 2)
     matrix = (pairwise - top.reshape(-1, 1, 1)).exp()
     shape = unary.shape
     forward = chosen((emission @ matrix.mT).reshape(shape)[:, :, 1:], before)
     backward = chosen((emission @ matrix).reshape(shape)[:, :, :-1], after)
-    taken = 0.0 if isinstance(peaks, float) else (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1)
-    return forward.log() + backward.log() + taken + 2 * top.reshape(-1, 1, 1)
+    sums = forward.log() + backward.log() + 2 * top.reshape(-1, 1, 1)
+    return sums if peaks is None else sums + (peaks[:, :, 1:] + peaks[:, :, :-1]).squeeze(-1)
 
 
 def narrow(pairwise: Tensor) -> bool:
@@ -90,16 +90,16 @@ def narrow(pairwise: Tensor) -> bool:
         return float(_apart(pairwise)) < _HEADROOM.get(pairwise.dtype, 0.0)
 
 
-def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | float:
+def peaks_of(unary: Tensor, pairwise: Tensor) -> Tensor | None:
     """(..., 1) what to take off scores (..., V) before they are exponentiated; detached.
 
-    Zero where all are so near zero that nothing need be taken off, which saves a pass.
+    None where all are so near zero that nothing need be taken off, which saves two passes.
     """
     with torch.no_grad():
         low, high = unary.aminmax()
         room = _HEADROOM[unary.dtype] - float(_apart(pairwise))
         if -room < float(low) and float(high) < room:
-            return 0.0
+            return None
         return unary.amax(-1, keepdim=True)
 
 
@@ -119,12 +119,12 @@ class _LogPartition(torch.autograd.Function):
         # Steps lead, so that each is one block of memory.
         emission = unary.permute(2, 0, 1, 3).clone(memory_format=torch.contiguous_format)
         peaks = peaks_of(emission, pairwise)
-        emission = (emission if isinstance(peaks, float) else emission.sub_(peaks)).exp_()
+        emission = (emission if peaks is None else emission.sub_(peaks)).exp_()
         top = pairwise.flatten(1).amax(1)
         matrix = (pairwise - top.reshape(-1, 1, 1)).exp_()
         within = inside(lengths, unary.shape[2]).mT.unsqueeze(1)  # (T, 1, B)
         total = top.unsqueeze(1) * (lengths - 1).to(unary)
-        if isinstance(peaks, Tensor):
+        if peaks is not None:
             total = total + torch.where(within, peaks.squeeze(-1), 0.0).sum(0)
         messages: list[Tensor] = []
         scales: list[Tensor] = []

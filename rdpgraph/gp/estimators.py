@@ -1,7 +1,6 @@
 """Estimates of the expected log-likelihood, whose gradients are estimates of its gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.labelling import Labelling
 from rdpgraph.gp.likelihoods import Likelihood
-from rdpgraph.gp.moments import Draws, Moments, Noise
+from rdpgraph.gp.moments import Draws, Moments
 from rdpgraph.gp.posterior import Functions
 
 _CELLS = 2**22
@@ -131,36 +130,30 @@ class ScoreFunction(GradientEstimator):
         with torch.no_grad():
             draws = Draws.of(gaussians, self.dtype)
             first = round(self.samples * self.control)
-            rest = Moments()
-            coefficients = None
-            if first:
-                pilot = Moments()
-                for values, noise in self._samples(likelihood, labels, draws, first, generator):
-                    pilot.add(values, noise, squares=True)
-                coefficients = pilot.coefficients()
-            for values, noise in self._samples(
-                likelihood, labels, draws, self.samples - first, generator
-            ):
-                rest.add(values, noise)
-            total = rest.total if coefficients is None else rest.total + pilot.total
+            pilot = self._moments(likelihood, labels, draws, first, generator, squares=True)
+            rest = self._moments(likelihood, labels, draws, self.samples - first, generator)
+            coefficients = pilot.coefficients() if first else None
             slopes = draws.in_parameters(rest.gradient(coefficients))
-        value = total / self.samples
+            value = (pilot.total + rest.total) / self.samples
         parameters = (gaussians.mean, gaussians.covariance, gaussians.pairwise_mean,
                       gaussians.pairwise_scale)  # fmt: skip
         for parameter, slope in zip(parameters, slopes, strict=True):
             value = value + (slope * (parameter - parameter.detach())).flatten(1).sum(1)
         return value
 
-    def _samples(
+    def _moments(
         self,
         likelihood: Likelihood,
         labels: Labelling,
         draws: Draws,
         count: int,
         generator: torch.Generator | None,
-    ) -> Iterator[tuple[Tensor, Noise]]:
-        """Log-likelihoods (S, B), and the noise that they come from, in blocks."""
+        *,
+        squares: bool = False,
+    ) -> Moments:
+        moments = Moments(squares=squares)
         block = max(1, _CELLS // max(1, draws.mean.numel()))
         for start in range(0, count, block):
-            noise = draws.noise(min(block, count - start), generator)
-            yield likelihood.log_prob(labels, *draws.scores(noise)), noise
+            drawn = draws.drawn(min(block, count - start), generator)
+            moments.add(likelihood.log_prob(labels, *draws.scores(drawn)), drawn)
+        return moments

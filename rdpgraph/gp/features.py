@@ -47,7 +47,7 @@ class Features:
         if hasattr(given, "tocoo") and not isinstance(given, Tensor):
             given = _of_scipy(given)
         try:
-            matrix = torch.as_tensor(given)
+            matrix = given if isinstance(given, Tensor) else torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
             raise ModelError(
                 f"{name} needs a matrix of features, dense or sparse; got {given!r:.60}."

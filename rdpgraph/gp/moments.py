@@ -1,12 +1,13 @@
 """Sums over samples that gradients by the score function are made of."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rdpgraph.gp import algebra
+from rdpgraph.gp.algebra import noise
 from rdpgraph.gp.posterior import Gaussians
 
 
@@ -65,23 +66,23 @@ class Draws:
         pair = gaussians.pairwise_mean.to(dtype), gaussians.pairwise_scale.to(dtype)
         return cls(gaussians, root, gaussians.mean.to(dtype), root.to(dtype), *pair)
 
-    def noise(self, samples: int, generator: torch.Generator | None) -> Noise:
+    def drawn(self, samples: int, generator: torch.Generator | None) -> Noise:
         """Draws of noise for all sequences."""
-        labels = len(self.pairwise_mean)
-        kind = {"dtype": self.mean.dtype, "device": self.mean.device, "generator": generator}
-        return Noise(
-            algebra.noise(*self.mean.shape, samples, **kind),
-            algebra.noise(samples, labels, labels, **kind),
-        )
+        mean, labels = self.mean, len(self.pairwise_mean)
 
-    def scores(self, noise: Noise) -> tuple[Tensor, Tensor]:
+        def normal(*shape: int) -> Tensor:
+            return noise(*shape, dtype=mean.dtype, device=mean.device, generator=generator)
+
+        return Noise(normal(*mean.shape, samples), normal(samples, labels, labels))
+
+    def scores(self, drawn: Noise) -> tuple[Tensor, Tensor]:
         """Samples (S, B, T, V) of unary and (S, V, V) of pairwise scores."""
-        flat = noise.unary.flatten(0, 1)
+        flat = drawn.unary.flatten(0, 1)
         moved = torch.baddbmm(
             self.mean.flatten(0, 1).unsqueeze(-1), self.spread.flatten(0, 1), flat
         )
-        unary = moved.reshape(noise.unary.shape).permute(3, 0, 2, 1)
-        return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, noise.pairwise)
+        unary = moved.reshape(drawn.unary.shape).permute(3, 0, 2, 1)
+        return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, drawn.pairwise)
 
     def in_parameters(self, slopes: Slopes) -> Slopes:
         """Slopes in the coordinates of the noise as those in means, covariances and scales.
@@ -111,24 +112,26 @@ class Moments:
     sums over samples are products of matrices.
 
     Attributes:
+        squares: whether those of h^2 and h^2 l are asked for.
         count: of samples.
-        total: (B,) the sum of l.
+        total: (B,) the sum of l, at first ().
         sums: of h, h l, h^2 and h^2 l.
     """
 
+    squares: bool = False
     count: int = 0
-    total: Tensor | float = 0.0
+    total: Tensor = field(default_factory=partial(torch.zeros, (), device="cpu"))
     sums: list[Slopes] = field(default_factory=list[Slopes])
 
-    def add(self, values: Tensor, noise: Noise, *, squares: bool = False) -> None:
+    def add(self, values: Tensor, drawn: Noise) -> None:
         """More samples: log-likelihoods (S, B), and their noise."""
-        values = values.to(noise.unary.dtype)
+        values = values.to(drawn.unary.dtype)
         self.count += len(values)
         self.total = self.total + values.double().sum(0)
         ones = torch.ones_like(values)
         sums = [
-            _contracted(weights, noise, power)
-            for power in ((1, 2) if squares else (1,))
+            _contracted(weights, drawn, power)
+            for power in ((1, 2) if self.squares else (1,))
             for weights in (ones, values)
         ]
         self.sums = (
@@ -159,13 +162,13 @@ class Moments:
         )
 
 
-def _contracted(weights: Tensor, noise: Noise, power: int) -> Slopes:
+def _contracted(weights: Tensor, drawn: Noise, power: int) -> Slopes:
     """Sums over samples of weights (S, B) times h^power, power 1 or 2."""
-    raised = noise.unary if power == 1 else noise.unary.square()
+    raised = drawn.unary if power == 1 else drawn.unary.square()
     weighted = raised * weights.mT[:, None, None]
     mean = weighted.sum(-1).double()
     covariance = (weighted @ raised.mT).double()
-    flat = noise.pairwise.flatten(1)
+    flat = drawn.pairwise.flatten(1)
     second = weights.mT @ flat.square()
     pair, scale = (
         (weights.mT @ flat, second) if power == 1 else (second, weights.mT @ flat.square().square())
@@ -179,5 +182,5 @@ def _contracted(weights: Tensor, noise: Noise, power: int) -> Slopes:
     else:
         diagonal += total[:, None, None] - 2 * mean
         both += total[:, None] - 2 * second.double()
-    shape = (-1, *noise.pairwise.shape[1:])
+    shape = (-1, *drawn.pairwise.shape[1:])
     return Slopes(mean, covariance, pair.double().reshape(shape), both.reshape(shape))

@@ -9,6 +9,7 @@ from rdpgraph.gp import (
     ChainLikelihood,
     DiagonalCovariance,
     FullCovariance,
+    Functions,
     Likelihood,
     PairwiseBound,
     PiecewisePseudoLikelihood,
@@ -113,6 +114,57 @@ def test_both_estimators_agree_and_the_control_variate_is_less_noisy():
         assert ((runs[name].mean(0) - mean).abs() <= 5 * error + 1e-9).all()
     noise = {name: float(one.var(0).sum()) for name, one in runs.items()}
     assert noise["reparameterised"] < noise["controlled"] < noise["plain"] / 3
+
+
+@pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
+def test_pieces_have_the_gradient_of_the_whole_and_scatter_less(kind):
+    class Whole(PiecewisePseudoLikelihood):
+        def pieces(self, labels):
+            return None
+
+    known = models.basis(3)
+    group = models.group_of(known, 9, 1, 8)
+    q = models.posterior(3, covariance=kind, entropy=PairwiseBound(), spread=0.3)
+    estimator = ScoreFunction(500, control=0.2, dtype=F64)
+    runs = {
+        likelihood: torch.stack(
+            [gradient(q, known, group, estimator, likelihood(), seed) for seed in range(40)]
+        )
+        for likelihood in (Whole, PiecewisePseudoLikelihood)
+    }
+    whole, pieces = runs.values()
+    error = (whole.var(0) + pieces.var(0)).sqrt() / 40**0.5
+    assert ((whole.mean(0) - pieces.mean(0)).abs() <= 5 * error + 1e-9).all()
+    assert pieces.var(0).sum() < whole.var(0).sum() / 2
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
+def test_gaussians_of_pieces_are_blocks_of_those_of_the_whole(kind, keeps):
+    known = models.basis(3)
+    group = models.group_of(known, 4, 1)
+    q = models.posterior(3, covariance=kind, entropy=PairwiseBound(), spread=0.3)
+    functions = Functions(q, known.kept(group) if keeps else known.conditional(group))
+    pieces = PiecewisePseudoLikelihood().pieces(group.labels)
+    whole, cut = functions.gaussians(), functions.cut(pieces).gaussians()
+    for piece, (item, places) in enumerate(
+        zip(pieces.sequences.tolist(), pieces.positions.tolist(), strict=True)
+    ):
+        places = places[: int(pieces.labels.lengths[piece])]
+        size = len(places)
+        torch.testing.assert_close(cut.mean[piece, :, :size], whole.mean[item][:, places])
+        torch.testing.assert_close(
+            cut.covariance[piece, :, :size, :size], whole.covariance[item][:, places][..., places]
+        )
+
+
+def test_covariances_without_a_factor_are_one_line():
+    q, known, group = problem(DiagonalCovariance())
+    with torch.no_grad():
+        q.covariance.log_scales += torch.inf
+    with pytest.raises(ModelError, match="no Cholesky factor") as caught:
+        gradient(q, known, group, ScoreFunction(10), ChainLikelihood(), 0)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_constant_has_no_gradient_with_the_control_variate():

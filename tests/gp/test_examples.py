@@ -31,7 +31,8 @@ def test_scripts_run_in_small_and_go_on_where_they_ended(monkeypatch, capsys, tm
     assert "reparameterised" in shown
     assert "nan" not in shown
     lines = (tmp_path / "table1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["column"] for line in lines] == ["crf", "piecewise", "reparameterised"]
+    columns = [json.loads(line)["column"] for line in lines]
+    assert columns == ["spread", "crf", "piecewise", "reparameterised"]
     assert "control variate" in run("estimators", "segmentation")
     assert "confidence" in run("plots", "--output", path)
     assert (tmp_path / "gp.png").exists()

@@ -109,6 +109,47 @@ def test_graphs_equal_brute_force(scheduler):
     )
 
 
+def test_graphs_are_solved_together_where_edges_are_among_those_of_a_longer_sequence(monkeypatch):
+    """Also edges that are there twice or not at all, and where neither has those of the other."""
+    solved = []
+
+    def counted(graph, **options):
+        solved.append(graph.batch_shape)
+        return rg.infer(graph, **options)
+
+    monkeypatch.setattr("rdpgraph.gp.graphs.infer", counted)
+    labels, unary, pairwise = problem()
+    unary.requires_grad_()
+    for edges, batches in (
+        ([SKIP[0], [], [(0, 1)]], 1),
+        ([[(0, 1), (0, 1), (1, 3)], [], [(0, 1), (0, 1)]], 1),
+        ([CHAIN[0], [], [(1, 0)]], 2),
+    ):
+        tied = Labelling(
+            labels.states,
+            labels.lengths,
+            tuple(torch.tensor(one, dtype=torch.long).reshape(-1, 2) for one in edges),
+        )
+        solved.clear()
+        found = GraphLikelihood().log_prob(tied, unary, pairwise)
+        assert sum(shape[-1] for shape in solved) == len(LENGTHS)
+        assert len(solved) == batches
+        values, marginals = brute(labels, unary, pairwise, edges)
+        torch.testing.assert_close(found, values)
+        for one, other in zip(
+            torch.autograd.grad(found.sum(), unary),
+            torch.autograd.grad(values.sum(), unary),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(
+            GraphLikelihood().marginals(tied, unary, pairwise), marginals.detach()
+        )
+    solved.clear()
+    GraphLikelihood().log_prob(labels, unary, pairwise)
+    assert len(solved) == 1  # chains of all lengths
+
+
 def test_loopy_graphs_have_gradients_and_are_exact_on_trees():
     labels, unary, pairwise = problem()
     unary.requires_grad_()
@@ -131,6 +172,27 @@ def test_the_pseudo_likelihood_is_a_sum_over_pairs_of_neighbours():
             total += (own[step + 1] + pairwise[sample, one]).log_softmax(0)[other]
             total += (own[step] + pairwise[sample, :, other]).log_softmax(0)[one]
         torch.testing.assert_close(found[sample, item], torch.as_tensor(total, dtype=own.dtype))
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_pseudo_likelihood_is_the_sum_of_its_pieces(scale, dtype):
+    """Also where scores of labels are far apart, and gradients with them."""
+    labels, unary, pairwise = problem(scale, dtype)
+    unary = (30 * unary).requires_grad_()
+    likelihood = PiecewisePseudoLikelihood()
+    pieces = likelihood.pieces(labels)
+    cut = unary[:, pieces.sequences.unsqueeze(1), pieces.positions]
+    values = likelihood.log_prob(pieces.labels, cut, pairwise)
+    totals = torch.stack([pieces.totals(one, len(LENGTHS)) for one in values])
+    whole = likelihood.log_prob(labels, unary, pairwise)
+    torch.testing.assert_close(totals, whole)
+    for one, other in zip(
+        torch.autograd.grad(totals.sum(), unary),
+        torch.autograd.grad(whole.sum(), unary),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("likelihood", [ChainLikelihood(), GraphLikelihood()])

@@ -1,6 +1,7 @@
 """The tagger: in the manner of scikit-learn, sparse features as they are, errors of one line."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -146,6 +147,41 @@ def test_sparse_features_are_those_written_out_and_are_never_densified(monkeypat
     assert found.inducing_.matrix.is_sparse
     for one, other in zip(found.predict_marginals(sparse), expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("estimator", [Reparameterised(4), ScoreFunction(20)])
+@pytest.mark.parametrize("likelihood", [ChainLikelihood(), PiecewisePseudoLikelihood()])
+def test_everything_is_made_where_the_features_are(sparse, estimator, likelihood):
+    """What forgets its device lands on the default one, where nothing can be computed here."""
+    rows, labels = data()
+    kernel, generator = RBF(2.0) + Linear(), torch.Generator().manual_seed(0)
+    given = [one.to_sparse() for one in rows] if sparse else rows
+    rate = functools.partial(torch.optim.SGD, lr=0.01)
+    for training in (
+        Training(steps=2, optimiser=rate, kernel_every=2),
+        Training(steps=2, optimiser=functools.partial(SAGA, lr=0.01), sequences=2),
+    ):
+        made = tagger(kernel=kernel, training=training, estimator=estimator, likelihood=likelihood,
+                      predictive_samples=4, covariance=FullCovariance(), components=2)  # fmt: skip
+        with torch.device("meta"):
+            made.fit(given, labels, generator=generator)
+            marginals = made.predict_marginals(given)
+            bound = made.elbo(given, labels, generator=generator)
+        assert marginals[0].device.type == "cpu"
+        assert math.isfinite(bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_of_either_precision_are_the_same(dtype):
+    rows, labels = data()
+    made = tagger(training=Training(steps=3)).fit(
+        [one.to(dtype) for one in rows], labels, generator=torch.Generator().manual_seed(0)
+    )
+    wide = tagger(training=Training(steps=3)).fit(
+        [one.double() for one in rows], labels, generator=torch.Generator().manual_seed(0)
+    )
+    assert made.bounds_ == wide.bounds_
 
 
 def test_positions_that_repeat_need_no_care():

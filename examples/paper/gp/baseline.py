@@ -1,6 +1,6 @@
 """A linear-chain conditional random field: `rdpgraph.nn.CRF` over sparse linear scores."""
 
-import math
+from collections.abc import Iterator
 
 import torch
 from tasks import Sequences
@@ -57,27 +57,41 @@ class LinearCRF:
         known = columns >= 0
         places = torch.stack([rows[known], columns[known]])
         shape = (joined.shape[0], len(self.weight))
-        return torch.sparse_coo_tensor(places, joined.values()[known].float(), shape).coalesce()
+        return torch.sparse_coo_tensor(
+            places, joined.values()[known].float(), shape, check_invariants=True
+        ).coalesce()
 
     def _scores(self, features: Tensor, mask: Tensor) -> Tensor:
         flat = torch.sparse.mm(features, self.weight)
         return flat.new_zeros(*mask.shape, self.labels).masked_scatter(mask.unsqueeze(-1), flat)
 
 
-def cross_validated(labels: int, data: Sequences, parts: int = 3) -> tuple[LinearCRF, float]:
+def parts(data: Sequences, count: int = 3) -> Iterator[tuple[Sequences, Sequences]]:
+    """Training sequences without a part of them, and that part, for each of some parts."""
+    for part in range(count):
+        held = [place for place in range(len(data)) if place % count == part]
+        kept = [place for place in range(len(data)) if place % count != part]
+        yield data.taken(kept), data.taken(held)
+
+
+def errors(marginals: list[Tensor], labels: list[list[int]]) -> int:
+    """How many labels are not the most probable one."""
+    return sum(
+        int((one.argmax(-1) != torch.tensor(tags)).sum())
+        for one, tags in zip(marginals, labels, strict=True)
+    )
+
+
+def cross_validated(labels: int, data: Sequences) -> tuple[LinearCRF, float]:
     """The CRF of the penalty with the fewest errors on held-out parts of training."""
-    best, fewest = PENALTIES[0], math.inf
-    for penalty in PENALTIES:
-        wrong = 0
-        for part in range(parts):
-            held = [place for place in range(len(data)) if place % parts == part]
-            kept = [place for place in range(len(data)) if place % parts != part]
-            fitted = LinearCRF(labels, penalty).fit(data.taken(kept))
-            truth = data.taken(held)
-            for one, tags in zip(fitted.predict_marginals(truth), truth.labels, strict=True):
-                wrong += int((one.argmax(-1) != torch.tensor(tags)).sum())
-        if wrong < fewest:
-            best, fewest = penalty, wrong
+
+    def wrong(penalty: float) -> int:
+        return sum(
+            errors(LinearCRF(labels, penalty).fit(kept).predict_marginals(held), held.labels)
+            for kept, held in parts(data)
+        )
+
+    best = min(PENALTIES, key=wrong)
     return LinearCRF(labels, best).fit(data), best
 
 

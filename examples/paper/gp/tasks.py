@@ -87,7 +87,9 @@ def _sequence(files: dict[str, str], number: int, features: int) -> tuple[Tensor
     values = torch.tensor([float(row[2]) for row in rows], dtype=torch.float64)
     # Three labels of Japanese NE are -1, and count as 0.
     labels = [max(0, int(label)) for label in files[f"{number}.y"].split()]
-    return torch.sparse_coo_tensor(places, values, (len(labels), features)).coalesce(), labels
+    return torch.sparse_coo_tensor(
+        places, values, (len(labels), features), check_invariants=True
+    ).coalesce(), labels
 
 
 def mean_and_deviation(values: list[float]) -> tuple[float, float]:
