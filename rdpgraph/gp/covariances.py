@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Covariance(nn.Module, ABC):
 class DiagonalCovariance(Covariance):
     """Independent whitened functions at the inducing points: V M numbers for each component.
 
-    O(T^2 M V) for a sequence, as one product of matrices with `Conditional.pairs`.
+    O(T^2 M V) for a sequence, and O(T M) memory beside that of the result.
     """
 
     log_scales: Tensor
@@ -81,8 +82,9 @@ class DiagonalCovariance(Covariance):
         """(B, V, T, T) covariances of the rows times the functions, of one component."""
         pairs = given.pairs()
         if pairs is None:
-            scaled = given.rows.unsqueeze(1) * self.log_scales[component].exp().unsqueeze(1)
-            return scaled @ scaled.mT
+            scales = self.log_scales[component].exp()
+            projected: Tensor = _Projected.apply(given.rows, scales)
+            return projected
         below = pairs @ (2 * self.log_scales[component]).exp().mT
         return below.index_select(1, given.places()).unflatten(1, (given.steps, -1)).movedim(-1, 1)
 
@@ -182,3 +184,29 @@ class FullCovariance(Covariance):
         """(V, M, M)."""
         below = self.below[component].tril(-1) / self.below.shape[-1]
         return below + torch.diag_embed(self.log_scales[component].exp())
+
+
+class _Projected(torch.autograd.Function):
+    """(B, V, T, T) of rows (B, T, M) and scales (V, M): rows scales^2 rows^T for each label.
+
+    Label by label, forwards and backwards, so that no copy of the rows is made for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, scales: Tensor) -> Tensor:
+        """Covariances."""
+        ctx.save_for_backward(rows, scales)
+        return torch.stack([scaled @ scaled.mT for scaled in (rows * one for one in scales)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
+        """Gradients of the rows, if they are asked for, and of the scales."""
+        rows, scales = ctx.saved_tensors
+        total = torch.zeros_like(rows) if ctx.needs_input_grad[0] else None
+        slopes = torch.empty_like(scales)
+        for label, gradient in enumerate(gradients[0].unbind(1)):
+            both = (gradient + gradient.mT) @ rows
+            slopes[label] = (both * rows).sum((0, 1)) * scales[label]
+            if total is not None:
+                total += both * scales[label].square()
+        return total, slopes

@@ -14,8 +14,8 @@ from rdpgraph.gp.labelling import Pieces
 _NOTHING_LEFT = 1e-9
 """Of the largest variance: less than this is explained by the points chosen, up to rounding."""
 
-_MOST_PAIRS = 2**25
-"""Numbers of a group of sequences that are kept, 256 MB."""
+_SHORT = 16
+"""Positions up to which products of the rows of two of them are kept, at most 8 times the rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,10 @@ class Conditional:
         """(B, T (T + 1) / 2, M) products of the rows of two positions, the second not later.
 
         Diagonal covariances are linear in them. None where they are not worth their memory: for
-        one use, or if they are large.
+        one use, or for long sequences, where products of matrices are as fast.
         """
-        batch, steps, points = self.rows.shape
-        if not self.keeps or batch * steps * (steps + 1) * points > 2 * _MOST_PAIRS:
+        steps = self.steps
+        if not self.keeps or steps > _SHORT:
             return None
         if not self._pairs:
             first, second = torch.tril_indices(steps, steps, device=self.rows.device)

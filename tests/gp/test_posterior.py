@@ -1,5 +1,6 @@
 """The posterior over functions: its Gaussians, its divergence, and the bound of the evidence."""
 
+import dataclasses
 import math
 
 import pytest
@@ -69,6 +70,24 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
             if points is everything:  # nothing is left but the noise
                 left = own - projection @ cross.mT
                 torch.testing.assert_close(left, nugget * torch.eye(5, dtype=F64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_projected_covariances_have_gradients_and_are_the_same_for_short_sequences(kind):
+    """Of the rows, which hyperparameters move, and of the scales; kept products change nothing."""
+    known = models.basis(3)
+    group = models.group_of(known, 3, 1)
+    q = models.posterior(3, covariance=kind, entropy=PairwiseBound())
+    once, kept = known.conditional(group), known.kept(group)
+    assert once.pairs() is None
+    assert kept.pairs() is not None
+    torch.testing.assert_close(q.covariance.projected(once, 0), q.covariance.projected(kept, 0))
+    rows = once.rows.clone().requires_grad_()
+
+    def projected(rows, *_):
+        return q.covariance.projected(dataclasses.replace(once, rows=rows), 0)
+
+    assert torch.autograd.gradcheck(projected, (rows, *q.covariance.parameters()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
