@@ -128,8 +128,9 @@ def check_structure(structure: Structure) -> None:
         _close(one.log_partition(), log_z[item], f"batch item {item} alone")
     sites = structure.sites()
     if sites is not None:
-        states = torch.arange(unary.shape[-1], device=unary.device).flip(0).expand(unary.shape)
-        same = sites.restrict(states, torch.zeros_like(unary))
+        states = torch.arange(sites.states, device=unary.device).flip(0)
+        states = states.expand(sites.unary.shape)
+        same = sites.restrict(states, torch.zeros_like(sites.unary))
         _close(
             same.log_partition(),
             log_z,

@@ -37,8 +37,9 @@ class Layout:
         """Of each variable, array or structure its shape and its number of states."""
         model = self.model
         if isinstance(model, Structure):
-            shape = tuple(model.unary.shape)
-            return [(shape[len(model.batch_shape) : -1], shape[-1])]
+            shape = tuple(model.unary.shape[len(model.batch_shape) :])
+            shape = shape if self.site_places is None else tuple(self.site_places.shape)
+            return [(shape[:-1], shape[-1])]
         return [(entry.shape, entry.size) for entry in model.variables]
 
     @cached_property
@@ -63,7 +64,27 @@ class Layout:
                 parts.append(values.reshape(own).expand(whole).reshape(flat).to(device))
         joined = torch.cat(states, -1)
         first = _starts(self.all_sizes).repeat_interleave(self.sizes).to(device)
-        return joined, torch.cat(weights, -1), joined + first
+        places = joined + first
+        if self.site_places is not None:
+            places = self.site_places.flatten().clamp(min=0)[places]  # nowhere: of no weight
+        return joined, torch.cat(weights, -1), places
+
+    @cached_property
+    def site_places(self) -> Tensor | None:
+        """(*sites, states) where they stand in the potentials of a structure that has no sites."""
+        return self.model.site_places() if isinstance(self.model, Structure) else None
+
+    def used(self, states: Tensor) -> Tensor:
+        """Configurations (..., B, V) of states of sites, -1 where one is not used, in the model's.
+
+        The same, or how often each of its potentials is used, (..., B, S).
+        """
+        if self.site_places is None:
+            return states
+        places = self.site_places.flatten(0, -2).expand(*states.shape, -1)
+        places = places.gather(-1, states.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        uses = states.new_zeros(*states.shape[:-1], self.num_states)
+        return uses.scatter_add(-1, places, (states >= 0).to(states))
 
     def _each(self, sizes: list[int]) -> Tensor:
         """(V,) from a number for each entry."""
@@ -101,7 +122,10 @@ class Layout:
     @property
     def num_states(self) -> int:
         """S."""
-        return int(self.all_sizes.sum())
+        if self.site_places is None:
+            return int(self.all_sizes.sum())
+        assert isinstance(self.model, Structure)
+        return self.model.unary.shape[-1]
 
     def starts(self, numbers: Tensor) -> Tensor:
         """Where the kept states of some variables begin."""

@@ -310,11 +310,12 @@ class KeptSolution(Solution):
     def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
         """(n, B, V) states by kept-state numbers (many, replicates, B, V), of replicates chosen.
 
-        -1, of a site that is not used, stays.
+        -1, of a site that is not used, stays. Of a structure whose potentials are not by site,
+        (n, B, S) numbers of uses.
         """
         kept, layout = self._layout.states, self._layout
         starts = layout.starts(torch.arange(states.shape[-1])).to(kept.device)
         states, chosen = taken(states.to(kept.device), chosen), chosen.to(kept.device)
         batch = torch.arange(layout.batch, device=kept.device).reshape(1, -1, 1)
         found = kept[chosen.unsqueeze(-1), batch, states.clamp(min=0) + starts]
-        return torch.where(states < 0, states, found)
+        return layout.used(torch.where(states < 0, states, found))

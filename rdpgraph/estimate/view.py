@@ -57,6 +57,11 @@ class StructureView(View):
     @cached_property
     def _sites(self) -> Sites:
         found = self.structure.sites()
+        if found is None and self.structure.site_places() is not None:
+            raise ModelError(
+                f"{type(self.structure).__name__} has configurations here that use a site twice, "
+                "on whose states no estimate of Z would be unbiased; leave the estimator out."
+            )
         if found is None:
             raise ModelError(
                 f"{type(self.structure).__name__} offers no sites(), which randomized estimators "
@@ -88,7 +93,10 @@ class StructureView(View):
 
     def marginals(self, answer: Any) -> tuple[Tensor, ...]:
         """(*lead, *batch, *sites, kept)."""
-        return (answer.marginals(),)
+        marginals, places = answer.marginals(), answer.structure.site_places()
+        if places is not None:
+            marginals = torch.where(places < 0, 0.0, marginals[..., places.clamp(min=0)])
+        return (marginals,)
 
     @property
     def num_tables(self) -> int:

@@ -95,6 +95,11 @@ class Structure(ABC):
         with torch.no_grad():
             return tuple(self.log_partition().shape)
 
+    @property
+    def states_shape(self) -> tuple[int, ...]:
+        """(*batch, *sites): that of a configuration's states."""
+        return tuple(self.unary.shape[:-1])
+
     def configuration(self, states: Tensor) -> Any:
         """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.
 
@@ -203,6 +208,14 @@ class Structure(ABC):
             f"{type(self).__name__} has no masks, which RandomizedPruning needs; Chain, "
             "SemiMarkov, Hypertree, Bitext and MixedBitext have, and so has a FactorGraph."
         )
+
+    def site_places(self) -> Tensor | None:
+        """(*sites, states) where in a row of `unary` each state of `sites` stands; -1: nowhere.
+
+        None: `unary` is by site, as what estimators see. A structure whose potentials are not, as
+        those of hyperedges, has configurations that count the uses of each, of `unary`'s shape.
+        """
+        return None
 
     def sites(self) -> Sites | None:
         """What estimators choose states by, and the structure on those; None: they do not work.

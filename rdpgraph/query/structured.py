@@ -135,7 +135,7 @@ class StructuredPosterior(Inferred):
         self._require_numbers()
         if self._direct is not None:
             return self._direct.shaped_mode()
-        states = self.solution.mode().reshape(self.structure.unary.shape[:-1])
+        states = self.solution.mode().reshape(self.structure.states_shape)
         return self.structure.configuration(states)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
@@ -150,7 +150,7 @@ class StructuredPosterior(Inferred):
             return self._direct.shaped_sample(count, generator)
         states = self.solution.sample(count, generator)
         return self.structure.configuration(
-            states.reshape([count, *self.structure.unary.shape[:-1]])
+            states.reshape([count, *self.structure.states_shape])
         )
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
@@ -180,7 +180,7 @@ class StructuredPosterior(Inferred):
         if not isinstance(self.solution, KeptSolution):
             return RelaxedStates(self.rsample(temperature=temperature, generator=generator))
         states, weights = self.solution.rsample_kept(temperature, generator)
-        shape = (*self.structure.unary.shape[:-1], self.supports.kept)
+        shape = self.supports.states.shape[1:]
         return RelaxedStates(weights.reshape(shape), states.reshape(shape))
 
     @property

@@ -120,6 +120,13 @@ def segments():
     return rg.SemiMarkov.from_unary(unary, transition, duration, lengths=lengths)
 
 
+def forest():
+    heads = [0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3]
+    tails = [[], [], [], [], [], [], [], [0], [1, 2], [2, -1], [1, 0], [0, -1]]
+    rows = torch.tensor([[*tail, *[-1] * (2 - len(tail))] for tail in tails])
+    return rg.Derivations(draw(2, len(heads)), torch.tensor(heads), rows, nodes=4)
+
+
 MODELS = [
     arities,
     sparse,
@@ -134,12 +141,13 @@ MODELS = [
     chain,
     embedded_chain,
     segments,
+    forest,
     lambda: segments().factor_graph(),
 ]
 NAMES = [
     "arities", "sparse", "logical", "embedded", "batched", "evidence", "recognised",
     "disconnected", "single", "observed", "chain", "embedded chain", "segments",
-    "segments as a graph",
+    "forest", "segments as a graph",
 ]  # fmt: skip
 ESTIMATORS = [
     rg.Randomized.default(keep=4, replicates=3),
@@ -177,8 +185,8 @@ def test_every_question_is_answered(make, estimator):
         assert posterior.marginals().shape == exact.marginals().shape
         if alive:
             assert type(mode) is type(drawn) is type(exact.mode())
-            assert model.site_states(drawn).shape == (5, *model.unary.shape[:-1])
-            assert model.site_states(mode).shape == model.unary.shape[:-1]
+            assert model.site_states(drawn).shape == (5, *model.states_shape)
+            assert model.site_states(mode).shape == model.states_shape
     assert posterior.status.exact or posterior.status.biased
 
 
@@ -208,7 +216,9 @@ def test_a_structure_without_restrictions_says_what_to_do():
         rg.infer(Independent(draw(3, 4)), estimator=rg.Randomized.default(keep=3))
 
 
-@pytest.mark.parametrize("make", [arities, embedded, recognised, chain, embedded_chain, segments])
+@pytest.mark.parametrize(
+    "make", [arities, embedded, recognised, chain, embedded_chain, segments, forest]
+)
 def test_gradients_are_expectations_on_the_states_kept(make):
     """The gradient of log Z in a factor added to the model is that factor's marginal."""
     model = make()

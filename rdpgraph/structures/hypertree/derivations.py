@@ -1,22 +1,31 @@
 """Derivations: the trees of a hypergraph that a user gives."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree.derivation_lists import Forest
+from rdpgraph.structures.hypertree.hypergraph import (
+    Hypergraph,
+    Level,
+    best_through,
+    derived,
+    inside,
+    possible,
+)
+from rdpgraph.structures.hypertree.kept_hyperedges import KeptHyperedges
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
 
@@ -46,8 +55,9 @@ class Derivations(Structure):
     numbered in topological order: tails before heads. A node without hyperedges has no derivation;
     one with a hyperedge without tails is an axiom.
 
-    There is one site of as many states as hyperedges: `marginals` are the expected numbers of uses
-    of each, and `mode` and `sample` give numbers of uses, (*batch, E).
+    `marginals` are the expected numbers of uses of each hyperedge, and `mode` and `sample` give
+    numbers of uses, (*batch, E). Estimators choose hyperedges of each node, and so take hypergraphs
+    in which no derivation uses a node twice.
 
     Args:
         unary: (*batch, E) log-weights (nats) of the hyperedges; -inf forbids one.
@@ -114,7 +124,8 @@ class Derivations(Structure):
 
         O(E arity), level by level; differentiable any number of times.
         """
-        return self._inside(1.0)[:, -1].reshape(self.batch_shape)
+        values = inside(self._levels(), self._flat, self.nodes, 1.0)
+        return values[:, -2].reshape(self.batch_shape)
 
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where there is no derivation."""
@@ -162,7 +173,7 @@ class Derivations(Structure):
             ModelError: more than 2^18 derivations of a node.
         """
         by_node: list[Tensor] = []
-        for edges in self._edges:
+        for edges in self._graph.edges:
             ways: list[Tensor] = []
             for edge in edges:
                 uses = torch.zeros(1, len(self.heads), dtype=torch.int64)
@@ -197,8 +208,8 @@ class Derivations(Structure):
         """
         if k < 1:
             raise ModelError(f"k_best needs k >= 1; got {k}.")
-        tails = [[tail for tail in row if tail >= 0] for row in self.tails.tolist()]
-        forest = Forest(self._edges, tails)
+        tails = self._graph.below
+        forest = Forest(self._graph.edges, tails)
         flat = self.unary.detach().reshape(math.prod(self.batch_shape), len(tails))
         uses = torch.zeros(k, *flat.shape, dtype=torch.int64)
         absent = torch.ones(k, len(flat), dtype=torch.bool)
@@ -236,102 +247,91 @@ class Derivations(Structure):
 
         Not differentiable.
         """
-        weights, tails = self._padded()
-        inside = torch.nn.functional.pad(self._inside(0.0), (0, 1))
-        outside = torch.full_like(inside, -math.inf)
-        outside[:, self.nodes - 1] = 0.0
-        result = torch.full_like(weights, -math.inf)
-        for nodes, edges in reversed(self._levels):
-            above = outside[:, nodes].unsqueeze(2) + weights[:, edges]
-            below = inside[:, tails[edges]]
-            result[:, edges] = above + below.sum(3)
-            for slot in range(tails.shape[1]):
-                others = above + below[..., :slot].sum(3) + below[..., slot + 1 :].sum(3)
-                into = tails[edges][..., slot].flatten().expand(len(weights), -1)
-                outside.scatter_reduce_(1, into, others.flatten(1), "amax")
+        levels = self._levels()
+        result = torch.full_like(self._flat, -math.inf)
+        through = best_through(levels, inside(levels, self._flat, self.nodes, 0.0))
+        for (_, edges), (_, best) in zip(reversed(self._graph.levels), through, strict=True):
+            result[:, edges] = best
         return result[:, :-1].reshape(self.unary.shape)
+
+    def sites(self) -> Sites | None:
+        """The nodes, whose states are their hyperedges, in order, if no derivation uses one twice.
+
+        Then Z is linear in the weights of each node's hyperedges, so that it is unbiased if these
+        are; else there are none. All nodes have as many states as the one with most hyperedges has;
+        those of others that stand for none are impossible. A hyperedge is expected to meet the
+        same below it as any other: give a `Pilot` where that is not so.
+        """
+        if not self._graph.each_once:
+            return None
+        unary = self._flat[:, self._graph.by_node]
+        unary = unary.reshape(*self.batch_shape, *unary.shape[1:])
+        means = torch.zeros_like(unary[..., :1])
+        return Sites(unary, restrict=self.restrict, means=lambda _count, _generator: means)
+
+    def site_places(self) -> Tensor:
+        """(nodes, M) which hyperedge each state of `sites` is; -1: none."""
+        edges = self._graph.by_node
+        return torch.where(edges < len(self.heads), edges, -1)
+
+    @property
+    def states_shape(self) -> tuple[int, ...]:
+        """(*batch, E): derivations are numbers of uses."""
+        return tuple(self.unary.shape)
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptHyperedges:
+        """The derivations by some hyperedges of each node, with weights; what estimators solve.
+
+        O(nodes K arity) for log Z, where K are kept of each node.
+
+        Args:
+            states: (*replicates, *batch, nodes, K) of the states of `sites`; repeats stay separate.
+            log_weights: of that shape; added to the log-weights of the hyperedges.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        unary = self._flat[:, self._graph.by_node]
+        unary = unary.reshape(*self.batch_shape, *unary.shape[1:])
+        kept = gathered("Derivations", unary, states, log_weights, sites=1)
+        return KeptHyperedges(kept, states, self._graph)
+
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same hypergraph with other log-weights."""
+        other = super().with_unary(unary)
+        vars(other)["_graph"] = self._graph  # laid out once
+        return other
 
     def work(self) -> float:
         """The terms of log Z."""
         return float(math.prod(self.batch_shape) * self.tails.numel())
 
     @cached_property
-    def _edges(self) -> Sequence[Sequence[int]]:
-        """Of each node, its hyperedges."""
-        edges: list[list[int]] = [[] for _ in range(self.nodes)]
-        for edge, head in enumerate(self.heads.tolist()):
-            edges[head].append(edge)
-        return edges
-
-    @cached_property
-    def _levels(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
-        depth, edges, tails = [0] * self.nodes, self._edges, self.tails.tolist()
-        for node in range(self.nodes):
-            below = [depth[tail] for edge in edges[node] for tail in tails[edge] if tail >= 0]
-            depth[node] = 1 + max(below, default=-1)
-        levels: list[tuple[Tensor, Tensor]] = []
-        by_depth: dict[int, list[int]] = {}
-        for node in range(self.nodes):
-            if edges[node]:
-                by_depth.setdefault(depth[node], []).append(node)
+    def _graph(self) -> Hypergraph:
         device = self.unary.device
-        for level in sorted(by_depth):
-            # Nodes of about as many hyperedges, so that little of the padding is empty.
-            groups: dict[int, list[int]] = {}
-            for node in by_depth[level]:
-                groups.setdefault((len(edges[node]) - 1).bit_length(), []).append(node)
-            for nodes in groups.values():
-                most = max(len(edges[node]) for node in nodes)
-                rows = [[*edges[node], *[len(tails)] * (most - len(edges[node]))] for node in nodes]
-                levels.append(
-                    (torch.tensor(nodes, device=device), torch.tensor(rows, device=device))
-                )
-        return levels
+        return Hypergraph(self.heads.to(device), self.tails.to(device), self.nodes)
 
-    def _padded(self) -> tuple[Tensor, Tensor]:
-        """(B, E + 1) log-weights, the last -inf, and (E + 1, arity) tails, nodes for padding."""
+    @property
+    def _flat(self) -> Tensor:
+        """(B, E + 1) log-weights, the last -inf."""
         flat = self.unary.reshape(math.prod(self.batch_shape), self.unary.shape[-1])
-        weights = torch.nn.functional.pad(flat, (0, 1), value=-math.inf)
-        tails = torch.where(self.tails < 0, self.nodes, self.tails)
-        tails = torch.nn.functional.pad(tails, (0, 0, 0, 1), value=self.nodes)
-        return weights, tails.to(weights.device)
+        return torch.nn.functional.pad(flat, (0, 1), value=-math.inf)
 
-    def _inside(self, temperature: float) -> Tensor:
-        """(B, nodes) log inside values."""
-        weights, tails = self._padded()
-        batch = len(weights)
-        start = weights[:, -1:].expand(batch, self.nodes)
-        values = torch.cat([start, torch.zeros_like(weights[:, :1])], 1)
-        for nodes, edges in self._levels:
-            below = values[:, tails[edges]].sum(-1)
-            sums = soft_sum(weights[:, edges] + below, 2, temperature)
-            values = values.index_copy(1, nodes, sums)
-        return values[:, :-1]
+    def _levels(self) -> list[Level]:
+        weights, tails = self._flat, self._graph.padded_tails
+        return [
+            Level(nodes, weights[:, edges], tails[edges]) for nodes, edges in self._graph.levels
+        ]
 
     @torch.no_grad()
     def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
-        weights, tails = self._padded()
-        inside = self._inside(temperature)
-        if not bool((inside[:, -1] > -math.inf).all()):
-            raise ImpossibleEvidenceError(
-                "Derivations have no samples and no mode: at least one item has no derivation."
-            )
-        ends = torch.nn.functional.pad(inside, (0, 1))
-        item = torch.arange(len(weights), device=weights.device).repeat(count)
-        needed = torch.zeros(len(item), self.nodes + 1, dtype=torch.int64, device=weights.device)
-        needed[:, self.nodes - 1] = 1
-        uses = torch.zeros(len(item), weights.shape[1], dtype=torch.int64, device=weights.device)
-        for nodes, edges in reversed(self._levels):
-            logs = weights[:, edges] + ends[:, tails[edges]].sum(-1)
-            # A node that is needed twice is derived twice.
-            row, place = needed[:, nodes].nonzero().unbind(1)
-            times = needed[row, nodes[place]]
-            row, place = row.repeat_interleave(times), place.repeat_interleave(times)
-            chosen = edges[place, pick(logs[item[row], place])]
+        levels = self._levels()
+        values = possible(inside(levels, self._flat, self.nodes, temperature))
+        uses = self._flat.new_zeros(count * len(values), len(self.heads) + 1, dtype=torch.int64)
+        ways = derived(levels, values, count, pick)
+        for (_, edges), (_, row, place, way) in zip(
+            reversed(self._graph.levels), ways, strict=True
+        ):
+            chosen = edges[place, way]
             uses.index_put_((row, chosen), torch.ones_like(row), accumulate=True)
-            below = tails[chosen]
-            needed.index_put_(
-                (row.unsqueeze(1).expand_as(below), below), torch.ones_like(below), accumulate=True
-            )
         return uses[:, :-1].reshape([count, *self.unary.shape])
