@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import rdpgraph as rg
+
 FOLDER = Path(__file__).parents[1] / "examples" / "paper" / "pruning"
 SENTENCES = (
     ("a dog sees a cat", "ein hund sieht eine katze"),
@@ -24,7 +26,7 @@ SENTENCES = (
 def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name=name)
-    for module in ("model1", "tictactoe"):
+    for module in ("beam", "figure4", "model1", "shown", "tictactoe"):
         sys.modules.pop(module, None)
 
 
@@ -36,9 +38,10 @@ def corpus(tmp_path):
     return tmp_path
 
 
-def test_the_experiment_runs_in_small(corpus, modules, monkeypatch, capsys):
+@pytest.mark.parametrize("more", [[], ["--mixed"]])
+def test_the_experiment_runs_in_small(corpus, modules, monkeypatch, capsys, more):
     argv = ["bitext", str(corpus), "--small", "--pairs", "2", "--long", "2", "--square", "4"]
-    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "argv", [*argv, "--output", str(corpus), *more])
     threads = torch.get_num_threads()
     try:
         modules("bitext")["main"]()
@@ -91,13 +94,35 @@ def test_merits_are_sums_over_words(modules):
     assert int(module["allowed"](merits, 1e-9).sum()) < 60
 
 
-def test_the_chain_runs_in_small(modules, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["chain", "--small", "--steps", "8"])
+@pytest.mark.parametrize(
+    ("script", "options", "says"),
+    [
+        ("chain", ["--steps", "8"], "beam sampling"),
+        ("graph", ["--states", "3"], "Randomized"),
+        ("monolingual", ["--shortest", "4"], "coarse-to-fine"),
+    ],
+)
+def test_others_run_in_small(tmp_path, modules, monkeypatch, capsys, script, options, says):
+    argv = [script, "--small", "--output", str(tmp_path), *options]
+    monkeypatch.setattr(sys, "argv", argv)
     threads = torch.get_num_threads()
     try:
-        modules("chain")["main"]()
+        modules(script)["main"]()
     finally:
         torch.set_num_threads(threads)
     shown = capsys.readouterr().out
-    assert "randomized" in shown
+    assert says in shown
     assert "nan" not in shown
+    assert (tmp_path / f"{script}.png").exists()
+
+
+def test_beams_have_the_marginals_of_the_chain(modules):
+    generator = torch.Generator().manual_seed(0)
+    unary = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    transition = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    sampler = modules("beam")["BeamSampler"](unary, transition.exp())
+    path, total = unary.argmax(1), torch.zeros_like(unary)
+    for _ in range(1500):
+        marginals, path = sampler.sweep(path, generator)
+        total += marginals
+    assert_close(total / 1500, rg.Chain(unary, transition).marginals(), rtol=0.0, atol=0.03)

@@ -111,6 +111,28 @@ def test_soft_counts_beat_hard_ones(sweeps):
     assert (sweeps_of(posterior).answers - exact).square().sum() < (hard - exact).square().sum()
 
 
+def test_rules_in_a_list_are_those_of_a_table():
+    every = torch.rand(4, 6, 6, generator=seeded()) < 0.2
+    table = torch.where(every, draw(4, 6, 6), -math.inf)
+    triples = every.nonzero()
+    rules = rg.trees.SparseRules(triples, table[tuple(triples.T)], parents=4, children=6)
+    unary, root, lengths = draw(2, 6, 6, 6), draw(2, 4, seed=1), torch.tensor([6, 4])
+    listed, whole = (
+        rg.Hypertree(unary, own, root=root, preterminals=2, lengths=lengths)
+        for own in (rules, rg.trees.DenseRules(table))
+    )
+    check_masks(listed)
+    none = torch.zeros(3, 2, 6, 6, dtype=torch.bool)
+    held = masks_of(whole, rg.infer).masked(none, none).draw(seeded()).answers
+    held &= torch.rand(held.shape, generator=seeded()) < 0.3
+    one, other = (masks_of(own, rg.infer).masked(held, none) for own in (listed, whole))
+    assert_close(one.log_partition, other.log_partition)
+    assert_close(one.expected().answers, other.expected().answers)
+    assert_close(one.expected().score, other.expected().score)
+    posterior = pruned(listed, 1, selected=Alternating(share=0.0))
+    assert_close(sweeps_of(posterior).counts["rules"], torch.stack(listed.rule_marginals())[0])
+
+
 def test_graphs_are_answered_by_variable():
     pixels, flag = rg.VariableArray("pixel", (2, 2), 3), rg.Variable("flag", ("off", "on"))
     graph = rg.FactorGraph(

@@ -1,22 +1,29 @@
-"""Randomized pruning of a chain of many states, beside `Randomized` and the exact recursion.
+"""Randomized pruning of a chain of many states, beside beam sampling, `Randomized` and exact sums.
 
-    python examples/paper/pruning/chain.py [--states 5000] [--steps 30] [--small]
+    python examples/paper/pruning/chain.py [--states 5000] [--steps 30] [--output FOLDER] [--small]
 
-Prints the squared error of all marginals against the seconds of one processor, with the table of
-transitions at hand. Every state of every step may be selected: with two thirds selected, a sweep
-fixes two thirds of the steps and leaves a third of the states of the others.
+Prints, and draws as ``chain.png``, the squared error of all marginals against the seconds of one
+processor, with the table of transitions at hand. Every state of every step may be selected: with
+two thirds selected, a sweep fixes two thirds of the steps and leaves a third of the states of the
+others.
 """
 
 import argparse
-from time import process_time
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from beam import BeamSampler
+from shown import Point, save_curves, show_curves, timed
 from torch import Tensor
 
 import rdpgraph as rg
 from rdpgraph.pruning import Alternating
 
-STOPS = (1, 2, 4, 8, 16)
+STOPS = (1, 2, 4, 8)
+SHARES = (1 / 2, 2 / 3)
+BEAMS = 4
 KEPT = (0.02, 0.05, 0.1, 0.2)
 
 
@@ -28,40 +35,51 @@ def chain_of(states: int, steps: int, seed: int) -> rg.Chain:
     return rg.Chain(observed @ embeddings.T, embeddings @ embeddings.T)
 
 
-def show(name: str, setting: str, seconds: float, marginals: Tensor, exact: Tensor) -> None:
-    error = float((marginals - exact).square().sum())
-    print(f"{name:>12} {setting:>8} {1e3 * seconds:>10.0f} ms {error:>12.4g}")
-
-
 def main() -> None:
     asked = argparse.ArgumentParser(description="Randomized pruning of a chain.")
     asked.add_argument("--states", type=int, default=5000)
     asked.add_argument("--steps", type=int, default=30)
     asked.add_argument("--small", action="store_true")
+    asked.add_argument("--output", type=Path, default=Path("build/pruning"))
     given = asked.parse_args()
     torch.set_num_threads(1)
-    chain = chain_of(200 if given.small else given.states, given.steps, 0)
+    states = 200 if given.small else given.states
+    chain = chain_of(states, given.steps, 0)
     chain_of(50, 3, 0).marginals()  # what is loaded once
-    start = process_time()
-    exact = chain.marginals()
-    show("exact", "", process_time() - start, exact, exact)
-    for share in (0.5, 2 / 3):
+    exact, seconds = timed(chain.marginals)
+
+    def error(marginals: Tensor) -> float:
+        return float((marginals - exact).square().sum())
+
+    def run(estimator: Any, generator: torch.Generator) -> tuple[Any, Tensor]:
+        posterior = rg.infer(chain, estimator=estimator, generator=generator)
+        return posterior, posterior.marginals()
+
+    curves: dict[str, list[Point]] = {}
+    for share in SHARES:
         posterior, spent, done = None, 0.0, 0
         generator = torch.Generator().manual_seed(0)
         for stop in STOPS[:2] if given.small else STOPS:
             estimator = rg.RandomizedPruning(
                 stop - done, warm_up=0, selected=Alternating(share=share), resume=posterior
             )
-            start = process_time()
-            posterior = rg.infer(chain, estimator=estimator, generator=generator)
-            spent, done = spent + process_time() - start, stop
-            show(f"masks {share:.2f}", str(stop), spent, posterior.marginals(), exact)
+            (posterior, found), more = timed(partial(run, estimator, generator))
+            spent, done = spent + more, stop
+            own = curves.setdefault(f"masks, {share:.0%} selected", [])
+            own.append((f"{stop}", spent, error(found)))
+    generator, total, path = torch.Generator().manual_seed(0), 0.0, chain.unary.argmax(1)
+    sampler, spent = timed(lambda: BeamSampler(chain.unary, chain.transition.exp()))
+    for number in range(1, BEAMS + 1):
+        (marginals, path), more = timed(partial(sampler.sweep, path, generator))
+        spent, total = spent + more, total + marginals
+        curves.setdefault("beam sampling", []).append((f"{number}", spent, error(total / number)))
     for keep in KEPT:
-        start = process_time()
         estimator = rg.Randomized.default(keep=keep, replicates=8)
-        posterior = rg.infer(chain, estimator=estimator, generator=torch.Generator().manual_seed(0))
-        found = posterior.marginals()
-        show("randomized", f"{keep:.0%}", process_time() - start, found, exact)
+        (_, found), spent = timed(partial(run, estimator, torch.Generator().manual_seed(0)))
+        curves.setdefault("Randomized", []).append((f"{keep:.0%}", spent, error(found)))
+    title = f"chain of {given.steps} steps, {states:,} states"
+    show_curves(title, seconds, curves)
+    save_curves(given.output, "chain", seconds, curves, "squared error of all marginals", title)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Masks
+from rdpgraph.model.masks import Masked, Masks
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.compact.spans import Spans
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.rules import NoRules
+from rdpgraph.structures.hypertree.sparse_masks import MaskedSparseHypertree
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ class HypertreeMasks(Masks):
         table = pad(table, (0, 0, 0, 0, 0, states - parents), value=-math.inf)
         return Binary.of([table.to(model.unary.device)])
 
-    def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedHypertree":
+    def masked(self, required: Tensor, forbidden: Tensor) -> Masked:
         """The spans that are left."""
         model, lead = self.model, tuple(required.shape[:-2])
         total, _, states = self.sites
@@ -114,6 +116,10 @@ class HypertreeMasks(Masks):
             root = model.root.detach().double().expand(*self.batch_shape, -1)
             root = root.reshape(batch, -1).repeat(chains, 1)
         root = pad(root, (0, model.preterminals), value=-math.inf)
+        empty = lengths == 0
+        if isinstance(model.rules, SparseRules):
+            listed = model.rules.flat(self.batch_shape)
+            return MaskedSparseHypertree.of(lead, kept, logs, listed, tops, root, empty)
         rules = self.rules
         if len(rules.table) > 1:
             rules = Binary(rules.table.repeat(chains, 1, 1), 1, rules.left, rules.right)
@@ -121,7 +127,6 @@ class HypertreeMasks(Masks):
             kept.item, logs.masked_fill(~word, -math.inf), logs.masked_fill(word, -math.inf),
             kept.rows, *joined_forest(len(kept.item), [kept.joins()]), rules, tops, root,
         )  # fmt: skip
-        empty = lengths == 0
         return MaskedHypertree(
             forest, lead, first * total + last, total**2, empty, kept.ends, total
         )

@@ -13,8 +13,8 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.links import mutual
+from rdpgraph.structures.compact.rule_forest import RuleForest
 from rdpgraph.structures.mixed.emission import Emission
-from rdpgraph.structures.mixed.forest import RuleForest
 from rdpgraph.structures.mixed.shapes import MOST_STRETCHES, ORDERS
 from rdpgraph.structures.mixed.ways import Kept
 

@@ -1,0 +1,147 @@
+"""Figure 4 of the paper: times, ratios and bias by the product of the lengths, and bias by time."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from shown import COLORS, Point, draw_curves, mean, show, show_curves
+
+BINS = (20, 35, 50, 65, 80, 95, 110, 130, 200, 300, 400, 500)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What has been found of a sentence, or a pair.
+
+    Attributes:
+        size: the product of the lengths, or the length.
+        exact: seconds of the full recursion.
+        sweeps: the sweeps, seconds and bias of randomized pruning, at several stops.
+        masks: by name of what has one mask, the settings, seconds and bias.
+    """
+
+    size: int
+    exact: float
+    sweeps: list[Any]
+    masks: dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The mean of the pairs whose product of lengths is in a range.
+
+    Attributes:
+        least: of the sizes.
+        most: of the sizes.
+        many: how many.
+        exact: seconds.
+        sweep: seconds of one sweep of one chain.
+        first: bias after the first stop.
+        half: bias at the last stop in half of the exact time.
+        many: sweeps until there.
+    """
+
+    least: int
+    most: int
+    pairs: int
+    exact: float
+    sweep: float
+    first: float
+    half: float
+    many: float
+
+
+def kept(store: Path, count: int, made: Callable[[int], Record]) -> list[Record]:
+    """The first so many records, those of a store among them; the others are made and kept."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    lines = store.read_text().splitlines() if store.exists() else []
+    found = [Record(*json.loads(line)) for line in lines[:count]]
+    with store.open("a", encoding="utf-8") as file:
+        for number in range(len(found), count):
+            own = made(number)
+            found.append(own)
+            file.write(json.dumps([own.size, own.exact, own.sweeps, own.masks]) + "\n")
+            file.flush()
+    return found
+
+
+def binned(records: list[Record], bins: Sequence[int]) -> list[Bin]:
+    """One sweep is what the first and the last stop differ in, of all chains at once."""
+    found: list[Bin] = []
+    for low, high in pairwise((0, *bins)):
+        chosen = [own for own in records if low < own.size <= high]
+        if not chosen:
+            continue
+        within = [
+            ([stop for stop in own.sweeps if stop[1] <= own.exact / 2] or own.sweeps[:1])[-1]
+            for own in chosen
+        ]
+        sweeps = [
+            (own.sweeps[-1][1] - own.sweeps[0][1]) / (own.sweeps[-1][0] - own.sweeps[0][0])
+            for own in chosen
+        ]
+        found.append(
+            Bin(
+                low + 1, high, len(chosen), mean([own.exact for own in chosen]), mean(sweeps),
+                mean([own.sweeps[0][2] for own in chosen]), mean([stop[2] for stop in within]),
+                mean([float(stop[0]) for stop in within]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def curves_of(records: list[Record]) -> dict[str, list[Point]]:
+    """Mean seconds and bias of each setting."""
+    several = {"randomized pruning": [own.sweeps for own in records]}
+    for name in records[0].masks:
+        several[name] = [own.masks[name] for own in records]
+    return {
+        name: [
+            (str(setting[0][0]), mean([p[1] for p in setting]), mean([p[2] for p in setting]))
+            for setting in zip(*points, strict=True)
+        ]
+        for name, points in several.items()
+    }
+
+
+def report(
+    records: list[Record], picture: Path, *, chains: int, bins: Sequence[int] = BINS,
+    over: str = "product of lengths",
+) -> None:  # fmt: skip
+    """Print the tables and draw the picture."""
+    ranges, curves = binned(records, bins), curves_of(records)
+    exact = mean([own.exact for own in records])
+    heads = ["from, to", "many", "exact ms", "sweep ms", "ratio", "first", "at half", "sweeps"]
+    rows = [
+        [
+            f"{own.least}-{own.most}", str(own.pairs), f"{1e3 * own.exact:.1f}",
+            f"{1e3 * own.sweep:.2f}", f"{own.exact / own.sweep:.0f}", f"{own.first:.3f}",
+            f"{own.half:.4f}", f"{own.many:.0f}",
+        ]
+        for own in ranges
+    ]  # fmt: skip
+    show(f"a, b, c: by the {over}; {chains} chains at once", heads, rows)
+    show_curves(f"d: mean bias of {len(records)} against time", exact, curves)
+    figure, ((a, b), (c, d)) = plt.subplots(2, 2, figsize=(10, 7.5))
+    x = [own.most for own in ranges]
+    blue, red = COLORS[:2]
+    a.semilogy(x, [1e3 * own.exact for own in ranges], "o-", color=red, label="full recursion")
+    a.semilogy(x, [1e3 * own.sweep for own in ranges], "o-", color=blue, label="one sweep")
+    a.set(title="(a) time", xlabel=over, ylabel="milliseconds")
+    a.legend()
+    b.plot(x, [own.exact / own.sweep for own in ranges], "o-", color=blue)
+    b.set(title="(b) full recursion by sweep", xlabel=over, ylabel="ratio")
+    b.set_ylim(bottom=0)
+    c.semilogy(x, [own.first for own in ranges], "o-", color=COLORS[2], label=f"{chains} sweeps")
+    c.semilogy(x, [own.half for own in ranges], "o-", color=blue, label="half of the exact time")
+    c.set(title="(c) bias", xlabel=over, ylabel="squared distance")
+    c.legend()
+    draw_curves(d, exact, curves, "squared distance", "(d) bias against time")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=90)
+    plt.close(figure)
+    print(f"\n{picture}")
