@@ -169,7 +169,9 @@ def _absorbed(graph: ClusterGraph) -> ClusterGraph:
     tensors: list[list[int]] = [[] for _ in roots]
     for cluster, own in enumerate(graph.tensors):
         tensors[number[home(cluster)]] += own
-    links = [Link(number[home(a.child)], number[home(a.parent)], a.separator) for a in kept]
+    # A parent that took in a child may stand behind its own parents: by the order, then.
+    ends = [(number[home(a.child)], number[home(a.parent)]) for a in kept]
+    links = [Link(min(pair), max(pair), a.separator) for pair, a in zip(ends, kept, strict=True)]
     return ClusterGraph(
         graph.sizes,
         tuple(scopes[cluster] for cluster in roots),

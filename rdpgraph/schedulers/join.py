@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rdpgraph.engines.joined import JoinedSolution
+from rdpgraph.engines.loopy.damping import Damping, ProbabilityDamping
+from rdpgraph.engines.loopy.gradients import Implicit
+from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
@@ -28,26 +31,32 @@ class JoinGraph(Scheduler):
     """Messages between clusters of factors: more accurate than `Loopy`, and more expensive.
 
     The clusters are as large as memory and time allow; one that holds all is solved exactly, as by
-    `Contraction`. Runs in float64. The gradient of log Z is that at fixed messages; marginals have
-    none, and that of the entropy is refused. Modes and max-marginals come from loopy max-product.
+    `Contraction`. Runs in float64, on the messages of `Loopy`. Modes and max-marginals come from
+    loopy max-product between single factors.
 
     Args:
         memory: bytes for the clusters' tables; None: 60% of what the machine has available.
         seconds: for all answers, as predicted; messages stop there in any case.
         sweeps: at most.
         tolerance: on the largest change of a message, as values scaled to a maximum of one.
-        damping: the share of the old message that an update keeps, from the second sweep on; it
-            is raised where the residual stalls.
+        damping: the share of the old message that an update keeps, from the second sweep on; a
+            number is `ProbabilityDamping`, and its share is raised where the residual stalls.
+        schedule: which messages of clusters are updated when, the variables that two clusters
+            share counting as one; None: every cluster up an order of the clusters, then down.
+        gradient: how gradients of marginals and entropy reach the potentials.
     """
 
     memory: float | None = None
     seconds: float = 60.0
     sweeps: int = 1000
     tolerance: float = 1e-6
-    damping: float = 0.0
+    damping: float | Damping = 0.0
+    schedule: Schedule | None = None
+    gradient: Implicit = field(default_factory=Implicit)
 
     def __post_init__(self) -> None:
-        if self.sweeps < 1 or not self.tolerance >= 0 or not 0 <= self.damping < 1:
+        number = 0.0 if isinstance(self.damping, Damping) else self.damping
+        if self.sweeps < 1 or not self.tolerance >= 0 or not 0 <= number < 1:
             raise ModelError(
                 "JoinGraph needs sweeps >= 1, tolerance >= 0 and 0 <= damping < 1; got "
                 f"{self.sweeps}, {self.tolerance} and {self.damping}."
@@ -123,8 +132,17 @@ class JoinGraph(Scheduler):
     ) -> JoinedSolution:
         allowance = Allowance(self.seconds, spent)
         modes = partial(_modes, graph, allowance)
+        damping = self.damping
         return JoinedSolution(
-            network, clusters, self.sweeps, self.tolerance, allowance, self.damping, modes
+            network,
+            clusters,
+            self.sweeps,
+            self.tolerance,
+            allowance,
+            damping if isinstance(damping, Damping) else ProbabilityDamping(damping),
+            self.schedule,
+            self.gradient,
+            modes,
         )
 
 

@@ -243,13 +243,50 @@ def test_what_underflows_is_not_said_to_have_converged():
     assert "Loopy()" in posterior.status.remedy
 
 
-def test_gradients_that_clusters_lack_are_refused():
-    weights = torch.zeros(2, 2, requires_grad=True)
-    x = rg.VariableArray("x", (4, 4), 2)
-    pairs = ((x[:, :-1], x[:, 1:]), (x[:-1], x[1:]))
-    graph = rg.FactorGraph([rg.FactorBlock(pair, rg.Table(weights)) for pair in pairs])
-    posterior = rg.infer(graph, scheduler=rg.JoinGraph(memory=1))
-    assert posterior.factor_marginal((x[0, 0], x[0, 1])).shape == (2, 2)  # in float32
-    torch.autograd.grad(posterior.log_partition, weights)
-    with pytest.raises(rg.errors.UnsupportedError, match="no gradient"):
-        torch.autograd.grad(posterior.entropy(), weights)
+def torus(logs):
+    x = rg.VariableArray("x", (3, 3), 2)
+    pairs = ((x[:, :-1], x[:, 1:]), (x[:-1], x[1:]), (x[:1], x[2:]))
+    return x, rg.FactorGraph([rg.FactorBlock(pair, rg.Table(logs)) for pair in pairs])
+
+
+def test_gradients_pass_the_messages_of_clusters():
+    """Of marginals and the entropy, against finite differences of the fixed point."""
+    tight = rg.JoinGraph(memory=1, tolerance=1e-13, gradient=rg.loopy.Implicit(tolerance=1e-13))
+    weights = (randn(5, 2, 2) * 0.6).requires_grad_()
+
+    def answers(logs):
+        x, graph = torus(logs)
+        posterior = rg.infer(graph, scheduler=tight)
+        assert not posterior.status.exact
+        assert posterior.status.converged
+        joint = posterior.factor_marginal((x[0, 1], x[1, 1]))
+        return posterior.marginal(x)[1, 2, 0] + posterior.entropy() + joint[0, 1]
+
+    (slope,) = torch.autograd.grad(answers(weights), weights)
+    for place in ((0, 0), (0, 1), (1, 1)):
+        step = torch.zeros(2, 2, dtype=DOUBLE)
+        step[place] = 1e-5
+        flat = weights.detach()
+        close(slope[place], (answers(flat + step) - answers(flat - step)) / 2e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"damping": 0.3},
+        {"damping": rg.loopy.LogDamping(0.4)},
+        {"schedule": rg.loopy.Residual(0.2)},
+        {"schedule": rg.loopy.RandomSubsets(0.3)},
+        {"schedule": rg.loopy.Flooding(), "damping": 0.5},
+    ],
+)
+def test_every_schedule_and_damping_has_the_same_fixed_point(options):
+    x, graph = torus(randn(8, 2, 1, 1, 2, 2) * 0.7)
+    found, expected = (
+        rg.infer(graph, scheduler=rg.JoinGraph(memory=1, tolerance=1e-11, **own))
+        for own in (options, {})
+    )
+    assert found.status.converged
+    assert expected.status.converged
+    close(found.marginal(x), expected.marginal(x), 1e-7)
+    close(found.log_partition, expected.log_partition, 1e-7)

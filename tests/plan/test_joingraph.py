@@ -44,6 +44,7 @@ def test_every_tensor_is_in_one_cluster_and_every_variable_lives_in_a_tree(seed)
                 assert set(topology.scopes[tensor]) <= set(scope)
         for link in graph.links:
             assert link.separator
+            assert link.child < link.parent
             assert set(link.separator) <= set(graph.scopes[link.child])
             assert set(link.separator) <= set(graph.scopes[link.parent])
         for variable in {v for scope in topology.scopes for v in scope}:

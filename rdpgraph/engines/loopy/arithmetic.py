@@ -62,3 +62,9 @@ def take(values: Tensor, index: Tensor) -> Tensor:
     """(B, K, E) at some of its last places; torch selects from matrices much faster."""
     batch, states, _ = values.shape
     return values.reshape(batch * states, -1).index_select(1, index).reshape(batch, states, -1)
+
+
+def neighbours(places: Tensor) -> slice | Tensor:
+    """An ascending index, as a slice if it has no gaps: that reads where the values are."""
+    first, last = int(places[0]), int(places[-1]) + 1
+    return slice(first, last) if last - first == len(places) else places

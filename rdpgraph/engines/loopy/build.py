@@ -9,7 +9,7 @@ from rdpgraph.engines.loopy.counting import Counting
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
-from rdpgraph.engines.loopy.kernels import Kernel, TableKernel
+from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
 from rdpgraph.engines.network import Network, may_have_zeros
 
 
@@ -66,7 +66,7 @@ def _reach(tables: list[Tensor], dtype: torch.dtype) -> float:
     return largest * (1e6 if dtype == torch.float64 else 1e3)
 
 
-def _kernels(network: Network, temperature: float) -> list[Kernel]:
+def _kernels(network: Network, temperature: float) -> list[FactorKernel]:
     tables = [
         TableKernel(network.groups[number], None, temperature) for number in message_groups(network)
     ]

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, floored, rescaled, share, take
+from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, change, floored, rescaled, share, take
 from rdpgraph.engines.loopy.boundary import Boundary
 from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
-from rdpgraph.engines.loopy.kernels import Kernel
+from rdpgraph.engines.loopy.kernels import FactorKernel, Kernel
 from rdpgraph.model.semiring import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
@@ -87,6 +87,7 @@ class Equations:
         lowest: no log-message goes below this, except for hard zeros.
         forest: whether the factor graph is known to have no cycle.
         boundary: where these are the equations of a part of the model; None: of all.
+        in_values: whether messages are compared as values with a maximum of one, not as logs.
     """
 
     edges: Edges
@@ -100,6 +101,7 @@ class Equations:
     lowest: float
     forest: bool = False
     boundary: Boundary | None = None
+    in_values: bool = False
 
     def flat_messages(self) -> Messages:
         """Messages that say nothing."""
@@ -158,10 +160,12 @@ class Equations:
             return self.boundary.bounded
         return not self.vanishing and all(kernel.bounded for kernel in self.kernels)
 
-    @property
-    def seen(self) -> float:
-        """How far below zero log-messages are told apart: see `arithmetic.change`."""
-        return BOTTOM if self.bounded or self.forest else FAINT
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """(B, n) how much messages (B, K, n) differ."""
+        if self.in_values:
+            with torch.no_grad():
+                return (new.exp() - old.exp()).abs_().amax(1)
+        return change(new, old, BOTTOM if self.bounded or self.forest else FAINT)
 
     def outgoing(self, cavities: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the factors answer, not rescaled."""
@@ -190,27 +194,34 @@ class Equations:
 
     def factor_beliefs(self, kernel: int, messages: Messages) -> Tensor:
         """(B, F, *sizes) probabilities of the configurations of a kernel's factors."""
-        return self.kernels[kernel].beliefs(self.at(kernel, self._prepared(messages)[0]))
+        return self.kernels[kernel].beliefs(self.at(kernel, self.heard(messages)))
 
     def expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
         """(B,) the expected log-values of a kernel's factors, summed."""
         return self._in_ranges(lambda own, part: own._expected_log_value(kernel, part), messages)
 
     def _expected_log_value(self, kernel: int, messages: Messages) -> Tensor:
-        incoming = self.at(kernel, self._prepared(messages)[0])
-        return self.kernels[kernel].expected_log_value(incoming)
+        incoming = self.at(kernel, self.heard(messages))
+        own = self.kernels[kernel]
+        assert isinstance(own, FactorKernel)
+        return own.expected_log_value(incoming)
 
     def factor_scores(
         self, kernel: int, messages: Messages, states: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(B, F) each factor's log-belief at (B, V) states, and (B, F) its largest."""
-        incoming = self.at(kernel, self._prepared(messages)[0])
+        incoming = self.at(kernel, self.heard(messages))
         own = self.kernels[kernel]
+        assert isinstance(own, FactorKernel)
         taken = own.log_values_at(states).to(messages[0])
         for port, part in zip(own.ports, incoming, strict=True):
             here = states[:, port.variables.to(states.device)].unsqueeze(1)
             taken = added_rows(taken, port, part.gather(1, here)[:, 0])
         return taken, own.log_partitions(incoming)
+
+    def heard(self, messages: Messages) -> list[Tensor]:
+        """Per class (B, K, E) what the factors hear, rescaled."""
+        return self._prepared(messages)[0]
 
     def _prepared(
         self, messages: Messages, sums: Sequence[Sums] | None = None

@@ -77,15 +77,17 @@ class Implicit(Gradient):
         """Sweeps without gradients, then one with."""
         with torch.no_grad():
             outcome = propagate(equations, start, limits)
-        if not torch.is_grad_enabled() or not equations.edges.count:
-            return outcome
-        fixed = tuple(message.detach() for message in outcome.messages)
-        attached = equations.update(fixed)
-        if not any(message.requires_grad for message in attached):
-            return outcome
         seconds = math.inf if limits.seconds is None else limits.seconds
-        solved = _AtFixedPoint.apply(equations, self, seconds, *attached)  # pyright: ignore
-        return replace(outcome, messages=solved)  # pyright: ignore
+        return replace(outcome, messages=self.attached(equations, outcome.messages, seconds))
+
+    def attached(self, equations: Equations, messages: Messages, seconds: float) -> Messages:
+        """Messages at a fixed point, attached to the potentials' graph; the solve ends in time."""
+        if not torch.is_grad_enabled() or not equations.edges.count:
+            return messages
+        updated = equations.update(tuple(message.detach() for message in messages))
+        if not any(message.requires_grad for message in updated):
+            return messages
+        return _AtFixedPoint.apply(equations, self, seconds, *updated)  # pyright: ignore
 
 
 class _AtFixedPoint(torch.autograd.Function):

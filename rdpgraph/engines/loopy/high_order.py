@@ -10,7 +10,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import Kernel
+from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
@@ -19,7 +19,7 @@ _MOST_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class HighOrderKernel(Kernel):
+class HighOrderKernel(FactorKernel):
     """A block of factors by their potential's `messages`.
 
     Attributes:
@@ -168,7 +168,11 @@ class HighOrderKernel(Kernel):
         return values[self.chosen.to(values.device)] if self._each else values
 
     def messages(
-        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
+        self,
+        incoming: Sequence[Tensor],
+        *,
+        rows: Tensor | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> list[Tensor | None]:
         """By the potential; with ``rows`` each port holds only those of its factors among them."""
         if rows is not None:
@@ -176,7 +180,7 @@ class HighOrderKernel(Kernel):
         answers = self._answers(self._spread(incoming))
         messages: list[Tensor | None] = []
         for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
-            if wanted not in (None, number):
+            if wanted is not None and number not in wanted:
                 messages.append(None)
                 continue
             assert port.rows is not None

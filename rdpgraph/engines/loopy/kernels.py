@@ -41,10 +41,6 @@ class Kernel(ABC):
         """Whether a gradient would reach the potential."""
 
     @abstractmethod
-    def weighted(self, weights: Tensor) -> "Kernel":
-        """The kernel with (F,) counting numbers."""
-
-    @abstractmethod
     def items(self, chosen: slice | Tensor) -> "Kernel":
         """The kernel of some batch items: a range of them, or their numbers."""
 
@@ -60,23 +56,23 @@ class Kernel(ABC):
 
     @abstractmethod
     def messages(
-        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
+        self,
+        incoming: Sequence[Tensor],
+        *,
+        rows: Tensor | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> list[Tensor | None]:
         """The outgoing messages.
 
         Args:
             incoming: per port (B, K, n) log-messages whose maximum over states is 0 (or -inf).
             rows: only these factors (every port then holds all its factors); None: all.
-            wanted: the only port asked for; None: all.
+            wanted: the ports asked for; None: all.
 
         Returns:
             Per port (B, K, n): the soft maximum over the other slots, up to one constant per
-            factor.
+            factor; None where it is not asked for.
         """
-
-    @abstractmethod
-    def log_values_at(self, states: Tensor) -> Tensor:
-        """(B, F) log-values over counting numbers, of (B, V) states of all active variables."""
 
     @abstractmethod
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
@@ -86,13 +82,25 @@ class Kernel(ABC):
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
         """(B, F, *sizes of the ports' slots) probabilities of the factors' configurations."""
 
+
+class FactorKernel(Kernel):
+    """Factors, whose ports are variables of the model."""
+
+    @abstractmethod
+    def weighted(self, weights: Tensor) -> "FactorKernel":
+        """The kernel with (F,) counting numbers."""
+
+    @abstractmethod
+    def log_values_at(self, states: Tensor) -> Tensor:
+        """(B, F) log-values over counting numbers, of (B, V) states of all active variables."""
+
     @abstractmethod
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
         """(B,) the summed expectations of the log-values under the factors' beliefs."""
 
 
 @dataclass(frozen=True, eq=False)
-class TableKernel(Kernel):
+class TableKernel(FactorKernel):
     """Dense tables.
 
     Sums run as products of scaled values; a factor for which they leave the range of the floating
@@ -195,13 +203,17 @@ class TableKernel(Kernel):
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """From the message to the first slot, and the tables' peaks."""
-        first = self.messages(incoming, wanted=0)[0]
+        first = self.messages(incoming, wanted=(0,))[0]
         assert first is not None
         total = soft_sum(first + incoming[0], 1, self.temperature)
         return total + self._peak * (self.temperature or 1.0)
 
     def messages(
-        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: int | None = None
+        self,
+        incoming: Sequence[Tensor],
+        *,
+        rows: Tensor | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> list[Tensor | None]:
         """Scaled products; sums of logs where there are no products or they lose too much."""
         table = self.scaled
@@ -218,7 +230,7 @@ class TableKernel(Kernel):
         return [part if scale == 1 or part is None else part * scale for part in logs]
 
     def _repaired(
-        self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: int | None,
+        self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: Sequence[int] | None,
         products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
         """The factors whose products underflowed, again in logs."""
@@ -298,7 +310,7 @@ def _at(rows: Tensor | None, chosen: Tensor) -> Tensor:
 
 
 def _exchanged(
-    table: Tensor, vectors: list[Tensor], contract: Contract, wanted: int | None
+    table: Tensor, vectors: list[Tensor], contract: Contract, wanted: Sequence[int] | None
 ) -> list[Tensor | None]:
     """For every slot the table contracted with the vectors of all other slots.
 
@@ -309,7 +321,7 @@ def _exchanged(
         table: (b, *sizes, f).
         vectors: per slot (B, size, F).
         contract: the arithmetic.
-        wanted: the only slot asked for.
+        wanted: the slots asked for; None: all.
     """
     count = len(vectors)
     if count == 1:
@@ -318,20 +330,25 @@ def _exchanged(
     half = _balanced(sizes)
     left, right = math.prod(sizes[:half]), math.prod(sizes[half:])
     matrix = table.reshape(table.shape[0], left, right, table.shape[-1])
+    wanted = range(count) if wanted is None else wanted
+    sides: list[tuple[Tensor, list[Tensor], list[Tensor], Sequence[int], list[int]]] = [
+        (matrix, vectors[:half], vectors[half:], sizes[:half], [w for w in wanted if w < half]),
+        (
+            matrix.transpose(1, 2),
+            vectors[half:],
+            vectors[:half],
+            sizes[half:],
+            [w - half for w in wanted if w >= half],
+        ),
+    ]
     results: list[Tensor | None] = []
-    if wanted is None or wanted < half:
-        part = contract(matrix, _joint(vectors[half:], contract))
-        part = part.reshape(part.shape[0], *sizes[:half], part.shape[-1])
-        results += _exchanged(part, vectors[:half], contract, wanted)
-    else:
-        results += [None] * half
-    if wanted is None or wanted >= half:
-        part = contract(matrix.transpose(1, 2), _joint(vectors[:half], contract))
-        part = part.reshape(part.shape[0], *sizes[half:], part.shape[-1])
-        rest = None if wanted is None else wanted - half
-        results += _exchanged(part, vectors[half:], contract, rest)
-    else:
-        results += [None] * (count - half)
+    for table, own, others, dims, here in sides:
+        if not here:
+            results += [None] * len(own)
+            continue
+        part = contract(table, _joint(others, contract))
+        part = part.reshape(part.shape[0], *dims, part.shape[-1])
+        results += _exchanged(part, own, contract, here)
     return results
 
 

@@ -1,6 +1,6 @@
 """Updates of some messages only: what to compute, and which variables they touch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,43 +27,87 @@ class SegmentEdges:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """Factors of a kernel that are asked for their messages at once.
+
+    Attributes:
+        kernel: its number.
+        rows: (n,) the factors; None: all, by a kernel that answers for all of them at once.
+        parts: numbers of the parts that the answer is for.
+    """
+
+    kernel: int
+    rows: Tensor | None
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class EdgeSubset:
     """Some edges, by segment, and per class the variables at them by degree."""
 
     parts: tuple[SegmentEdges, ...]
+    asked: tuple[Asked, ...]
     touched: tuple[tuple[Bucket, ...], ...]
     locals: tuple[Tensor, ...]
 
 
 def edge_subset(edges: Edges, chosen: Tensor) -> EdgeSubset:
     """The parts of a set of edge numbers."""
-    chosen = chosen.sort().values
-    starts = [edges.first_edge(segment) for segment in edges.segments]
-    bounds = torch.searchsorted(chosen, torch.tensor([*starts, edges.count])).tolist()
+    starts = edges.remembered("starts", _starts)
+    chosen = chosen.to(starts.device).sort().values
+    numbers, counts = torch.unique_consecutive(
+        torch.searchsorted(starts, chosen, right=True) - 1, return_counts=True
+    )
     parts: list[SegmentEdges] = []
-    for number, segment in enumerate(edges.segments):
-        low, high = bounds[number], bounds[number + 1]
-        if low == high:
-            continue
-        own = chosen[low:high] - starts[number]
+    here = zip(numbers.tolist(), torch.split(chosen, counts.tolist()), strict=True)
+    for number, own in here:
+        segment = edges.segments[number]
         port = edges.ports[segment.kernel][segment.port]
+        own = own - edges.first_edge(segment)
         rows = own if port.rows is None else port.rows[own]
         parts.append(SegmentEdges(number, own + segment.start, rows))
     touched: list[tuple[Bucket, ...]] = []
-    numbers: list[Tensor] = []
-    for place, c in enumerate(edges.classes):
-        at = torch.zeros(len(c.variables), dtype=torch.bool)
-        for part in parts:
-            if edges.segments[part.segment].size_class == place:
-                at[c.variable[part.places]] = True
-        variables = at.nonzero().flatten()
-        buckets: list[Bucket] = []
-        for bucket in c.buckets:
-            here = variables[(variables >= bucket.start) & (variables < bucket.stop)] - bucket.start
-            buckets.append(Bucket(bucket.start, bucket.edges[:, here]))
-        touched.append(tuple(buckets))
-        numbers.append(variables)
-    return EdgeSubset(tuple(parts), tuple(touched), tuple(numbers))
+    variables: list[Tensor] = []
+    by_class: dict[int, list[Tensor]] = {}
+    for part in parts:
+        by_class.setdefault(edges.segments[part.segment].size_class, []).append(part.places)
+    for number, c in enumerate(edges.classes):
+        if number not in by_class:
+            touched.append(())
+            variables.append(chosen[:0])
+            continue
+        at = torch.zeros(len(c.variables), dtype=torch.bool, device=chosen.device)
+        at[c.variable[torch.cat(by_class[number])]] = True
+        own = at.nonzero().flatten()
+        touched.append(tuple(
+            Bucket(b.start, b.edges[:, own[(own >= b.start) & (own < b.stop)] - b.start])
+            for b in c.buckets
+        ))  # fmt: skip
+        variables.append(own)
+    return EdgeSubset(tuple(parts), _asked(edges, parts), tuple(touched), tuple(variables))
+
+
+def _starts(edges: Edges) -> Tensor:
+    """The number of every segment's first edge."""
+    firsts = [edges.first_edge(segment) for segment in edges.segments]
+    return torch.tensor(firsts, dtype=torch.long, device=edges.classes[0].variable.device)
+
+
+def _asked(edges: Edges, parts: list[SegmentEdges]) -> tuple[Asked, ...]:
+    asked: list[Asked] = []
+    last: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        kernel = edges.segments[part.segment].kernel
+        whole = any(port.rows is not None for port in edges.ports[kernel])
+        rows = None if whole else part.rows
+        if kernel in last:
+            before = asked[last[kernel]]
+            if rows is None or (before.rows is not None and torch.equal(rows, before.rows)):
+                asked[last[kernel]] = replace(before, parts=(*before.parts, number))
+                continue
+        last[kernel] = len(asked)
+        asked.append(Asked(kernel, rows, (number,)))
+    return tuple(asked)
 
 
 class EdgeSubsets:
@@ -115,36 +159,38 @@ def candidates(
 ) -> list[Tensor]:
     """Per part (B, K, n): the messages as they would be now."""
     edges = equations.edges
-    new: list[Tensor] = []
-    answered: dict[int, list[Tensor | None]] = {}  # by kernels that answer for all factors at once
-    for part in chosen.parts:
-        segment = edges.segments[part.segment]
-        ports = edges.ports[segment.kernel]
-        whole = any(port.rows is not None for port in ports)
-        if segment.kernel in answered:
-            answer = answered[segment.kernel][segment.port]
+    new: dict[int, Tensor] = {}
+    for asked in chosen.asked:
+        incoming = _incoming(equations, messages, sums, asked)
+        ports = [edges.segments[chosen.parts[number].segment].port for number in asked.parts]
+        wanted = None if asked.rows is None else ports
+        kernel = equations.kernels[asked.kernel]
+        answers = kernel.messages(incoming, rows=asked.rows, wanted=wanted)
+        for number, port in zip(asked.parts, ports, strict=True):
+            answer, part = answers[port], chosen.parts[number]
             assert answer is not None
-            new.append(equations.message(take(answer, part.places - segment.start)))
-            continue
-        incoming: list[Tensor] = []
-        for number in edges.by_kernel[segment.kernel]:
-            other = edges.segments[number]
-            c = edges.classes[other.size_class]
-            places = torch.arange(other.start, other.stop) if whole else other.start + part.rows
-            message = take(messages[other.size_class], places)
-            cavity = sums[other.size_class].less(message, c.variable[places])
-            incoming.append(rescaled(cavity, vanishing=equations.vanishing)[0])
-        kernel = equations.kernels[segment.kernel]
-        if whole:
-            answered[segment.kernel] = kernel.messages(incoming)
-            answer = answered[segment.kernel][segment.port]
-            assert answer is not None
-            answer = take(answer, part.places - segment.start)
+            if asked.rows is None:
+                answer = take(answer, part.places - edges.segments[part.segment].start)
+            new[number] = equations.message(answer)
+    return [new[number] for number in range(len(chosen.parts))]
+
+
+def _incoming(
+    equations: Equations, messages: Messages, sums: list[Sums], asked: Asked
+) -> list[Tensor]:
+    """Per port (B, K, n) what the factors hear, rescaled."""
+    edges, incoming = equations.edges, list[Tensor]()
+    for number in edges.by_kernel[asked.kernel]:
+        segment = edges.segments[number]
+        variable = edges.classes[segment.size_class].variable
+        if asked.rows is None:
+            places = torch.arange(segment.start, segment.stop, device=variable.device)
         else:
-            answer = kernel.messages(incoming, rows=part.rows, wanted=segment.port)[segment.port]
-            assert answer is not None
-        new.append(equations.message(answer))
-    return new
+            places = segment.start + asked.rows
+        message = take(messages[segment.size_class], places)
+        cavity = sums[segment.size_class].less(message, variable[places])
+        incoming.append(rescaled(cavity, vanishing=equations.vanishing)[0])
+    return incoming
 
 
 def written(

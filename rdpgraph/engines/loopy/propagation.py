@@ -9,12 +9,10 @@ from torch import Tensor
 
 from rdpgraph.engines.loopy.damping import Damping
 from rdpgraph.engines.loopy.equations import Equations, Messages
-from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Schedule, Sequential
+from rdpgraph.engines.loopy.schedules import Flooding, Schedule, Sequential
 from rdpgraph.engines.loopy.shares import Shares, items_at_once
 from rdpgraph.engines.loopy.sweepers import residual_of_all
 from rdpgraph.plan import clock
-
-_THOROUGH = Flooding | Sequential | RandomSubsets
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
     shares = Shares(equations, start, schedule, limits.damping, deadline)
     unfinished = torch.zeros(batch, dtype=torch.bool)
-    thorough = isinstance(schedule, _THOROUGH) or schedule.looks_at_residuals
+    thorough = schedule.covers_all or schedule.looks_at_residuals
     for number in range(limits.sweeps):
         for share, largest in shares.sweep(number):
             if not thorough and bool((largest <= limits.tolerance).any()):

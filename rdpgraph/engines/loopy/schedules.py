@@ -40,10 +40,20 @@ class Schedule(ABC):
         """Whether `sweep` calls ``residuals``; batch items are then solved one at a time."""
         return False
 
+    @property
+    def covers_all(self) -> bool:
+        """Whether every sweep updates every message; else all are looked at before it ends."""
+        return False
+
 
 @dataclass(frozen=True)
 class Flooding(Schedule):
     """All messages at once, from those of the sweep before: the fewest operations per message."""
+
+    @property
+    def covers_all(self) -> bool:
+        """It does."""
+        return True
 
     def sweep(
         self, edges: Edges, residuals: Callable[[], Tensor], number: int
@@ -66,6 +76,11 @@ class Sequential(Schedule):
     """
 
     order: Tensor | None = None
+
+    @property
+    def covers_all(self) -> bool:
+        """It does."""
+        return True
 
     def sweep(
         self, edges: Edges, residuals: Callable[[], Tensor], number: int
@@ -135,6 +150,11 @@ class RandomSubsets(Schedule):
 
     def __post_init__(self) -> None:
         _checked_share("RandomSubsets", self.share)
+
+    @property
+    def covers_all(self) -> bool:
+        """It does."""
+        return True
 
     def sweep(
         self, edges: Edges, residuals: Callable[[], Tensor], number: int

@@ -1,17 +1,16 @@
 """Carrying out the sweeps of a schedule: which of several equal ways is fastest."""
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import change, rescaled, take
+from rdpgraph.engines.loopy.arithmetic import take
 from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
+from rdpgraph.engines.loopy.paired import Paired
 from rdpgraph.engines.loopy.partial import (
     EdgeSubsets,
     affected,
@@ -21,16 +20,20 @@ from rdpgraph.engines.loopy.partial import (
     written,
 )
 from rdpgraph.engines.loopy.schedules import Flooding, Schedule
+from rdpgraph.engines.loopy.sweeper import Sweeper, unasked
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
 
 
 def sweeper_for(
     equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
-) -> "Sweeper":
+) -> Sweeper:
     """The fastest way for a model and a schedule."""
     if _by_log_odds(equations, schedule, damping):
         return _ByLogOdds(equations, damping)
+    blind = not isinstance(schedule, Flooding) and not schedule.looks_at_residuals
+    if blind and Paired.applies(equations):
+        return Paired(equations, damping, known)
     if isinstance(schedule, Flooding) or equations.unary_device.type != "cpu":
         return _Masked(equations, damping, looks=schedule.looks_at_residuals)
     if schedule.looks_at_residuals:
@@ -43,7 +46,7 @@ def sets_of(
 ) -> Iterator[Tensor | None]:
     """What a schedule chooses in a sweep, checked; without ``residuals`` it must be blind."""
     count, some = edges.count, False
-    for chosen in schedule.sweep(edges, residuals or _none, number):
+    for chosen in schedule.sweep(edges, residuals or unasked, number):
         if chosen is not None:
             fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64
             if not fits or (
@@ -59,35 +62,6 @@ def sets_of(
         yield chosen
     if not some:
         raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
-
-
-class Sweeper(ABC):
-    """Carries out the sweeps of a schedule."""
-
-    def __init__(self, equations: Equations, damping: Damping) -> None:
-        self.equations = equations
-        self.damping = damping
-        self.updates = 0
-        self.deadline = math.inf  # on `clock.now`, for what takes a sweep in many parts
-        self.cut = False  # the last sweep ended at the deadline, before its end
-
-    @abstractmethod
-    def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
-        """The messages after one sweep of these sets, and (B,) the largest change."""
-
-    def finish(self, messages: Messages) -> Messages:
-        """The messages where `sweep` holds them in another form; sweeps may go on after it."""
-        return messages
-
-    @abstractmethod
-    def residuals(self) -> Tensor:
-        """(E,) how much every message of the one batch item would change now, within a sweep."""
-
-    def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
-        """Damped, and rescaled again."""
-        if self.damping.share == 0:
-            return new
-        return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
 
 
 def _by_log_odds(equations: Equations, schedule: Schedule, damping: Damping) -> bool:
@@ -112,7 +86,7 @@ class _ByLogOdds(Sweeper):
         return messages, largest
 
     def residuals(self) -> Tensor:
-        return _none()
+        return unasked()
 
     def finish(self, messages: Messages) -> Messages:
         return messages if self._state is None else self._state.messages()
@@ -137,7 +111,7 @@ class _Masked(Sweeper):
             pairs = list(zip(updated, current, strict=True))
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
-                own = [change(new, old, equations.seen) for new, old in pairs]
+                own = [equations.change(new, old) for new, old in pairs]
                 changes.append(_largest(own) if edges.count else _nothing(equations))
                 self._current = mixed
                 self.updates += edges.count
@@ -147,7 +121,7 @@ class _Masked(Sweeper):
             masks = torch.split(here.to(equations.unary_device), [c.count for c in edges.classes])
             parts = zip(masks, pairs, strict=True)
             changes.append(
-                _largest([torch.where(m, change(*pair, equations.seen), 0.0) for m, pair in parts])
+                _largest([torch.where(m, equations.change(*pair), 0.0) for m, pair in parts])
             )
             self._current = tuple(
                 torch.where(mask, new, old)
@@ -164,7 +138,7 @@ class _Masked(Sweeper):
     def residuals(self) -> Tensor:
         equations, current = self.equations, self._current
         pairs = zip(equations.update(current), current, strict=True)
-        return torch.cat([change(new, old, equations.seen)[0] for new, old in pairs]).cpu()
+        return torch.cat([equations.change(new, old)[0] for new, old in pairs]).cpu()
 
 
 class _InTurn(Sweeper):
@@ -187,7 +161,7 @@ class _InTurn(Sweeper):
             for part, values in zip(selected.parts, new, strict=True):
                 number = edges.segments[part.segment].size_class
                 old = take(messages[number], part.places)
-                changes.append(change(values, old, equations.seen))
+                changes.append(equations.change(values, old))
                 mixed.append(self._mixed(values, old))
             messages = written(equations, messages, selected, mixed)
             sums = refreshed(equations, messages, sums, selected)
@@ -199,7 +173,7 @@ class _InTurn(Sweeper):
         return messages, torch.stack(largest).amax(0)
 
     def residuals(self) -> Tensor:
-        return _none()
+        return unasked()
 
 
 class _ByResidual(Sweeper):
@@ -217,9 +191,7 @@ class _ByResidual(Sweeper):
             messages = _own(messages)
             sums, ready = equations.sums(messages), _own(equations.update(messages))
             changes = zip(ready, messages, strict=True)
-            self._residual = torch.cat(
-                [change(new, old, equations.seen)[0] for new, old in changes]
-            )
+            self._residual = torch.cat([equations.change(new, old)[0] for new, old in changes])
         else:
             sums, ready = self._state
         for chosen in sets:
@@ -257,9 +229,7 @@ def _renewed(
     for c, new, old in zip(equations.edges.classes, ready, messages, strict=True):
         places = again[c.first : c.first + c.count].nonzero().flatten()
         if len(places):
-            residual[places + c.first] = change(
-                take(new, places), take(old, places), equations.seen
-            )[0]
+            residual[places + c.first] = equations.change(take(new, places), take(old, places))[0]
     return residual
 
 
@@ -268,15 +238,11 @@ def _own(messages: Messages) -> Messages:
     return tuple(message.clone() for message in messages)
 
 
-def _none() -> Tensor:
-    raise ModelError("A Schedule that calls residuals() must say so in looks_at_residuals.")
-
-
 @torch.no_grad()
 def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
     """(B,) the largest change that any message would make now."""
     pairs = zip(equations.update(messages), messages, strict=True)
-    return _largest([change(new, old, equations.seen) for new, old in pairs])
+    return _largest([equations.change(new, old) for new, old in pairs])
 
 
 def _nothing(equations: Equations) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from rdpgraph.engines.loopy.arithmetic import rescaled
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
+from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
 from rdpgraph.plan import clock
 
@@ -103,7 +104,7 @@ def _decide(
                 for slot, (c, at) in enumerate(part.incoming)
             ]
             answers = equations.kernels[part.kernel].messages(
-                incoming, rows=part.rows, wanted=part.wanted
+                incoming, rows=part.rows, wanted=None if part.wanted is None else (part.wanted,)
             )
             for port, c, which, places, target in part.ports:
                 answer = answers[port]
@@ -211,6 +212,7 @@ def scores(equations: Equations, states: Tensor) -> Tensor:
         own = states[:, c.variables].unsqueeze(1)
         _count(result, unary.expand(equations.batch, -1, -1).gather(1, own).flatten(1), None)
     for number, kernel in enumerate(equations.kernels):
+        assert isinstance(kernel, FactorKernel)
         weight = None if equations.factor_weights is None else equations.factor_weights[number]
         _count(result, kernel.log_values_at(states), weight)
     return result

@@ -168,9 +168,7 @@ def _beforehand(logs: Array, into: Array, outside: Array, following: Array, path
         paths[::-1, row, item] = found
 
 
-def _side_by_side(
-    logs: Array, into: Array, outside: Array, following: Array, paths: Array
-) -> None:
+def _side_by_side(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:
     """Blocks of steps at once, which first end as if nothing came after, then as the next begins.
 
     What a step decides depends less and less on what far later ones did: two rounds are mostly
