@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.structures.hypertree import edmonds
 from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
 from tests.estimate.enumeration import expectation
@@ -51,12 +52,57 @@ def scores_of(unary, trees):
     )
 
 
+def _check_lists(model, trees, scores):
+    best = model.k_best(len(trees) + 2)
+    possible = int((scores > -math.inf).sum())
+    in_order = scores.sort(descending=True).values[:possible]
+    torch.testing.assert_close(best.scores[:possible], in_order, **CLOSE)
+    torch.testing.assert_close(model.score(best.heads[:possible]), in_order, **CLOSE)
+    assert bool((best.scores[possible:] == -math.inf).all())
+    assert bool((best.heads[possible:] == -1).all())
+    assert len({tuple(heads) for heads in best.heads[:possible].tolist()}) == possible
+
+
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("hard", [0.0, 0.5])
+def test_both_ways_to_the_k_best_trees_agree(multiroot, hard, monkeypatch):
+    """By lists of whole numbers and by max-marginals."""
+    unary = normal(3, 7, 8).masked_fill(normal(3, 7, 8, seed=1).sigmoid() < hard, -math.inf)
+    unary[2] *= 1e-200
+    model = NonProjectiveDependencies(unary, multiroot=multiroot, lengths=torch.tensor([7, 5, 4]))
+    found = []
+    for way in (True, False):
+        monkeypatch.setattr(edmonds, "quicker", lambda batch, words, way=way: way)
+        found.append(model.k_best(20))
+    torch.testing.assert_close(found[0].scores, found[1].scores, rtol=1e-9, atol=0.0)
+    alive = found[0].scores > -math.inf
+    again = model.score(found[0].heads.clamp(min=0))
+    torch.testing.assert_close(again[alive], found[0].scores[alive], **CLOSE)
+
+
+@pytest.mark.parametrize("multiroot", [False, True])
+def test_scores_that_stand_for_forbidden_arcs_leave_the_others_exact(multiroot):
+    unary = normal(4, 5)
+    unary[:2, 3:] = -1e30
+    model = NonProjectiveDependencies(unary, multiroot=multiroot)
+    trees = all_trees(4, NonProjectiveDependencies, multiroot=multiroot)
+    expected = scores_of(unary, trees).sort(descending=True).values[:10]
+    torch.testing.assert_close(model.k_best(10).scores, expected, **CLOSE)
+
+
+def test_short_sentences_are_taken_in_lists():
+    assert edmonds.quicker(1, 20)
+    assert edmonds.quicker(4, 8)
+    assert not edmonds.quicker(1, 40)
+    assert not edmonds.quicker(16, 8)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("spread", [1.0, 500.0])
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed):
+def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed, monkeypatch):
     unary = spread * normal(length, length + 1, seed=seed)
     if seed:
         unary = unary.masked_fill(normal(length, length + 1, seed=seed + 9) > 0.6, -math.inf)
@@ -71,14 +117,10 @@ def test_every_answer_is_that_of_all_trees(kind, multiroot, spread, length, seed
     through = torch.cat([through, torch.full_like(through[:1], -math.inf)])
     if length:
         torch.testing.assert_close(model.max_marginals(), through.amax(0), **CLOSE)
-    best = model.k_best(len(trees) + 2)
-    possible = int((scores > -math.inf).sum())
-    in_order = scores.sort(descending=True).values[:possible]
-    torch.testing.assert_close(best.scores[:possible], in_order, **CLOSE)
-    torch.testing.assert_close(model.score(best.heads[:possible]), in_order, **CLOSE)
-    assert bool((best.scores[possible:] == -math.inf).all())
-    assert bool((best.heads[possible:] == -1).all())
-    assert len({tuple(heads) for heads in best.heads[:possible].tolist()}) == possible
+    _check_lists(model, trees, scores)
+    if kind is rg.NonProjectiveDependencies:
+        monkeypatch.setattr(edmonds, "quicker", lambda batch, words: False)
+        _check_lists(model, trees, scores)
     if log_z == -math.inf:
         assert not model.marginals().any()
         assert bool((model.log_prob(trees) == -math.inf).all())

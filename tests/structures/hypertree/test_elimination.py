@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree import elimination
+from rdpgraph.structures.hypertree import edmonds, elimination
 from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from tests.structures.hypertree.enumeration import normal
 
@@ -61,7 +61,9 @@ def test_max_marginals_are_those_of_trees_with_the_arc(multiroot, hard, words):
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot):
+@pytest.mark.parametrize("lists", [False, True])
+def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot, lists, monkeypatch):
+    monkeypatch.setattr(edmonds, "quicker", lambda batch, words: lists)
     model = trees(3, 9, multiroot=multiroot, hard=0.4)
     best = model.k_best(12)
     torch.testing.assert_close(best.scores, model.score(best.heads), **CLOSE)
@@ -76,7 +78,9 @@ def test_the_k_best_trees_differ_and_the_next_one_is_not_better(multiroot):
 
 
 @pytest.mark.parametrize("multiroot", [False, True])
-def test_trees_of_equal_score_are_told_apart(multiroot):
+@pytest.mark.parametrize("lists", [False, True])
+def test_trees_of_equal_score_are_told_apart(multiroot, lists, monkeypatch):
+    monkeypatch.setattr(edmonds, "quicker", lambda batch, words: lists)
     model = NonProjectiveDependencies(torch.zeros(4, 5), multiroot=multiroot)
     count = round(float(model.log_partition().exp()))
     best = model.k_best(count + 3)
