@@ -135,4 +135,4 @@ def cases(kind: str, states: int, seeds: int) -> list[Case]:
 
 
 def row(name: str, values: Sequence[str]) -> None:
-    print(f"{name:34s}" + "".join(f"{value:>22s}" for value in values), flush=True)
+    print(f"{name:34s}" + "".join(f"  {value:>22s}" for value in values), flush=True)
