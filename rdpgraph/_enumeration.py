@@ -262,8 +262,8 @@ class OnGraph:
         if not self.graph.num_variables:
             return self.structure.unary.new_zeros(shape)
         variables = map(self.graph.domain.variable, range(self.graph.num_variables))
-        found = torch.stack([answer(site) for site in variables], -2)
-        return found.reshape(shape)
+        answers = torch.stack([answer(site) for site in variables], -2)
+        return answers.reshape(shape)
 
 
 def truth_of(structure: Structure) -> OnGraph | Enumeration:

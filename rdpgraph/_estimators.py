@@ -46,16 +46,16 @@ def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> No
         >>> check_estimator(rg.Randomized.default(keep=2, replicates=4), chain, draws=100)
     """
     name = type(estimator).__name__
-    truth, found = infer(model), _run(estimator, model, 1)
-    agree(type(found) is type(truth), f"infer with {name} gives a {type(truth).__name__}")
+    truth, estimated = infer(model), _run(estimator, model, 1)
+    agree(type(estimated) is type(truth), f"infer with {name} gives a {type(truth).__name__}")
     agree(isinstance(_explained(estimator, model), Plan), f"explain with {name} gives a Plan")
-    _check_answers(name, model, found, truth)
-    _check_worth(name, model, found, truth)
+    _check_answers(name, model, estimated, truth)
+    _check_worth(name, model, estimated, truth)
     again = _run(estimator, model, 1)
     for ask in _ASKED.values():
-        for what, other in (("run again from one seed", again), *_copies(found)):
+        for what, other in (("run again from one seed", again), *_copies(estimated)):
             with suppress(UnsupportedError):
-                one, two = map(_tensors, (ask(found), ask(other)))
+                one, two = map(_tensors, (ask(estimated), ask(other)))
                 for mine, theirs in zip(one, two, strict=True):
                     close(theirs, mine, f"an answer of {name} {what}")
     _check_gradient(name, estimator, model)
@@ -79,48 +79,53 @@ def _explained(estimator: Estimator, model: Model) -> Any:
     return explain(model, estimator=estimator, generator=_seeded(1))
 
 
-def _copies(found: Any) -> list[tuple[str, Any]]:
-    return [("pickled", pickle.loads(pickle.dumps(found))), ("copied", copy.deepcopy(found))]
+def _copies(estimated: Any) -> list[tuple[str, Any]]:
+    return [
+        ("pickled", pickle.loads(pickle.dumps(estimated))),
+        ("copied", copy.deepcopy(estimated)),
+    ]
 
 
 def _tensors(answer: Any) -> list[Tensor]:
     return list(answer.values()) if isinstance(answer, dict) else [answer]
 
 
-def _check_answers(name: str, model: Model, found: Any, truth: Any) -> None:
+def _check_answers(name: str, model: Model, estimated: Any, truth: Any) -> None:
     for what, ask in _ASKED.items():
         with suppress(UnsupportedError):
-            own, expected = ask(found), ask(truth)
+            own, expected = ask(estimated), ask(truth)
             agree(type(own) is type(expected), f"{what} with {name} is a {type(expected).__name__}")
             for mine, theirs in zip(_tensors(own), _tensors(expected), strict=True):
                 shape = tuple(theirs.shape)
                 agree(mine.shape == shape, f"{what} with {name} has shape {shape}")
                 agree(not bool(mine.isnan().any()), f"{what} with {name} has no NaN")
-    for mine, theirs in zip(_tensors(found.marginals()), _tensors(truth.marginals()), strict=True):
+    for mine, theirs in zip(
+        _tensors(estimated.marginals()), _tensors(truth.marginals()), strict=True
+    ):
         agree(bool((mine >= 0).all()), f"marginals with {name} are not negative")
         if isinstance(model, FactorGraph):
             close(mine.sum(-1), theirs.sum(-1), f"the sum of marginals with {name}")
     for what, ask in (
-        ("mode()", lambda: found.mode()),
-        ("sample(5)", lambda: found.sample(5, generator=_seeded(2))),
+        ("mode()", lambda: estimated.mode()),
+        ("sample(5)", lambda: estimated.sample(5, generator=_seeded(2))),
     ):
         with suppress(UnsupportedError):
             possible = bool((_score(model, ask()) > -math.inf).all())
             agree(possible, f"{what} with {name} is possible")
 
 
-def _check_worth(name: str, model: Model, found: Any, truth: Any) -> None:
-    status = found.status
+def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
+    status = estimated.status
     agree(status.exact or status.biased, f"log Z with {name} is exact, or said to be biased")
     if status.exact:
         for what, ask in _ASKED.items():
-            for mine, theirs in zip(_tensors(ask(found)), _tensors(ask(truth)), strict=True):
+            for mine, theirs in zip(_tensors(ask(estimated)), _tensors(ask(truth)), strict=True):
                 close(mine, theirs, f"{what} with {name}, which its status says is exact,")
         best = _score(model, truth.mode())
-        close(_score(model, found.mode()), best, f"the score of the mode with {name}")
+        close(_score(model, estimated.mode()), best, f"the score of the mode with {name}")
     above = {"upper": 1.0, "lower": -1.0}.get(status.bound)
     if above is not None:
-        gap = above * (found.log_partition - truth.log_partition)
+        gap = above * (estimated.log_partition - truth.log_partition)
         agree(bool((gap > -1e-9).all()), f"log Z with {name} is a bound, {status.bound}")
 
 
@@ -138,15 +143,15 @@ def _check_gradient(name: str, estimator: Estimator, model: Model) -> None:
         leaf = zeros.requires_grad_()
         slot = entry if entry.shape else [entry]
         asked = model.with_factors(FactorBlock((slot,), Table(leaf if entry.shape else leaf[None])))
-    found = _run(estimator, asked, 1)
+    estimated = _run(estimator, asked, 1)
     try:
-        log_z = found.log_partition
+        log_z = estimated.log_partition
     except UnsupportedError:
         return
     (gradient,) = torch.autograd.grad(log_z.sum(), leaf)
     agree(bool(gradient.isfinite().all()), f"the gradient of log Z with {name} is finite")
-    if found.status.exact:
-        first = _tensors(found.marginals())[0]
+    if estimated.status.exact:
+        first = _tensors(estimated.marginals())[0]
         expected = first.reshape(-1, *gradient.shape).sum(0)
         close(gradient, expected, f"the gradient of log Z with {name}, beside the marginals,")
 

@@ -62,8 +62,8 @@ def check_masks(model: Model) -> None:
             _close(total, base, "the masses of a yes and a no add up to Z")
             share = torch.where(question, answers, 0.0).flatten(base.ndim).sum(-1)
             alive = there & (base > -math.inf)
-            found = torch.where(alive, (yes - base).exp(), 0.0)
-            _close(found, torch.where(alive, share, 0.0), "the expected answer to a question")
+            expected = torch.where(alive, (yes - base).exp(), 0.0)
+            _close(expected, torch.where(alive, share, 0.0), "the expected answer to a question")
 
 
 def _dense(averages: Expected, masks: Masks) -> Tensor:

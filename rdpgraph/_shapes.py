@@ -13,11 +13,11 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     Raises:
         RuntimeError: they do not broadcast.
     """
-    found: list[int] = []
+    backwards: list[int] = []
     for sizes in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         wide = {size for size in sizes if size != 1}
         if len(wide) > 1:
             listed = " and ".join(str(tuple(shape)) for shape in shapes)
             raise RuntimeError(f"Shapes {listed} do not broadcast.")
-        found.append(wide.pop() if wide else 1)
-    return tuple(reversed(found))
+        backwards.append(wide.pop() if wide else 1)
+    return tuple(reversed(backwards))

@@ -110,9 +110,9 @@ def _order(layers: list[list[_Cell]]) -> None:
             joined = {cell: cell.above if down else cell.below for cell in layer}
             layer.sort(key=lambda c: mean(places[other] for other in joined[c]) if joined[c]
                        else float(own[c]))  # fmt: skip
-        found = _crossings(layers)
-        if found < fewest:
-            best, fewest = [list(layer) for layer in layers], found
+        crossings = _crossings(layers)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in layers], crossings
     layers[:] = best
 
 

@@ -72,16 +72,16 @@ def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
     Raises:
         RdpgraphError: an unknown variable, or a file that is not read.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     for name in names:
         if name not in graph.domain.by_name and Path(name).is_file():
             numbers = read_query(name)
             places = _by_place(graph, dict.fromkeys(numbers, 0), "query")
-            found.extend(key if isinstance(key, str) else key.name for key in places)
+            expanded.extend(key if isinstance(key, str) else key.name for key in places)
         else:
             graph.domain.place(name)
-            found.append(name)
-    return found
+            expanded.append(name)
+    return expanded
 
 
 def _by_place(

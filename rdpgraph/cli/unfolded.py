@@ -101,10 +101,10 @@ def _laid(part: Any) -> Places:
     if crowded < len(nodes):  # such as the leaves of a star
         start = nx.circular_layout(part)
     if len(nodes) <= _MANY:
-        found = nx.kamada_kawai_layout(part, pos=start)
+        layout = nx.kamada_kawai_layout(part, pos=start)
     else:
-        found = nx.spring_layout(part, pos=start, seed=0, iterations=200)
-    return np.array([found[node] for node in nodes])
+        layout = nx.spring_layout(part, pos=start, seed=0, iterations=200)
+    return np.array([layout[node] for node in nodes])
 
 
 def _grown(places: Places, sizes: Places, edges: list[tuple[int, int]]) -> Places:

@@ -101,8 +101,8 @@ class StructureSolution(Solution):
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S)."""
-        found = self.structure.rsample(1, temperature=temperature, generator=generator)
-        return self._flat(found[0])
+        relaxed = self.structure.rsample(1, temperature=temperature, generator=generator)
+        return self._flat(relaxed[0])
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Of the graph."""

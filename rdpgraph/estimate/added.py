@@ -38,8 +38,8 @@ class AddedVariables:
 
     def __call__(self, solution: Solution) -> Solution:
         """What the solution says of the plain model."""
-        found = SummedOut(solution, self)
-        return found if self.exact else Inexact(found)
+        summed = SummedOut(solution, self)
+        return summed if self.exact else Inexact(summed)
 
     @cached_property
     def blocks(self) -> dict[int, int]:
@@ -67,14 +67,14 @@ class SummedOut(Lifted):
 
     @differentiable_property
     def _whole(self) -> Solution:
-        found: Solution = self.lift.solve(self.lift.plain).solution
-        if self.inner.status().exact and not found.status().exact:
+        plain: Solution = self.lift.solve(self.lift.plain).solution
+        if self.inner.status().exact and not plain.status().exact:
             raise BudgetError(
                 "Modes, max-marginals, the entropy and joints of rewritten factors have no "
                 "shortcut by added variables, and the model without these is beyond exact "
                 "inference; give Contraction(...) a larger budget, or Loopy() for an approximation."
             )
-        return found
+        return plain
 
     def variable_marginals(self) -> Tensor:
         """By the added variables."""

@@ -37,12 +37,12 @@ class GraphView(View):
     @cached_property
     def _free(self) -> dict[int, list[int]]:
         """By their number of states, the places of the entries that are not observed."""
-        found: dict[int, list[int]] = {}
+        places_by_size: dict[int, list[int]] = {}
         free = self.is_free.tolist()
         for place, entry in enumerate(self.graph.variables):
             if math.prod(entry.shape) and free[self.graph.domain.starts[place]]:
-                found.setdefault(entry.size, []).append(place)
-        return found
+                places_by_size.setdefault(entry.size, []).append(place)
+        return places_by_size
 
     def unary(self, numbers: Tensor, size: int) -> Tensor:
         """(*batch, sites, size): factors over one of the sites and observed variables only.
@@ -98,14 +98,14 @@ class GraphView(View):
 
     @cached_property
     def _groups(self) -> tuple[Sites, ...]:
-        graph, found = self.graph, list[Sites]()
+        graph, sites = self.graph, list[Sites]()
         for size, places in self._free.items():
             numbers = torch.cat([self._numbers(place) for place in places])
             unary = self.unary(numbers, size).detach()
-            few = partial(self._on_few, len(found))
+            few = partial(self._on_few, len(sites))
             given = partial(Sites, unary, graph=lambda: graph, generator=self.generator)
-            found.append(given(restrict=few, numbers=numbers))
-        return tuple(found)
+            sites.append(given(restrict=few, numbers=numbers))
+        return tuple(sites)
 
     def _on_few(self, group: int, states: Tensor, log_weights: Tensor) -> FactorGraph:
         """The graph on some states of one group, and all of the others."""

@@ -52,7 +52,7 @@ class LowRankPilot(Proposal):
         model = model if isinstance(model, Structure) else opened(model)
         rewrite = LowRankFactors(self.features, shared=True)
         low = rewrite.prepare(model, solve=setting.solve, generator=setting.generator).model
-        found = setting.view.marginals(setting.solve(low))
-        scores = tuple(part.detach().log() for part in found)
+        parts = setting.view.marginals(setting.solve(low))
+        scores = tuple(part.detach().log() for part in parts)
         base = self.base.informed(setting)
         return Mixture((Given(scores, setting.view), base), (self.share, 1.0 - self.share))

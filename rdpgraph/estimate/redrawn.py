@@ -94,8 +94,8 @@ class Redrawn(Estimator):
             normalised(logs).logsumexp(0).to(sites.unary)
             for logs, sites in zip(_log_beliefs(beyond, view), view.groups, strict=True)
         )
-        found, share = Given(scores, view), self.share
-        return found if share == 1.0 else Mixture((found, base), (share, 1.0 - share))
+        proposal, share = Given(scores, view), self.share
+        return proposal if share == 1.0 else Mixture((proposal, base), (share, 1.0 - share))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,12 +121,12 @@ class RedrawnStates:
         counts = torch.tensor([math.prod(entry.shape) for entry in self.view.graph.variables])
         chosen = torch.tensor([support is not None for support in self.kept.supports])
         few = chosen.repeat_interleave(counts) & free
-        found = InterpolatedMessages(self.view.graph, layout.of, few, free, limited)
+        interpolated = InterpolatedMessages(self.view.graph, layout.of, few, free, limited)
         if self.before is None:
-            return found
+            return interpolated
         with torch.no_grad():
-            start = _interpolated(self.before, found)
-            return replace(found, solution=started(limited, start))
+            start = _interpolated(self.before, interpolated)
+            return replace(interpolated, solution=started(limited, start))
 
     def __call__(self, solution: Solution) -> "RedrawnSolution":
         """What messages over the states kept say of all states."""
@@ -170,8 +170,8 @@ class RedrawnSolution(Lifted):
         for logs, sites in zip(self.log_beliefs, self.view.groups, strict=True):
             assert sites.numbers is not None
             places = starts[sites.numbers].unsqueeze(1) + torch.arange(sites.states)
-            found = normalised(logs).exp().mean(0).reshape(len(flat), -1)
-            flat = flat.index_copy(1, places.flatten().to(flat.device), found)
+            marginals = normalised(logs).exp().mean(0).reshape(len(flat), -1)
+            flat = flat.index_copy(1, places.flatten().to(flat.device), marginals)
         return flat
 
 
@@ -188,22 +188,22 @@ def _messages(solution: Solution) -> LoopySolution:
 
 
 def _log_beliefs(beyond: InterpolatedMessages, view: GraphView) -> tuple[Tensor, ...]:
-    found: list[Tensor] = []
+    cavities: list[Tensor] = []
     for sites in view.groups:
         assert sites.numbers is not None
         unary = view.unary(sites.numbers, sites.states)
         logs = beyond.log_beliefs(sites.numbers, unary)
-        found.append(logs.reshape(*beyond.restricted.batch_shape, *logs.shape[-2:]))
-    return tuple(found)
+        cavities.append(logs.reshape(*beyond.restricted.batch_shape, *logs.shape[-2:]))
+    return tuple(cavities)
 
 
 def _interpolated(
     before: InterpolatedMessages, now: InterpolatedMessages
 ) -> dict[tuple[int, int], Tensor]:
     """The messages of one choice of states at those of the next."""
-    found: dict[tuple[int, int], Tensor] = {}
+    beliefs: dict[tuple[int, int], Tensor] = {}
     for (number, slot), values in before.messages.items():
         block = now.restricted.blocks[number]
         states = now.kept(block.scopes[:, slot]).flatten(0, 1)
-        found[number, slot] = values.gather(2, states.clamp(max=values.shape[2] - 1))
-    return found
+        beliefs[number, slot] = values.gather(2, states.clamp(max=values.shape[2] - 1))
+    return beliefs

@@ -289,8 +289,8 @@ class KeptSolution(Solution):
         chosen, other = self.replicates.choose(1, generator), self._possible
         model = other.kept.model
         if isinstance(model, FactorGraph):
-            found = other.kept.solve(perturbed_graph(model, temperature, generator)).solution
-            drawn = other._split(found.variable_marginals())
+            perturbed = other.kept.solve(perturbed_graph(model, temperature, generator)).solution
+            drawn = other._split(perturbed.variable_marginals())
         else:
             drawn = other._split(other.inner.rsample(temperature, generator))
         places = read(other._layout)
@@ -317,5 +317,5 @@ class KeptSolution(Solution):
         starts = layout.starts(torch.arange(states.shape[-1])).to(kept.device)
         states, chosen = taken(states.to(kept.device), chosen), chosen.to(kept.device)
         batch = torch.arange(layout.batch, device=kept.device).reshape(1, -1, 1)
-        found = kept[chosen.unsqueeze(-1), batch, states.clamp(min=0) + starts]
-        return layout.used(torch.where(states < 0, states, found))
+        drawn = kept[chosen.unsqueeze(-1), batch, states.clamp(min=0) + starts]
+        return layout.used(torch.where(states < 0, states, drawn))

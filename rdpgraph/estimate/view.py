@@ -56,18 +56,18 @@ class StructureView(View):
 
     @cached_property
     def _sites(self) -> Sites:
-        found = self.structure.sites()
-        if found is None and self.structure.site_places() is not None:
+        offered = self.structure.sites()
+        if offered is None and self.structure.site_places() is not None:
             raise ModelError(
                 f"{type(self.structure).__name__} has configurations here that use a site twice, "
                 "on whose states no estimate of Z would be unbiased; leave the estimator out."
             )
-        if found is None:
+        if offered is None:
             raise ModelError(
                 f"{type(self.structure).__name__} offers no sites(), which randomized estimators "
                 "choose states by; give infer its factor_graph() instead, if it has one."
             )
-        return replace(found, unary=found.unary.detach(), generator=self.generator)
+        return replace(offered, unary=offered.unary.detach(), generator=self.generator)
 
     @property
     def groups(self) -> tuple[Sites, ...]:
@@ -88,8 +88,8 @@ class StructureView(View):
     def masses(self, chosen: Sequence[Support]) -> tuple[Tensor, ...] | None:
         """Those of the structure, if it has any."""
         (support,), masses = chosen, self._sites.masses
-        found = None if masses is None else masses(support.states, support.log_weights)
-        return None if found is None else (found,)
+        known = None if masses is None else masses(support.states, support.log_weights)
+        return None if known is None else (known,)
 
     def marginals(self, answer: Any) -> tuple[Tensor, ...]:
         """(*lead, *batch, *sites, kept)."""

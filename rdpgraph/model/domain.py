@@ -140,11 +140,11 @@ class Domain:
         """
         kinds = set(map(type, items))
         if kinds == {str}:
-            found = list(map(self._known.get, items))
-            for place, number in enumerate(found):
+            numbers = list(map(self._known.get, items))
+            for place, number in enumerate(numbers):
                 if number is None:
-                    found[place] = self._number(items[place])
-            return found
+                    numbers[place] = self._number(items[place])
+            return numbers
         if kinds == {Variable}:
             homes = [home for home in map(_HOME, items) if home is not None]
             if len(homes) == len(items) and len({id(array) for array, _ in homes}) == 1:

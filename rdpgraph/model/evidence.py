@@ -91,13 +91,13 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
         values = [v for v, number in zip(values, numbers, strict=True) if number is not None]
         numbers = [number for number in numbers if number is not None]
     try:
-        found = np.array([numbers, values], np.int64)
+        pairs = np.array([numbers, values], np.int64)
     except OverflowError:  # no such state
         return _none(), _none(), list(given.items())
-    places, states = torch.from_numpy(found)
+    places, states = torch.from_numpy(pairs)
     wrong = (states < MISSING) | (states >= domain.sizes[places])
     if bool(wrong.any()):
-        number, state = found[:, int(wrong.nonzero()[0])].tolist()
+        number, state = pairs[:, int(wrong.nonzero()[0])].tolist()
         raise _beyond(domain.variable(number), domain.variable(number), state)
     return places, states, rest
 
@@ -169,13 +169,15 @@ def _is_plain(value: Any) -> bool:
 
 def _together(group: "list[_Given]") -> Tensor:
     """States of single variables in tensors of one shape, all at once: (*shape, members)."""
-    found = torch.stack([value.detach() for _, _, _, value in group], -1)
+    states = torch.stack([value.detach() for _, _, _, value in group], -1)
     sizes = torch.tensor([entry.size for _, _, entry, _ in group])
-    wrong = ((found < MISSING) | (found >= sizes)).reshape(-1, len(group))
+    wrong = ((states < MISSING) | (states >= sizes)).reshape(-1, len(group))
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
-        raise _beyond(group[place][0], group[place][2], int(found.reshape(wrong.shape)[row, place]))
-    return found
+        raise _beyond(
+            group[place][0], group[place][2], int(states.reshape(wrong.shape)[row, place])
+        )
+    return states
 
 
 def _state(item: Named, value: int | str | None, entry: Entry) -> int:

@@ -104,15 +104,15 @@ class Sites:
 
         None where there are no embeddings; zero throughout for a site without any.
         """
-        found = [
+        gathered = [
             (near.rows, near.potential.norms(near.slot))
             for near in self.neighbours()
             if isinstance(near.potential, Bilinear)
         ]
-        if not found:
+        if not gathered:
             return None
-        ones = [(rows, torch.ones_like(values[..., :1])) for rows, values in found]
-        return self._gathered(found) / self._gathered(ones).clamp(min=1.0)
+        ones = [(rows, torch.ones_like(values[..., :1])) for rows, values in gathered]
+        return self._gathered(gathered) / self._gathered(ones).clamp(min=1.0)
 
     def mean_values(self, landmarks: int) -> Tensor:
         """The log of each state's mean factor value over random states of its neighbours.

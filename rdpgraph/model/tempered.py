@@ -53,19 +53,21 @@ class Tempered(Potential):
 
     def decompose(self) -> Decomposition | None:
         """The parts divided: one configuration of the auxiliary variables adds to any value."""
-        found = self.potential.decompose()
-        if found is None:
+        decomposition = self.potential.decompose()
+        if decomposition is None:
             return None
-        parts = (Part(one.variables, one.log_values / self.temperature) for one in found.parts)
-        return Decomposition(found.auxiliary, tuple(parts))
+        parts = (
+            Part(one.variables, one.log_values / self.temperature) for one in decomposition.parts
+        )
+        return Decomposition(decomposition.auxiliary, tuple(parts))
 
     def messages(
         self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
     ) -> tuple[Tensor, ...]:
         """Those of the other potential, from messages in its own units."""
         own = [message * self.temperature for message in incoming]
-        found = self.potential.messages(own, temperature=temperature * self.temperature)
-        return tuple(message / self.temperature for message in found)
+        answers = self.potential.messages(own, temperature=temperature * self.temperature)
+        return tuple(message / self.temperature for message in answers)
 
 
 def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGraph:

@@ -228,15 +228,15 @@ class StructuredVAE(nn.Module):
             # A state stands for as many as its weight says.
             stands = kept.log_weights.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
             log_q = few.log_prob(states) - torch.where(within, stands, 0.0).sum(-1)
-            found = kept.states.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
-            states = torch.where(within, found, -1)
+            chosen = kept.states.unsqueeze(0).take_along_dim(place, -1).squeeze(-1)
+            states = torch.where(within, chosen, -1)
         at_once = max(1, _TOKENS // max(1, tokens.numel()))
         parts = [self._decoded(tokens, lengths, s) for s in states.flatten(0, 1).split(at_once)]
         words, told = (torch.cat(part).reshape(log_q.shape) for part in zip(*parts, strict=True))
         kl = (log_q - told).mean((0, 1))
         # Samples on one choice of states are not independent; choices are.
         each = Replicates(words + told - log_q).log_partition
-        found = Replicates(each if len(each) > 1 else (words + told - log_q).squeeze(1))
+        estimates = Replicates(each if len(each) > 1 else (words + told - log_q).squeeze(1))
         if lengths.numel() and bool(kl.sum() < _COLLAPSED * lengths.sum()):
             warnings.warn(
                 f"The states have collapsed: q differs by {float(kl.sum() / lengths.sum()):.2g} "
@@ -245,7 +245,7 @@ class StructuredVAE(nn.Module):
                 stacklevel=2,
             )
         return ImportanceEstimate(
-            found.log_partition, found.standard_error, found.effective_sample_size, kl
+            estimates.log_partition, estimates.standard_error, estimates.effective_sample_size, kl
         )
 
     def extra_repr(self) -> str:

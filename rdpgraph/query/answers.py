@@ -48,8 +48,8 @@ class Answers(dict[Entry, Tensor]):
             if not torch.equal(ordered[place], wanted):
                 continue
             flat = value.reshape([*value.shape[:lead], -1, *ends])
-            found = flat.index_select(lead, order[place].reshape(-1).to(flat.device))
-            return found.reshape([*value.shape[:lead], *wanted.shape, *ends])
+            values = flat.index_select(lead, order[place].reshape(-1).to(flat.device))
+            return values.reshape([*value.shape[:lead], *wanted.shape, *ends])
         name = item if isinstance(item, str) else item.name
         known = ", ".join(repr(key.name) for key in list(self)[:5])
         raise UnknownVariableError(f"Nothing is said here of {name!r}; there is {known}.")

@@ -77,8 +77,8 @@ class Inferred(Portable, ABC):
 
         It says nothing of the error of message passing.
         """
-        found = self.replicates.standard_error
-        return torch.zeros_like(found) if self.status.exact else found
+        deviation = self.replicates.standard_error
+        return torch.zeros_like(deviation) if self.status.exact else deviation
 
     @property
     def effective_sample_size(self) -> Tensor:

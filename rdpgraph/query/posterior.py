@@ -212,10 +212,10 @@ class Posterior(Inferred):
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
-            found = found_in(block.scopes, wanted)
-            if found is None:
+            place = found_in(block.scopes, wanted)
+            if place is None:
                 continue
-            rows, slots = found
+            rows, slots = place
             self.solution.check_factor_marginals(number)
             self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
             values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]

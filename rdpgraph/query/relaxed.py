@@ -52,11 +52,11 @@ class RelaxedStates:
         if self.states is None:
             return self.weights @ table
         lead, kept = self.weights.shape[:-1], self.weights.shape[-1]
-        found = functional.embedding_bag(
+        embedded = functional.embedding_bag(
             self.states.reshape(-1, kept), table, mode="sum",
             per_sample_weights=self.weights.reshape(-1, kept),
         )  # fmt: skip
-        return found.reshape(*lead, table.shape[-1])
+        return embedded.reshape(*lead, table.shape[-1])
 
     def pick(self, values: Tensor) -> Tensor:
         """(*lead) the weighted mean of values (*lead, N), one for each state of each site."""

@@ -104,14 +104,14 @@ class StructuredPosterior(Inferred):
             )
         general = self.solved.general
         (entry,) = general.graph.variables
-        found: list[Named] = []
+        items: list[Named] = []
         for site in sites:
             try:
                 item = entry[site] if isinstance(entry, VariableArray) else entry
             except IndexError as error:
                 raise ModelError(f"There is no site {site!r}. {error}") from None
-            found.append(item)
-        return general.joint(found)
+            items.append(item)
+        return general.joint(items)
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
@@ -149,9 +149,7 @@ class StructuredPosterior(Inferred):
         if self._direct is not None:
             return self._direct.shaped_sample(count, generator)
         states = self.solution.sample(count, generator)
-        return self.structure.configuration(
-            states.reshape([count, *self.structure.states_shape])
-        )
+        return self.structure.configuration(states.reshape([count, *self.structure.states_shape]))
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
         """(*batch, *sites, states): one relaxed one-hot draw, differentiable in the potentials.
@@ -162,8 +160,8 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
-        found = self.solution.rsample(temperature, generator)
-        return found.reshape(self.structure.unary.shape)
+        relaxed = self.solution.rsample(temperature, generator)
+        return relaxed.reshape(self.structure.unary.shape)
 
     def rsample_kept(
         self, *, temperature: float, generator: torch.Generator | None = None

@@ -130,8 +130,8 @@ class _Search:
         outcome = propagate(equations, messages, limits)
         self.left[rows] = (self.left[rows] - outcome.sweeps).clamp(min=0.0)
         self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
-        for mine, found in zip(self.messages, outcome.messages, strict=True):
-            mine[rows.to(mine.device)] = found
+        for mine, new in zip(self.messages, outcome.messages, strict=True):
+            mine[rows.to(mine.device)] = new
         return converged.index_copy(0, rows, outcome.converged.cpu())
 
     def _trace(

@@ -53,27 +53,27 @@ def descend(
     batch, total = parts.leaves.shape[:2]
     device = parts.leaves.device
     item = torch.arange(batch, device=device).repeat(count)
-    found = torch.full((count * batch, total, total), -1, device=device)
+    symbols = torch.full((count * batch, total, total), -1, device=device)
     if not total or not batch or not count:
-        return found
+        return symbols
     chart = _square(rows, batch, total, parts.children)
     last = parts.lengths[item] - 1
     top = chart[item, 0, last.clamp(min=0)] + root.expand(batch, -1)[item]
     states = pick(top)
     trees = torch.arange(len(item), device=device)
     alive = (last >= 0) & (top.amax(1) > -math.inf)
-    found[trees[alive], 0, last[alive]] = states[alive]
+    symbols[trees[alive], 0, last[alive]] = states[alive]
     step = _Step(parts, chart, pick, temperature)
     for width in range(total - 1, 0, -1):
         place = torch.arange(total - width, device=device)
-        tree, first = (found[:, place, place + width] >= 0).nonzero().unbind(1)
+        tree, first = (symbols[:, place, place + width] >= 0).nonzero().unbind(1)
         if not len(tree):
             continue
-        nodes = Nodes(item[tree], tree, first, found[tree, first, first + width])
+        nodes = Nodes(item[tree], tree, first, symbols[tree, first, first + width])
         split, left, right = step.chosen(nodes, width)
-        found[tree, first, first + split] = left
-        found[tree, first + split + 1, first + width] = right
-    return found
+        symbols[tree, first, first + split] = left
+        symbols[tree, first + split + 1, first + width] = right
+    return symbols
 
 
 def _square(rows: list[Tensor], batch: int, total: int, children: int) -> Tensor:

@@ -59,8 +59,8 @@ class HypertreeMasks(Masks):
         place = torch.arange(self.sites[0], device=self.lengths.device)
         first, last = place.unsqueeze(1), place
         most = self.lengths.reshape(-1, 1, 1)
-        found = (last > first) & (last < most) & ((first > 0) | (last < most - 1))
-        return found.reshape(*self.batch_shape, *self.questions)
+        asked = (last > first) & (last < most) & ((first > 0) | (last < most - 1))
+        return asked.reshape(*self.batch_shape, *self.questions)
 
     def guess(self, likely: Tensor) -> Tensor:
         """Spans that do not cross, those of large potentials first."""

@@ -68,8 +68,8 @@ def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> H
     gap = torch.where(first > -math.inf, first - second, math.inf)
     if bool((gap > _ROUNDING * (1.0 + first.abs())).all()):
         return heads[..., 0]
-    found = eliminated(unary, lengths, multiroot=multiroot, temperature=0.0)
-    return found.descend(1, largest)
+    elimination = eliminated(unary, lengths, multiroot=multiroot, temperature=0.0)
+    return elimination.descend(1, largest)
 
 
 def _second_best(through: Arcs, best: Heads) -> tuple[Tensor, Tensor]:
