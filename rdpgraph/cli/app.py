@@ -59,7 +59,12 @@ Output = Annotated[
 
 @app.command("infer")
 def infer_command(
-    model: Model,
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MODEL", help="A .uai or .bif file, or its .gz; of several, each in turn."
+        ),
+    ],
     evidence: Evidence = None,
     settings: Settings = None,
     task: Annotated[
@@ -98,7 +103,11 @@ def infer_command(
     seed: Annotated[int | None, typer.Option(help="Of randomized estimators.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
 ) -> None:
-    """Answer a question about a model."""
+    """Answer a question about a model, or about each of many.
+
+    The answers of many are written into the folder --output, each as MODEL.TASK. Under torchrun
+    its processes share the models between them.
+    """
     names = list(query or ())
     if task is Task.MMAP and not names:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ... or FILE")
@@ -114,38 +123,43 @@ def infer_command(
     from rdpgraph.cli.answers import answer, as_text, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried
+    from rdpgraph.cli.many import answered_here
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance
 
-    checked_target(output, model, evidence)
-    with progress("solving") as shown, ending(time_seconds):
-        scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
-        rewrite = estimator_of(estimator, keep, proposal, replicates)
-        generator = seeded(seed)
-        allowance = Allowance(time_seconds)
-        with allowance.spending():
-            graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
-        # To write of as many variables takes less than half as long as to read of them.
-        allowance.spent *= 1.5
-        scheduler = replace(scheduler, seconds=allowance.left())
-        names = queried(graph, names)  # refused before anything is planned
-        posterior = posterior_of(graph, scheduler, rewrite, generator)
-        answered = answer(posterior, task, names, sums=style is not Format.UAI)
-    if style is Format.TABLE:
-        if output is None:
-            print_table(answered, Console(highlight=False, soft_wrap=not sys.stdout.isatty()))
-            return
-        console = Console(file=(lines := StringIO()), width=120, highlight=False)
-        print_table(answered, console)
-        write_text_atomically(output, lines.getvalue())
-        return
-    text = as_text(answered, style)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        write_text_atomically(output, text)
+    for model, target in answered_here(models, output, task, evidence):
+        checked_target(target, model, evidence)
+        with progress("solving") as shown, ending(time_seconds):
+            scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
+            rewrite = estimator_of(estimator, keep, proposal, replicates)
+            generator = seeded(seed)
+            allowance = Allowance(time_seconds)
+            with allowance.spending():
+                graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+            # To write of as many variables takes less than half as long as to read of them.
+            allowance.spent *= 1.5
+            scheduler = replace(scheduler, seconds=allowance.left())
+            asked = queried(graph, names)  # refused before anything is planned
+            posterior = posterior_of(graph, scheduler, rewrite, generator)
+            answered = answer(posterior, task, asked, sums=style is not Format.UAI)
+        if style is not Format.TABLE:
+            text = as_text(answered, style)
+        elif target is None:
+            console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+            if len(models) > 1:
+                console.print(f"{model}:", markup=False)
+            print_table(answered, console)
+            continue
+        else:
+            console = Console(file=(lines := StringIO()), width=120, highlight=False)
+            print_table(answered, console)
+            text = lines.getvalue()
+        if target is None:
+            sys.stdout.write(text)
+        else:
+            write_text_atomically(target, text)
 
 
 @app.command("explain")

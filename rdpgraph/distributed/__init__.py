@@ -6,7 +6,19 @@ is loaded before it is asked for.
 """
 
 from rdpgraph.distributed.chains import ShardedChain, shard
+from rdpgraph.distributed.forecast import Cluster, Forecast, explain
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior, partition
 from rdpgraph.distributed.group import alone, group
 
-__all__ = ["GraphPart", "PartPosterior", "ShardedChain", "alone", "group", "partition", "shard"]
+__all__ = [
+    "Cluster",
+    "Forecast",
+    "GraphPart",
+    "PartPosterior",
+    "ShardedChain",
+    "alone",
+    "explain",
+    "group",
+    "partition",
+    "shard",
+]

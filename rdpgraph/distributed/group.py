@@ -1,6 +1,7 @@
 """Groups of processes: joined by what torchrun says, and ended by one line when one is lost."""
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Generator
@@ -109,8 +110,8 @@ def one_line(here: str) -> Generator[None]:
 
 def first_line(error: BaseException) -> str:
     """What an error says, in short."""
-    line = " ".join(str(error).split("\n")[0].split())
-    return line.rsplit("] ", 1)[-1][:160].rstrip(".")
+    line = " ".join(str(error).split("\n")[0].split(". ")[0].split())
+    return re.sub(r"^\[?/[^]]*\] ?", "", line)[:160].rstrip(".")  # less the place in its source
 
 
 def _end(message: str) -> NoReturn:

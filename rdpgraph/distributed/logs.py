@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph.distributed.wire import Split
+from rdpgraph.distributed.wire import Split, Wire
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.factors import inside, masked, steps_of
 from rdpgraph.structures.chain.logs import advance, room_for
@@ -16,7 +16,7 @@ from rdpgraph.structures.chain.lowrank_messages import Links, LowRankTensors, fi
 def log_partition(
     unary: Tensor, transition: Tensor, lengths: Tensor, *, split: Split
 ) -> tuple[Tensor, Tensor]:
-    """As `scaled.log_partition`, exact whatever the range, and slow."""
+    """Log Z, (B,), of any range of potentials, and no doubt; slower than `scaled.log_partition`."""
     unary = masked(unary, lengths)
     room = room_for(unary.new_empty(len(unary), 1, split.total))
     matrices, parts, shifts = steps_of(transition, unary.shape[1] - 1), list[Tensor](), Shifts()
@@ -30,7 +30,7 @@ def log_partition(
 
 
 def low_rank(parts: LowRankTensors, *, split: Split) -> Tensor:
-    """(B,) log Z on every rank: r numbers an item and step go to every other rank.
+    """(B,) log Z on every rank: r numbers an item and step are summed over the ranks.
 
     Args:
         parts: of the states here: (B, T, n), and factors (n, r), or (1 or B, T-1, n, r).
@@ -49,13 +49,25 @@ def sweep(parts: LowRankTensors, split: Split, shifts: "Shifts") -> Iterator[Ten
     for step, own in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
         if step:
             mass = out.times(step - 1, state)
-            ranks = Split(split.wire, (mass.shape[1],) * split.wire.ranks).gathered(mass)
-            ranks = soft_sum(ranks.unflatten(1, (split.wire.ranks, -1)), 1)
-            ranks = shifts.taken_off(ranks)
+            ranks = shifts.taken_off(pooled(mass, split.wire))
             state = into.times(step - 1, ranks) + own
         else:
             state = own
         yield state
+
+
+def pooled(logs: Tensor, wire: Wire, *, known: bool = False) -> Tensor:
+    """The log of the summed exponentials over the ranks, entry by entry.
+
+    Args:
+        logs: of this rank.
+        wire: the ranks.
+        known: whether all ranks go on to compute the same of it, or each its own part.
+    """
+    peak = finite(wire.largest(logs.detach()))
+    here = (logs - peak).exp()
+    total = wire.summed(here) if known else wire.pooled(here)
+    return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -math.inf)
 
 
 class Shifts:
@@ -82,6 +94,6 @@ def ended(parts: list[Tensor], lengths: Tensor, split: Split) -> Tensor:
     last = torch.arange(len(parts), device=lengths.device) == lengths.unsqueeze(1) - 1
     # Of other steps nothing is asked, not even what is no number.
     here = torch.where(last, here, -math.inf)
-    totals = soft_sum(split.wire.stacked(here), 0)
+    totals = pooled(here, split.wire, known=True)
     values = torch.where(last, totals, 0.0).sum(1)
     return torch.where(inside(lengths, 1)[:, 0], values, 0.0)

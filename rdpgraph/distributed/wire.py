@@ -78,6 +78,10 @@ class Wire:
         """The sums over the ranks; the gradient of each rank's part is that of the sum."""
         return _Summed.apply(self, values) if self.ranks > 1 else values  # pyright: ignore
 
+    def pooled(self, values: Tensor) -> Tensor:
+        """`summed`, where each rank goes on to its own part of the answer."""
+        return _Pooled.apply(self, values) if self.ranks > 1 else values  # pyright: ignore
+
     def stacked(self, own: Tensor) -> Tensor:
         """(R, ...) what every rank has, of one shape, from which all compute the same."""
         flat = own.reshape(1, -1)
@@ -218,6 +222,17 @@ class _Summed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
         del ctx
         return None, gradient
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, wire: Wire, values: Tensor) -> Tensor:
+        ctx.wire = wire
+        return wire.reduced(values, dist.ReduceOp.SUM)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
+        return None, ctx.wire.pooled(gradient)
 
 
 def fingerprint(values: Tensor) -> int:

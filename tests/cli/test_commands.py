@@ -465,3 +465,38 @@ def test_reading_and_writing_count_as_time(run, monkeypatch):
         assert run("infer", ASIA, "--time", "20s", "--method", method)[0] == 1
     assert len(given) == 4
     assert max(given) < 20.0 - 7.0
+
+
+def test_models_are_shared_by_the_processes_of_torchrun(run, tmp_path, monkeypatch):
+    names = [f"{number}.bif" for number in range(5)]
+    for name in names:
+        (tmp_path / name).write_text(Path(ASIA).read_text())
+    models = [tmp_path / name for name in names]
+    asked = ("--task", "MAR", "--set", "tub=yes", "--format", "uai")
+    alone = run("infer", ASIA, *asked)[1]
+    assert run("infer", *models, *asked)[1] == 5 * alone
+    out = tmp_path / "out"
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        before = set(out.glob("*"))
+        assert run("infer", *models, *asked, "--output", out)[0] == 0
+        written = {f"{name}.MAR" for name in names[rank::3]}
+        assert {path.name for path in set(out.glob("*")) - before} == written
+    assert [(out / f"{name}.MAR").read_text() for name in names] == [alone] * 5
+    code, _, said = run("infer", *models, *asked)
+    assert code == 2
+    assert "--output FOLDER" in said
+    assert run("infer", ASIA, "--output", tmp_path / "one")[0] == 0  # of one model too
+
+
+def test_several_models_that_cannot_be_told_apart_or_have_one_evidence(run, tmp_path):
+    evidence = tmp_path / "evidence"
+    evidence.write_text("0")
+    for wrong in (
+        ("infer", ASIA, ASIA, "--output", tmp_path / "out"),
+        ("infer", ASIA, ASIA, "--evidence", evidence),
+    ):
+        assert run(*wrong)[0] == 2
+    shown = run("infer", ASIA, ASIA, "--task", "PR")[1]
+    assert shown.count("asia.bif:") == 2

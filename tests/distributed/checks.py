@@ -52,9 +52,13 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Groups of 2 and of 4, forked: what takes the time is importing torch."""
-    from tests.distributed import chains, graphs  # noqa: F401
+    from tests.distributed import chains, costs, faults, graphs  # noqa: F401
 
     torch.set_num_threads(1)
+    waiting = os.fork()  # most of what goes wrong is waited for
+    if not waiting:
+        faults.main(folder)
+        os._exit(0)
     for ranks in (2, 4):
         own = folder / str(ranks)
         own.mkdir()
@@ -66,6 +70,7 @@ def main(folder: Path) -> None:
             workers.append(worker)
         for worker in workers:
             os.waitpid(worker, 0)
+    os.waitpid(waiting, 0)
 
 
 if __name__ == "__main__":

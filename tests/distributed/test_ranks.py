@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rdpgraph.distributed import alone
-from tests.distributed import chains, graphs  # noqa: F401
+from tests.distributed import chains, costs, graphs  # noqa: F401
 from tests.distributed.checks import CHECKS, SECONDS, outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,11 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_checks_hold_on_every_rank(ranks: int, groups: Path, tmp_path: Path) -> None:
+def test_checks_hold_on_every_rank(ranks: int, groups: Path) -> None:
     if ranks == 1:
+        (groups / "1").mkdir()
         with alone() as mesh:
-            found = [outcomes(mesh, tmp_path)]
+            found = [outcomes(mesh, groups / "1")]
     else:
         files = [groups / str(ranks) / f"{rank}.json" for rank in range(ranks)]
         found = [json.loads(file.read_text()) for file in files]
@@ -41,3 +42,14 @@ def test_checks_hold_on_every_rank(ranks: int, groups: Path, tmp_path: Path) -> 
     ]
     assert not failed, "\n".join(failed)
     assert all(set(own) == set(CHECKS) for own in found)
+
+
+@pytest.mark.parametrize("fault", ["killed", "silent", "missing", "unequal", "unset"])
+def test_what_is_lost_ends_the_others_with_one_line(fault: str, groups: Path) -> None:
+    ended = json.loads((groups / "faults.json").read_text())[fault]
+    survivors = [(code, said) for code, said in ended if code != 9]
+    assert survivors
+    for code, said in survivors:
+        assert code == 1
+        assert said.startswith("Error: ")
+        assert len(said.splitlines()) == 1

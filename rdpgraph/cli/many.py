@@ -1,0 +1,43 @@
+"""Several models in one run, shared between the processes that torchrun started."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from rdpgraph.cli.options import Task
+
+
+def answered_here(
+    models: Sequence[Path], output: Path | None, task: Task, evidence: Path | None
+) -> list[tuple[Path, Path | None]]:
+    """The models that this process answers, each with the file that its answer is written to.
+
+    Of several processes each takes every so-manieth model. They say nothing to each other: a
+    process that fails ends with its line, and torchrun ends the rest.
+    """
+    rank, ranks = (_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if len(models) == 1 and ranks == 1:
+        return [(models[0], output)]
+    if evidence is not None:
+        raise typer.BadParameter("--evidence is of one MODEL; several take --set NAME=STATE")
+    if output is None and ranks > 1:
+        raise typer.BadParameter("several processes write to a folder: --output FOLDER")
+    if output is None:
+        return [(model, None) for model in models]
+    names = [f"{model.name}.{task}" for model in models]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise typer.BadParameter(f"two MODELs would be written to {sorted(twice)[0]}")
+    output.mkdir(parents=True, exist_ok=True)
+    pairs = [(model, output / name) for model, name in zip(models, names, strict=True)]
+    return list(pairs[rank::ranks])
+
+
+def _number(name: str, default: int) -> int:
+    """Of the environment, as torchrun sets it."""
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise typer.BadParameter(f"{name} is a number; got {os.environ[name]!r}") from None

@@ -1,0 +1,153 @@
+"""What is forecast is what is sent; gradients by data in parallel; checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rdpgraph as rg
+from rdpgraph.distributed import explain, partition, shard
+from rdpgraph.loopy import FromBeliefs
+from tests.distributed.chains import DOUBLE, close, seeded
+from tests.distributed.checks import check
+from tests.distributed.graphs import grid
+
+
+class Counted(TorchDispatchMode):
+    """The bytes that this rank sends in collectives, as their usual algorithms do."""
+
+    def __init__(self, ranks: int, rank: int) -> None:
+        super().__init__()
+        self.ranks, self.rank, self.sent, self.seen = ranks, rank, 0.0, set[str]()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function._schema.name
+        if name.startswith("c10d::"):
+            self.seen.add(name)
+            first = args[0] if isinstance(args[0], list) else [args[0]]
+            size = sum(part.numel() * part.element_size() for part in first)
+            if name == "c10d::allreduce_":
+                self.sent += 2 * (self.ranks - 1) / self.ranks * size
+            elif name == "c10d::alltoall_base_":
+                own = args[1].numel() - args[4][self.rank]
+                self.sent += own * args[1].element_size()
+            elif name == "c10d::send":
+                self.sent += size
+            else:
+                assert name == "c10d::recv_", name
+        return function(*args, **(kwargs or {}))
+
+
+@check
+def bytes_are_those_forecast(mesh: DeviceMesh, folder: Path) -> None:
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    unary = torch.randn(2, 30, 32, generator=seeded(0), requires_grad=True)
+    table = torch.randn(32, 32, generator=seeded(1), requires_grad=True)
+    left, right = torch.randn(2, 32, 16, generator=seeded(2), requires_grad=True)
+    for transition in (table, rg.LowRank(left, right)):
+        here = shard(rg.Chain(unary, transition), mesh)
+        here.split.own  # noqa: B018  # told once
+        with Counted(ranks, rank) as counted:
+            log_z = here._log_partition(
+                here._here.detach().requires_grad_(),
+                [side.detach().requires_grad_() for side in here._sides],
+            )
+            log_z.sum().backward()
+        forecast = explain(here, mesh)
+        assert abs(counted.sent - forecast.all_bytes) <= 0.01 * forecast.all_bytes, (
+            counted.sent, forecast, counted.seen
+        )  # fmt: skip
+    for states in (2, 3):
+        graph, _ = grid((8, 300), states, dtype=torch.float32)
+        part = partition(graph, mesh)
+        forecast = explain(part, mesh)
+        found = []
+        for sweeps in (3, 8):
+            with Counted(ranks, rank) as counted, torch.no_grad():
+                outcome = part.infer(rg.Loopy(sweeps=sweeps, tolerance=0)).solution.outcome
+            assert len(outcome.trace) == sweeps
+            found.append(counted.sent)
+        assert abs((found[1] - found[0]) / 5 - forecast.sent_bytes) <= 0.01 * forecast.sent_bytes
+
+
+@check
+def modules_train_in_parallel(mesh: DeviceMesh, folder: Path) -> None:
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    hmm = rg.nn.HMM(states=6, vocabulary=7, rank=4, dimension=5, generator=seeded(1)).double()
+    tokens = torch.randint(7, (8, 5), generator=seeded(2))
+    lengths = torch.tensor([5, 4, 3, 2, 5, 1, 5, 3])
+    mine = slice(8 * rank // ranks, 8 * (rank + 1) // ranks)
+    crf = rg.nn.CRF(4, batch_first=True).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(crf.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=seeded(number), dtype=DOUBLE))
+    scores = torch.randn(8, 5, 4, generator=seeded(3), dtype=DOUBLE)
+    tags, mask = torch.randint(4, (8, 5), generator=seeded(4)), torch.arange(5) < lengths[:, None]
+    for module, inputs in ((hmm, (tokens, lengths)), (crf, (scores, tags, mask))):
+        module(*inputs).sum().backward()
+        expected = [parameter.grad.clone() for parameter in module.parameters()]
+        module.zero_grad()
+        parallel = DistributedDataParallel(module)
+        parallel(*(part[mine] for part in inputs)).sum().backward()
+        for parameter, wanted in zip(module.parameters(), expected, strict=True):
+            close(parameter.grad * ranks, wanted, 1e-12)  # it takes the mean over the ranks
+
+
+@check
+def expected_counts_add_up(mesh: DeviceMesh, folder: Path) -> None:
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    unary = torch.randn(8, 5, 3, generator=seeded(5), dtype=DOUBLE)
+    transition = torch.randn(3, 3, generator=seeded(6), dtype=DOUBLE)
+    own = rg.Chain(unary[8 * rank // ranks : 8 * (rank + 1) // ranks], transition)
+    counts = own.edge_counts().sum(0)
+    dist.all_reduce(counts)
+    close(counts, rg.Chain(unary, transition).edge_counts().sum(0), 1e-12)
+
+
+@check
+def training_goes_on_with_another_number_of_ranks(mesh: DeviceMesh, folder: Path) -> None:
+    """Saved by the group of 2, taken up by those of 4 and of 1."""
+
+    def started() -> dict[str, Any]:
+        whole = torch.randn(7, 7, generator=seeded(8), dtype=DOUBLE)
+        return {"transition": distribute_tensor(whole, mesh, [Shard(1)])}
+
+    def step(state: dict[str, Any]) -> None:
+        from rdpgraph.distributed import ShardedChain
+
+        unary = torch.randn(2, 4, 7, generator=seeded(9), dtype=DOUBLE)
+        transition = state["transition"].detach().requires_grad_()
+        here = ShardedChain(distribute_tensor(unary, mesh, [Shard(2)]), transition)
+        here.log_partition().sum().backward()
+        state["transition"] = (transition - 0.1 * transition.grad).detach()
+
+    saved, state = folder.parent / "checkpoint", started()
+    step(state)
+    if mesh.size() == 2:
+        checkpoint.save(state, checkpoint_id=saved)
+    taken = started()
+    checkpoint.load(taken, checkpoint_id=saved)
+    for _ in range(2):
+        close(taken["transition"].full_tensor(), state["transition"].full_tensor(), 1e-12)
+        step(taken)
+        step(state)
+
+
+@check
+def messages_are_flooded_alike_for_a_batch(mesh: DeviceMesh, folder: Path) -> None:
+    """Items end one by one, on all ranks at once."""
+    graph, _ = grid((4, 4), 2, batch=3)
+    scheduler = rg.Loopy(tolerance=1e-9, gradient=FromBeliefs())
+    many, one = (
+        partition(graph, mesh).infer(scheduler).solution.outcome,
+        rg.infer(graph, scheduler=scheduler).solution.outcome,
+    )
+    assert torch.equal(many.sweeps, one.sweeps)

@@ -1,0 +1,94 @@
+"""Programs in which a process is lost, is not there, or has another model: how they end."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import rdpgraph as rg
+from rdpgraph.distributed import group, shard
+
+LIMIT = 5.0
+
+
+def killed(rank: int) -> None:
+    """The last rank ends in the middle of it."""
+    with group(seconds=LIMIT) as mesh:
+        chain = shard(rg.Chain(torch.zeros(5, 4), torch.zeros(4, 4)), mesh)
+        if rank == mesh.size() - 1:
+            os._exit(9)
+        chain.log_partition()
+        dist.barrier()  # a message may have gone out before the end was known
+
+
+def silent(rank: int) -> None:
+    """The last rank does not answer."""
+    with group(seconds=LIMIT) as mesh:
+        chain = shard(rg.Chain(torch.zeros(5, 4), torch.zeros(4, 4)), mesh)
+        if rank == mesh.size() - 1:
+            time.sleep(2 * LIMIT)
+            os._exit(9)
+        chain.log_partition()
+
+
+def missing(rank: int) -> None:
+    """The last rank never comes."""
+    if rank:
+        os._exit(9)
+    with group(seconds=LIMIT):
+        pass
+
+
+def unequal(rank: int) -> None:
+    """Each has a chain of its own."""
+    with group(seconds=LIMIT) as mesh:
+        shard(rg.Chain(torch.zeros(5, 4), torch.full((4, 4), float(rank))), mesh)
+
+
+def unset(rank: int) -> None:
+    """Started without torchrun."""
+    del os.environ["RANK"]
+    with group(seconds=LIMIT):
+        pass
+
+
+FAULTS: dict[str, Callable[[int], None]] = {
+    function.__name__: function for function in (killed, silent, missing, unequal, unset)
+}
+
+
+def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str]]:
+    """By rank of two: the exit code, and what was said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers: list[int] = []
+    for rank in range(2):
+        worker = os.fork()
+        if not worker:
+            said = os.open(folder / f"{function.__name__}{rank}", os.O_CREAT | os.O_WRONLY)
+            os.dup2(said, 2)
+            os.environ.update(
+                RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            )
+            function(rank)
+            os._exit(0)
+        workers.append(worker)
+    found = list[tuple[int, str]]()
+    for rank, worker in enumerate(workers):
+        code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        said = (folder / f"{function.__name__}{rank}").read_text()
+        found.append((code, said))
+    return found
+
+
+def main(folder: Path) -> None:
+    """All of them, one after the other."""
+    (folder / "faults.json").write_text(
+        json.dumps({name: ended(function, folder) for name, function in FAULTS.items()})
+    )
