@@ -82,7 +82,7 @@ def _first(flags: Array) -> int:
 
 
 def _same(some: Array, others: Array, among: Array) -> Array:
-    """Which blocks' scores are equal but for rounding."""
+    """Which blocks' scores are equal except for rounding."""
     size = np.abs(among, where=among > -np.inf, out=np.zeros_like(among)).max()
     with np.errstate(invalid="ignore"):
         near = (some == others) | (np.abs(some - others) <= size * 2.0**-40)
