@@ -69,6 +69,11 @@ class StructureSolution(Solution):
         own = self.structure.entropy()
         return (self.general.entropy() if own is None else own).reshape(-1)
 
+    def entropy_over(self, log_base: Tensor) -> Tensor | None:
+        """(B,) relative to a base measure (B, S), or None."""
+        own = self.structure.entropy_over(log_base.reshape(self.structure.unary.shape))
+        return None if own is None else own.reshape(-1)
+
     def expected_score(self) -> Tensor:
         """(B,) log Z less the entropy."""
         log_z = self.log_partition()

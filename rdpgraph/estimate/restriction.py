@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.layout import Layout
@@ -194,15 +195,25 @@ class KeptSolution(Solution):
     def _expected_weight(self) -> Tensor:
         """(replicates, B) the expectation of the summed log-weights."""
         weights = self._layout.log_weights
-        if not bool(((weights != 0) & (weights > -math.inf)).any()):
+        if not self._weighted:
             return weights.new_zeros(weights.shape[:2])
         marginals = self._marginals
         return (torch.where(marginals > 0, weights, 0.0) * marginals).sum(-1)
+
+    @property
+    def _weighted(self) -> bool:
+        """Whether any state stands for others too."""
+        weights = self._layout.log_weights
+        return bool(((weights != 0) & (weights > -math.inf)).any())
 
     def entropy(self) -> Tensor:
         """(B,) log Z less the expected score; of one replicate log Z cancels, and is not needed."""
         if self.kept.replicates > 1:
             return super().entropy()
+        if self._weighted and isinstance(self.inner, StructureSolution):
+            found = self.inner.entropy_over(self._layout.log_weights[0])
+            if found is not None:
+                return found
         return self._split(self.inner.entropy())[0] + self._expected_weight[0]
 
     @differentiable_property

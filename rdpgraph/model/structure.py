@@ -158,6 +158,17 @@ class Structure(ABC):
         """(*batch,) nats, or None."""
         return None
 
+    def entropy_over(self, log_base: Tensor) -> Tensor | None:
+        """(*batch,) the entropy relative to a base measure, nats; or None.
+
+        The entropy plus the expectation of the base's log-values, which is what is asked of
+        weighted states; None: it is computed from the two.
+
+        Args:
+            log_base: (*batch, *sites, states), no gradient; where -inf, nothing is possible.
+        """
+        return None
+
     def max_marginals(self) -> Tensor | None:
         """(*batch, *sites, states) the largest score with each state (nats), or None."""
         return None

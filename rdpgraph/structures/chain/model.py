@@ -218,6 +218,12 @@ class Chain(Structure):
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
         return self._shaped(self._solver.entropy())
 
+    def entropy_over(self, log_base: Tensor) -> Tensor | None:
+        """(*batch,) by the same pass as the entropy; None for a transition of low rank."""
+        if isinstance(self.transition, LowRank):
+            return None
+        return self._shaped(self._tables.entropy(log_base.reshape(self._parts().unary.shape)))
+
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
 

@@ -12,15 +12,22 @@ from rdpgraph.structures.chain.recursion import Messages, log_partition
 from rdpgraph.structures.chain.tensors import ChainTensors
 
 
-def entropy(parts: ChainTensors, messages: Messages) -> Tensor:
-    """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`."""
+def entropy(parts: ChainTensors, messages: Messages, log_base: Tensor | None = None) -> Tensor:
+    """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`.
+
+    Args:
+        parts: the chains.
+        messages: theirs.
+        log_base: (B, T, N) without gradient, whose expectation is added.
+    """
     # The gradient in q is zero where q is p.
-    return cross_entropy(parts, parts.detach(), messages, messages)
+    return cross_entropy(parts, parts.detach(), messages, messages, log_base)
 
 
 def cross_entropy(
-    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages
-) -> Tensor:
+    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages,
+    log_base: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
     A sum of small terms, one for each step, and not a difference of log Z and an expected score,
@@ -33,14 +40,18 @@ def cross_entropy(
         other: the other ones, of the same lengths.
         inward: the messages of the first chains.
         outward: those of the others.
+        log_base: (B, T, N) without gradient; its expectation under the first chains is added.
     """
+    scored = other.unary
+    if log_base is not None:
+        scored = scored - torch.where(log_base > -math.inf, log_base, 0.0)
     first, second = parts.transition, other.transition
     if first.ndim != second.ndim or len(first) != len(second):
         rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))
         shape = (rows, max(parts.unary.shape[1] - 1, 0), *first.shape[-2:])
         first, second = first.expand(shape), second.expand(shape)
     nats: Any = _CrossEntropy.apply(
-        parts.unary, first, parts.lengths, other.unary, second, inward, outward
+        parts.unary, first, parts.lengths, other.unary, second, scored.detach(), inward, outward
     )
     return nats
 
@@ -49,20 +60,20 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, other_unary: Tensor,
-        other_transition: Tensor, inward: Messages, outward: Messages,
+        other_transition: Tensor, scored: Tensor, inward: Messages, outward: Messages,
     ) -> Tensor:  # fmt: skip
         p, q = (
             ChainTensors(unary, transition, lengths),
             ChainTensors(other_unary, other_transition, lengths),
         )
-        means = (_probabilities(inward) * _finite(q.unary)).sum(-1)
+        means = (_probabilities(inward) * _finite(scored)).sum(-1)
         terms = _log_ratios(q, outward) - means
         if unary.shape[1] > 1:
             terms[:, 1:] -= pair_sums(p, inward, _finite(q.transition))
         total = torch.where(inside_of(p), terms, 0.0).double().sum(1).to(unary.dtype)
         possible, allowed = _possible(p, inward), ~_forbidden(p, q, inward)
         ctx.save_for_backward(
-            unary, transition, lengths, other_unary, other_transition, possible & allowed
+            unary, transition, lengths, other_unary, other_transition, scored, possible & allowed
         )
         return torch.where(possible, torch.where(allowed, total, math.inf), 0.0)
 
@@ -72,7 +83,9 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
         """In p, minus the covariance with q's score; in q, its marginals less those of p."""
-        unary, transition, lengths, other_unary, other_transition, counted = ctx.saved_tensors
+        unary, transition, lengths, other_unary, other_transition, scored, counted = (
+            ctx.saved_tensors
+        )
         weights = torch.where(counted, gradients[0], 0.0)
         in_p, in_q = any(ctx.needs_input_grad[:2]), any(ctx.needs_input_grad[3:5])
         for_p, for_q = (None, None), (None, None)
@@ -81,7 +94,7 @@ class _CrossEntropy(torch.autograd.Function):
             means = _gradients(log_partition(*own, lengths), own, weights, create_graph=in_p)
             if in_p:
                 # Minus the derivative of log Z along q's potentials, differentiated once more.
-                along = (means[0] * _finite(other_unary)).sum()
+                along = (means[0] * _finite(scored)).sum()
                 along = along + (means[1] * _finite(other_transition)).sum()
                 for_p = _gradients(-along, own, torch.ones_like(along))
             if in_q:
@@ -91,7 +104,7 @@ class _CrossEntropy(torch.autograd.Function):
                 )
                 slopes = _gradients(log_partition(*theirs, lengths), theirs, weights)
                 for_q = tuple(f - m.detach() for f, m in zip(slopes, means, strict=True))
-        return (*for_p, None, *for_q, None, None)
+        return (*for_p, None, *for_q, None, None, None)
 
 
 def _gradients(

@@ -76,9 +76,9 @@ class TableSolver(Solver):
         """(B, T, N) log-probability of the state given the prefix, up to a constant for a step."""
         return filtering.forward(*self.parts)
 
-    def entropy(self) -> Tensor:
+    def entropy(self, log_base: Tensor | None = None) -> Tensor:
         """(B,) nats, from the marginals of pairs of neighbours."""
-        return moments.entropy(self.parts, self.messages)
+        return moments.entropy(self.parts, self.messages, log_base)
 
     def viterbi(self) -> Tensor:
         """(B, T) the best states, by maxima over pairs of states."""
