@@ -168,3 +168,13 @@ def roots(chart: Chart, scales: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor
     item = torch.arange(len(lengths), device=lengths.device)
     last = (lengths - 1).clamp(min=0)
     return chart.lefts[item, 0, last], scales[item, 0, last].unsqueeze(1)
+
+
+def split_weights(scales: Chart, lows: Chart, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every split: its weight (B, S, w), the log-scale (B, S, 1), the lowest product (B, S)."""
+    logs = scales.left_parts(width, 0, width) + scales.right_parts(width, 0, width)
+    top = peak(logs)
+    logs = logs - top
+    least = logs + lows.left_parts(width, 0, width) + lows.right_parts(width, 0, width)
+    low = torch.where(logs > -math.inf, least, 0.0).amin(-1)
+    return logs.exp(), top, low

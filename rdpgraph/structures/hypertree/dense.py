@@ -22,6 +22,7 @@ from rdpgraph.structures.hypertree.charts import (
     products,
     rescaled,
     roots,
+    split_weights,
     times,
 )
 from rdpgraph.structures.hypertree.plain import recomputed
@@ -108,7 +109,7 @@ def _forward(parts: HypertreeTensors, rules: _Rules) -> _Inside:
     peaks = parts.leaves.new_ones(batch, total, total)
     doubtful = (lowest_log(parts.leaves - peak(parts.leaves)) < low_enough).any(1)
     for width in range(1, total):
-        weights, top, low = _weights(scales, lows, width)
+        weights, top, low = split_weights(scales, lows, width)
         if width == 1:
             pairs = (words[:, :-1] * weights).unsqueeze(3) * words[:, 1:].unsqueeze(2)
             raw = times(pairs.flatten(2), rules.words)
@@ -129,16 +130,6 @@ def _forward(parts: HypertreeTensors, rules: _Rules) -> _Inside:
         worst = low + rules.low + lowest_log(phi - high).clamp(max=0.0)
         doubtful |= ((worst < low_enough) & parts.inside(width)).any(1)
     return _Inside(values, scales, peaks, words, left_words, right_words, doubtful)
-
-
-def _weights(scales: Chart, lows: Chart, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every split: its weight (B, S, w), the log-scale (B, S, 1), the lowest product (B, S)."""
-    logs = scales.left_parts(width, 0, width) + scales.right_parts(width, 0, width)
-    top = peak(logs)
-    logs = logs - top
-    least = logs + lows.left_parts(width, 0, width) + lows.right_parts(width, 0, width)
-    low = torch.where(logs > float("-inf"), least, 0.0).amin(-1)
-    return logs.exp(), top, low
 
 
 def _outer(values: Chart, weights: Tensor, width: int) -> Tensor:

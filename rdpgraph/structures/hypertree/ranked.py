@@ -19,6 +19,7 @@ from rdpgraph.structures.hypertree.charts import (
     peak,
     products,
     rescaled,
+    split_weights,
     times,
 )
 from rdpgraph.structures.hypertree.plain import recomputed
@@ -127,7 +128,7 @@ class _Sweep:
 
         doubtful |= ((project(0, words, word_scale) < least) & parts.inside(0)).any(1)
         for width in range(1, total):
-            weights, top, low = _weights(scales, lows, width)
+            weights, top, low = split_weights(scales, lows, width)
             left = ranks.left_parts(width, 0, width)
             total_ranks = (weights.unsqueeze(3) * left * ranks.right_parts(width, 0, width)).sum(2)
             sums.append(total_ranks)
@@ -205,16 +206,6 @@ class _Sweep:
             first = self.states if self.parts.split and width == 0 else 0
             grads[:, first : first + factor.values.shape[1]] += products(value, rank, len(grads))
         return total
-
-
-def _weights(scales: Chart, lows: Chart, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every split: its weight (B, S, w), the log-scale (B, S, 1), the lowest product (B, S)."""
-    logs = scales.left_parts(width, 0, width) + scales.right_parts(width, 0, width)
-    top = peak(logs)
-    logs = logs - top
-    least = logs + lows.left_parts(width, 0, width) + lows.right_parts(width, 0, width)
-    low = torch.where(logs > float("-inf"), least, 0.0).amin(-1)
-    return logs.exp(), top, low
 
 
 class _Ranked(torch.autograd.Function):
