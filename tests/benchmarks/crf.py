@@ -1,12 +1,12 @@
 """The CRF layer beside pytorch-crf's: decoding, the log-likelihood and its gradient.
 
-    python tests/benchmarks/crf.py [--seconds 0.5] [--large] [--torch]
+    python tests/benchmarks/crf.py [--seconds 0.5] [--large] [--torch | --beside]
 
 One process, one thread, float32, the same parameters; milliseconds of CPU time, the least of many
 calls made in turns. Ratios are pytorch-crf's time over ours: below 1 we are slower. Where there is
 a mask, half of the items are shorter. Samples and k best have no counterpart there. ``--large``
 adds 64 x 512 x 200, whose gradient pytorch-crf needs 5 GB for and is left out; ``--torch`` shows
-what is left without a compiled kernel.
+what is left without a compiled kernel, and ``--beside`` that and the kernel in turns.
 """
 
 import argparse
@@ -84,6 +84,38 @@ def measured(batch: int, steps: int, count: int, seconds: float) -> list[float]:
         return row + least([lambda: chain.sample(10, generator), lambda: chain.k_best(5)], seconds)
 
 
+def beside(batch: int, steps: int, count: int, seconds: float) -> list[float]:
+    """Milliseconds by the kernel and without it, and their ratio, of five questions."""
+    generator = torch.Generator().manual_seed(0)
+    emissions = torch.randn(batch, steps, count, generator=generator)
+    tags = torch.randint(count, (batch, steps), generator=generator)
+    layer = CRF(count, batch_first=True)
+    layer.transitions.data = torch.randn(count, count, generator=generator)
+    with torch.no_grad():
+        chain = layer.chain(emissions)
+    works = [
+        lambda: layer.chain(emissions.detach()).log_partition().detach(),
+        training(layer, emissions, tags, torch.ones(batch, steps, dtype=torch.bool)),
+        lambda: layer.decode(emissions),
+        lambda: chain.sample(10, generator),
+        lambda: chain.k_best(5).states,
+    ]
+    compiled, row = native.applies, list[float]()
+
+    def routed(work: Callable, *, kernel: bool) -> Callable:
+        def run() -> None:
+            native.applies = compiled if kernel else lambda unary, transition: False
+            work()
+
+        return run
+
+    for work in works:
+        own, other = least([routed(work, kernel=True), routed(work, kernel=False)], seconds)
+        row += [own, other, other / own]
+    native.applies = compiled
+    return row
+
+
 def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(
@@ -92,6 +124,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -100,9 +133,14 @@ def main() -> None:
     print("in torch alone" if options.torch else native.status())
     compared = [head for name in ("decode", "masked", "grad") for head in (name, "crf", "ratio")]
     heads = [*compared, "10 draws", "5 best"]
+    if options.beside:
+        asked = ("log Z", "grad", "decode", "10 draws", "5 best")
+        heads = [head for name in asked for head in (name, "torch", "ratio")]
+        SIZES.insert(3, (1, 300, 9))
+        SIZES.insert(4, (1, 1000, 9))
     print(f"{'B':>3s} {'T':>4s} {'N':>4s} " + " ".join(f"{head:>8s}" for head in heads))
     for size in SIZES + [(64, 512, 200)] * options.large:
-        row = measured(*size, options.seconds)
+        row = (beside if options.beside else measured)(*size, options.seconds)
         cells = " ".join(f"{value:>8.3f}" if value < 100 else f"{value:>8.0f}" for value in row)
         print("{:>3d} {:>4d} {:>4d}".format(*size), cells, flush=True)
 

@@ -53,9 +53,10 @@ def _in_blocks(scores: Array, matrix: Array) -> None:
         _extended(found, matrix, begin.reshape(blocks * rows, count), every=0, fresh=rows)
         ends = found[-1].reshape(begin.shape)
         ends = ends - _peaks(ends)
-        right = 1 + _first(~_same(ends[:-1], begin[1:], found))
-        if right == blocks or (turn and 2 * right < blocks):
-            break
+        if turn:
+            right = 1 + _first(~_same(ends[:-1], begin[1:], found))
+            if right == blocks or 2 * right < blocks:
+                break
         begin[1:] = ends[:-1]
     if right:
         parts[:, :right] = found.reshape(parts.shape)[:, :right]
@@ -71,9 +72,8 @@ def _blocks(steps: int, work: int) -> tuple[int, int]:
         steps: all of them.
         work: numbers that a step makes.
     """
-    length = int(1.5 * steps**0.5)
-    blocks = steps // max(1, length)
-    return (blocks, length) if blocks >= _FEWEST and 0 < work <= _MOST else (0, 0)
+    blocks = steps // max(1, int(1.5 * steps**0.5))
+    return (blocks, steps // blocks) if blocks >= _FEWEST and 0 < work <= _MOST else (0, 0)
 
 
 def _first(flags: Array) -> int:
@@ -83,7 +83,9 @@ def _first(flags: Array) -> int:
 
 def _same(some: Array, others: Array, among: Array) -> Array:
     """Which blocks' scores are equal except for rounding."""
-    size = np.abs(among, where=among > -np.inf, out=np.zeros_like(among)).max()
+    size = max(among.max(), -among.min())
+    if not size < np.inf:
+        size = np.abs(among[among > -np.inf]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         near = (some == others) | (np.abs(some - others) <= size * 2.0**-40)
     return near.all((1, 2))
@@ -107,9 +109,11 @@ def _extended(
     peak, onwards = np.empty_like(best[:, :1]), matrix[:, None]
     finite = not every or (np.isfinite(matrix).all() and np.isfinite(scores).all())
     add, subtract, largest = np.add, np.subtract, np.maximum.reduce
-    for state in scores:
+    if before is not None:
+        before = before.T[..., None]
+    for state, sources in zip(scores, scores.swapaxes(1, 2)[..., None], strict=True):
         if before is not None:
-            add(before.T[..., None], onwards, sums)
+            add(before, onwards, sums)
             largest(sums, 0, None, best)
             if every:
                 largest(best, 1, None, peak, keepdims=True)
@@ -119,7 +123,7 @@ def _extended(
             if fresh:
                 best[:fresh], fresh = 0.0, 0
             add(state, best, state)
-        before = state
+        before = sources
 
 
 def _peaks(scores: Array) -> Array:
@@ -161,11 +165,8 @@ def _beforehand(logs: Array, into: Array, outside: Array, following: Array, path
     choices: Array = np.asarray((logs[..., None, :] + into).argmax(-1))
     choices[outside] = len(into) - 1
     for row, item in np.ndindex(*following.shape):
-        state, found = int(following[row, item]), list[int]()
-        for options in reversed(choices[:, row, item].tolist()):
-            state = options[state]
-            found.append(state)
-        paths[::-1, row, item] = found
+        state, told = int(following[row, item]), choices[::-1, row, item].tolist()
+        paths[::-1, row, item] = [state := options[state] for options in told]
 
 
 def _side_by_side(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:
