@@ -6,9 +6,11 @@ is loaded before it is asked for.
 """
 
 from rdpgraph.distributed.chains import ShardedChain, shard
+from rdpgraph.distributed.cuts import by_metis
 from rdpgraph.distributed.forecast import Cluster, Forecast, explain
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior, partition
 from rdpgraph.distributed.group import alone, group
+from rdpgraph.distributed.shares import pooled, share
 
 __all__ = [
     "Cluster",
@@ -17,8 +19,11 @@ __all__ = [
     "PartPosterior",
     "ShardedChain",
     "alone",
+    "by_metis",
     "explain",
     "group",
     "partition",
+    "pooled",
     "shard",
+    "share",
 ]

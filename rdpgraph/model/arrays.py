@@ -122,7 +122,12 @@ def _tensor(given: Any) -> Tensor:
 
 
 def refuse_hollow(name: str, values: Tensor) -> None:
-    """Refuse a tensor without values (meta) or without all of them (sparse)."""
+    """Refuse a tensor without values (meta), or without all of them (sparse, or on many ranks)."""
+    if type(values).__name__ == "DTensor":  # imported by those alone who have one
+        raise ModelError(
+            f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
+            "declare the model in rdpgraph.distributed."
+        )
     if values.is_meta and not torch.compiler.is_compiling():
         raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
     if values.layout != torch.strided:

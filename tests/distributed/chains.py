@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -151,6 +152,9 @@ def tensors_that_were_never_whole(mesh: DeviceMesh, folder: Path) -> None:
         distribute_tensor(part, mesh, [Shard(-1 + part.ndim)]).requires_grad_()
         for part in (unary, transition)
     ]
+    for make in (lambda: rg.Chain(*placed), lambda: rg.Table(placed[1])):
+        with pytest.raises(rg.errors.ModelError, match="a DTensor"):
+            make()
     here = ShardedChain(*placed)
     here.log_partition().backward()
     expected = [part.clone().requires_grad_() for part in (unary, transition)]

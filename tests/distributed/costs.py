@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
-from rdpgraph.distributed import explain, partition, shard
+from rdpgraph.distributed import explain, partition, pooled, shard, share
+from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.loopy import FromBeliefs
 from tests.distributed.chains import DOUBLE, close, seeded
 from tests.distributed.checks import check
@@ -110,6 +111,33 @@ def expected_counts_add_up(mesh: DeviceMesh, folder: Path) -> None:
     counts = own.edge_counts().sum(0)
     dist.all_reduce(counts)
     close(counts, rg.Chain(unary, transition).edge_counts().sum(0), 1e-12)
+
+
+@check
+def rows_and_estimates_are_shared(mesh: DeviceMesh, folder: Path) -> None:
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    unary = torch.randn(7, 4, 30, generator=seeded(5), dtype=DOUBLE)
+    transition = torch.randn(30, 30, generator=seeded(6), dtype=DOUBLE).requires_grad_()
+    whole, own = rg.Chain(unary, transition), rg.Chain(share(unary, mesh), transition)
+    total = own.log_partition().sum().detach()
+    dist.all_reduce(total)
+    close(total, whole.log_partition().sum(), 1e-12)
+    assert (
+        share(list(range(7)), mesh) == list(range(7))[7 * rank // ranks : 7 * (rank + 1) // ranks]
+    )
+
+    def estimates(seed: int) -> Replicates:
+        estimator = rg.Randomized.default(keep=6, replicates=2 + seed)
+        return rg.infer(whole, estimator=estimator, generator=seeded(seed)).replicates
+
+    each = [estimates(seed) for seed in range(ranks)]
+    together = Replicates(torch.cat([one.log_partitions for one in each]))
+    found = pooled(each[rank], mesh)
+    close(found.log_partition, together.log_partition, 1e-12)
+    close(found.standard_error, together.standard_error, 1e-12)
+    mine = torch.autograd.grad(found.log_partition.sum(), transition, retain_graph=True)[0]
+    dist.all_reduce(mine)
+    close(mine, torch.autograd.grad(together.log_partition.sum(), transition)[0], 1e-12)
 
 
 @check

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import rdpgraph as rg
-from rdpgraph.distributed import GraphPart, partition
+from rdpgraph.distributed import GraphPart, by_metis, partition
 from rdpgraph.loopy import FromBeliefs, ProbabilityDamping
 from tests.distributed.chains import DOUBLE, close, seeded
 from tests.distributed.checks import check
@@ -103,6 +103,7 @@ def grids_equal_one_process(mesh: DeviceMesh, folder: Path) -> None:
         agrees(mesh, graph, tables, rg.Loopy(sweeps=7), gradients=False)
     anywhere = torch.randint(mesh.size(), (20,), generator=seeded(2))
     agrees(mesh, graph, tables, scheduler, anywhere)
+    agrees(mesh, graph, tables, scheduler, by_metis(graph, mesh.size()))
     nothing = torch.zeros(20, dtype=torch.long)
     agrees(mesh, graph, tables, scheduler, nothing)
     blind = {"gradient": FromBeliefs()}
