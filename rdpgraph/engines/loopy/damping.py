@@ -40,7 +40,7 @@ class LogDamping(Damping):
 
     def mix(self, new: Tensor, old: Tensor) -> Tensor:
         """Weighted sum of logs; a hard zero in either is one in the result."""
-        return new if self.share == 0 else (1 - self.share) * new + self.share * old
+        return new if self.share == 0 else ((1 - self.share) * new).add_(old, alpha=self.share)
 
 
 @dataclass(frozen=True)

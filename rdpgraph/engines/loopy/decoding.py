@@ -18,11 +18,13 @@ from rdpgraph.plan import clock
 
 _ASCENT, _PASSES = 0.3, 10
 """The part of the sweeps that coordinate ascent may take, and its passes, at most."""
-_ALL, _SETTLING = 0.8, 0.7
+_ALL, _SETTLING = 0.8, 0.6
 """The part of the sweeps that there is for all of it, as scores and beliefs take some time too; and
 the part of them in which messages that swing may settle, damped."""
-_EACH, _DAMPED = 4, LogDamping(0.3)
+_EACH, _DAMPED = 4, LogDamping(0.5)
 """Sweeps after each fixing of variables, and the damping: waiting would not end an oscillation."""
+_OF_DAMPED = 1.2
+"""What a damped sweep takes, in sweeps."""
 _WIDE = 500
 """Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
@@ -128,7 +130,7 @@ class _Search:
         equations, messages = _some(self.equations, self.messages, rows)
         limits = _damped(self.limits, sweeps, self.end)
         outcome = propagate(equations, messages, limits)
-        self.left[rows] = (self.left[rows] - outcome.sweeps).clamp(min=0.0)
+        self.left[rows] = (self.left[rows] - _OF_DAMPED * outcome.sweeps).clamp(min=0.0)
         self._take(_states(equations, equations.beliefs(outcome.messages)), rows)
         for mine, new in zip(self.messages, outcome.messages, strict=True):
             mine[rows.to(mine.device)] = new

@@ -186,20 +186,21 @@ class Costs:
 
 def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
     """By the numbers multiplied, and the time that it takes to begin a computation."""
-    work, begins, tables, starts = 0.0, 0.0, 0.0, list[float]()
+    work, begins, dense, starts = 0.0, 0.0, 0.0, list[float]()
     for kernel in equations.kernels:
         sizes = [float(port.size) for port in kernel.ports]
         wide = isinstance(kernel, HighOrderKernel)
-        work += kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
-        begins += _BEGINS_WHOLE if wide else _BEGINS
-        tables += 0.0 if wide else _BEGINS
+        numbers = kernel.count * len(sizes) * (sum(sizes) if wide else math.prod(sizes))
+        begin = _BEGINS_WHOLE if wide else _BEGINS
+        work, begins = work + numbers, begins + begin
+        dense += 0.0 if wide else numbers + begin
         starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
     sweep = work + begins
     through = [
         work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * tables / sweep, _LITTLE / sweep)
+    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep, _LITTLE / sweep)
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:
