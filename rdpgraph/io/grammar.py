@@ -5,6 +5,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,15 +14,21 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError
+from rdpgraph.io.names import Names
 from rdpgraph.io.source import WAIT
-from rdpgraph.io.text import PathLike, fail, read_text, shown
+from rdpgraph.io.text import Bytes, PathLike, encoding_of, fail, read_bytes, shown
 from rdpgraph.io.tokens import is_number
 from rdpgraph.model.semiring import soft_scatter
 
-_TOKEN = re.compile(r"""\s*(?:(#.*)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.))""")
-_LINE = re.compile(r"[^\r\n]+")
+_TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")
+_LINE, _LINE_OF_BYTES = re.compile(r"[^\r\n]+"), re.compile(rb"[^\r\n]+")
+_BINARY, _LEXICAL = 1, 2  # kinds of rules
+_COMMENT = ord("#")
+_MOST_OF_A_LINE = 1 << 20
+"""Bytes: as characters they may take four times as many, again and again."""
+_PIECE = 1 << 14
 LIMIT = 1 << 25
-"""The most bytes of text by default, 32 MiB: a name takes 150 bytes beyond its rules."""
+"""The most bytes of text by default, 32 MiB."""
 MEMORY = 2.0**29
 """The most bytes of a table of rules by default, 512 MiB: 406 symbols in float64."""
 
@@ -31,8 +38,8 @@ class Grammar:
     """A weighted grammar whose rules have two symbols, or one word, on the right.
 
     Attributes:
-        symbols: their names, the start symbol first.
-        words: the words that rules name.
+        symbols: their names, the start symbol first, as a tuple or as `Names`.
+        words: the words that rules name, likewise.
         rules: (M, 3) int64 the rules of two symbols, [parent, left, right].
         log_weights: (M,) theirs.
         word_rules: (L, 2) int64 the rules of a word, [symbol, word].
@@ -40,8 +47,8 @@ class Grammar:
         memory_bytes: the most that a table of rules may take.
     """
 
-    symbols: tuple[str, ...]
-    words: tuple[str, ...]
+    symbols: Sequence[str]
+    words: Sequence[str]
     rules: Tensor
     log_weights: Tensor
     word_rules: Tensor
@@ -88,8 +95,8 @@ class Grammar:
         return start
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+    def _numbers(self) -> Names:
+        return self.words if isinstance(self.words, Names) else Names(self.words)
 
     @cached_property
     def _by_word(self) -> tuple[Tensor, Tensor]:
@@ -113,9 +120,8 @@ class Grammar:
             tensor([[0.],
                     [3.]], dtype=torch.float64)
         """
-        names = [coarse(symbol) for symbol in self.symbols]
-        symbols = tuple(dict.fromkeys(names))
-        number = torch.tensor([symbols.index(name) for name in names])
+        symbols = Names()
+        number = torch.tensor([symbols.add(coarse(symbol)) for symbol in self.symbols])
         share = -torch.bincount(number).to(self.log_weights).log()[number]
         rules, weights = _summed(number[self.rules], self.log_weights + share[self.rules[:, 0]])
         places = torch.stack([number[self.word_rules[:, 0]], self.word_rules[:, 1]], 1)
@@ -131,8 +137,8 @@ class Grammar:
         found = self.log_weights.new_full((len(sentence), len(self.symbols)), -math.inf)
         rows, starts = self._by_word
         for place, word in enumerate(sentence):
-            number = self._numbers.get(word)
-            if number is None:
+            number = self._numbers.find(word)
+            if number < 0:
                 raise EvidenceError(f"The grammar has no rule with the word {shown(word)}.")
             own = rows[int(starts[number]) : int(starts[number + 1])]
             found[place, self.word_rules[own, 0]] = self.log_word_weights[own]
@@ -147,19 +153,15 @@ def _summed(places: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The rules of one kind, as columns: numbers of names, weights, lines."""
+    """The rules of one kind, as columns: numbers of names, weights."""
 
-    parents: "array[int]" = field(default_factory=lambda: array("i"))
-    lefts: "array[int]" = field(default_factory=lambda: array("i"))
-    rights: "array[int]" = field(default_factory=lambda: array("i"))
+    columns: "list[array[int]]"
     weights: "array[float]" = field(default_factory=lambda: array("d"))
-    lines: "array[int]" = field(default_factory=lambda: array("i"))
 
-    def add(self, line: int, weight: float, parent: int, left: int, right: int) -> None:
+    def add(self, weight: float, *numbers: int) -> None:
         """One rule."""
-        columns = (self.parents, self.lefts, self.rights, self.lines)
-        for column, value in zip(columns, (parent, left, right, line), strict=True):
-            column.append(value)
+        for column, number in zip(self.columns, numbers, strict=True):
+            column.append(number)
         self.weights.append(weight)
 
 
@@ -183,12 +185,12 @@ def read_grammar(
     Raises:
         FileFormatError: with the line that does not fit.
     """
-    text = read_text(path, limit=limit, wait=wait)
-    return parse_grammar(text, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
+    data = read_bytes(path, limit=limit, wait=wait)
+    return parse_grammar(data, source=str(path), dtype=dtype, memory_bytes=memory_bytes)
 
 
 def parse_grammar(
-    text: str,
+    text: str | Bytes,
     *,
     source: str = "<text>",
     dtype: torch.dtype = torch.float64,
@@ -198,11 +200,12 @@ def parse_grammar(
 
     A line is a weight, a symbol, an arrow, and two symbols or one word in quotes. The symbol of
     the first line is the start. Weights are finite decimal numbers, not negative, and need not sum
-    to one; what follows a ``#`` outside quotes is a comment. Time and memory are linear in the
-    text: rules are lists, and tables of all triples of symbols are made where they are asked for.
+    to one; what follows a ``#`` outside quotes is a comment. Time is linear in the text, and memory
+    at most six times as much: rules are lists, and tables of all triples of symbols are made where
+    they are asked for.
 
     Args:
-        text: the lines.
+        text: the lines; bytes are UTF-8, or else Latin-1.
         source: what errors call it.
         dtype: of the log-weights.
         memory_bytes: the most that a table of rules may take, where one is made.
@@ -220,54 +223,62 @@ def parse_grammar(
         >>> grammar.symbols, grammar.words
         (('S', 'NP', 'VP'), ('dogs', 'cats', 'sleep'))
     """
-    names: dict[str, int] = {}
-    words: dict[str, int] = {}
-    heads: dict[int, int] = {}  # the symbols that have rules, in the order of their first ones
-    binary, lexical = _Rules(), _Rules()
-    for line, content in _lines(text):
+    names, words = Names(), Names()
+    order, heads = array("i"), array("i")  # the place of each symbol by its first rule, or -1
+    binary = _Rules([array("i"), array("i"), array("i")])
+    lexical = _Rules([array("i"), array("i")])
+    for line, content in _lines(text, source):
         tokens = _read_line(content, f"{source}: line {line}")
         if not tokens:
             continue
         weight, parent, *parts = tokens
-        number = names.setdefault(parent, len(names))
-        heads.setdefault(number, len(heads))
+        number = names.add(parent)
         if len(parts) == 1:
-            word = words.setdefault(parts[0], len(words))
-            lexical.add(line, float(weight), number, word, 0)
+            lexical.add(float(weight), number, words.add(parts[0]))
         else:
-            left, right = (names.setdefault(part, len(names)) for part in parts)
-            binary.add(line, float(weight), number, left, right)
+            binary.add(float(weight), number, names.add(parts[0]), names.add(parts[1]))
+        order.extend([-1] * (len(names) - len(order)))
+        if order[number] < 0:
+            order[number] = len(heads)
+            heads.append(number)
     if not heads:
         fail(source, "expected rules such as: 0.5 S -> NP VP; the grammar has none.")
-    places = np.full(len(names), -1)
-    places[list(heads)] = list(heads.values())
-    symbols = list(names)
-    _refuse_headless(binary, places, symbols, source)
-    return Grammar(
-        tuple(symbols[number] for number in heads),
-        tuple(words),
-        *_listed(binary, (places, places, places), source, dtype),
-        *_listed(lexical, (places, np.arange(len(words))), source, dtype),
-        memory_bytes,
-    )
+    places = _column(order)
+    _refuse_headless(binary, places, names, text, source)
+    if heads != array("i", range(len(names))):
+        names = names.picked(heads)
+    del heads
+    rules = _listed(binary, (places, places, places), text, source, dtype)
+    word_rules = _listed(lexical, (places, None), text, source, dtype)
+    return Grammar(names, words, *rules, *word_rules, memory_bytes)
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
     """The lines that are not empty, and their numbers from 1 on."""
-    number, end = 1, 0
-    for match in _LINE.finditer(text):
+    of_bytes = not isinstance(text, str)
+    encoding = encoding_of(text) if of_bytes else ""
+    pattern: re.Pattern[Any] = _LINE_OF_BYTES if of_bytes else _LINE
+    feed, back, both = (b"\n", b"\r", b"\r\n") if of_bytes else ("\n", "\r", "\r\n")
+    whole, number, end = cast("Any", text), 1, 0
+    for match in pattern.finditer(whole):
         gap = (end, match.start())
-        number += text.count("\n", *gap) + text.count("\r", *gap) - text.count("\r\n", *gap)
+        number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
         end = match.end()
-        yield number, match[0]
+        if of_bytes and end - match.start() > _MOST_OF_A_LINE:
+            if whole[match.start()] == _COMMENT:
+                continue
+            fail(source, f"line {number}: expected a rule, got a line of a million characters.")
+        yield number, match[0].decode(encoding) if of_bytes else match[0]
 
 
 def _read_line(line: str, where: str) -> list[str]:
     """Weight, parent, and two symbols or one word; or nothing."""
     tokens: list[tuple[str, bool]] = []
-    for match in _TOKEN.finditer(line.rstrip()):
+    for match in _TOKEN.finditer(line):
         comment, double, single, plain, stray = match.groups()
-        if comment is not None or len(tokens) > 5:
+        if comment is not None or len(tokens) > 5 or match.end() == match.start():
+            break
+        if match.lastindex is None:  # blanks at the end
             break
         if stray is not None:
             got = shown(line[:100].strip())
@@ -289,45 +300,83 @@ def _read_line(line: str, where: str) -> list[str]:
     return [texts[0], texts[1], *texts[3:]]
 
 
+def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
+    """The line of a rule, counted among those with two symbols, or with one word."""
+    for line, content in _lines(text, source):
+        if len(_read_line(content, source)) == 5 - kind:
+            rule -= 1
+            if rule < 0:
+                return line
+    raise AssertionError("the rule has been read")
+
+
 def _refuse_headless(
-    rules: _Rules, places: NDArray[np.int64], symbols: Sequence[str], source: str
+    rules: _Rules, places: NDArray[np.int32], symbols: Names, text: str | Bytes, source: str
 ) -> None:
     """Raise an error about the first part of a rule that has no rules itself."""
-    parts = np.stack([_column(rules.lefts), _column(rules.rights)], 1)
-    lacking = places[parts] < 0
-    if lacking.any():
-        rule, slot = divmod(int(lacking.argmax()), 2)
-        fail(
-            source,
-            f"line {rules.lines[rule]}: expected symbols that have rules, or words in quotes; got "
-            f"{shown(symbols[int(parts[rule, slot])])}.",
-        )
+    _, *parts = map(_column, rules.columns)
+    for start in range(0, len(parts[0]), _PIECE):
+        numbers = np.stack([part[start : start + _PIECE] for part in parts], 1)
+        lacking = places[numbers] < 0
+        if lacking.any():
+            rule, slot = divmod(int(lacking.argmax()), 2)
+            line = _line_of(start + rule, _BINARY, text, source)
+            fail(
+                source,
+                f"line {line}: expected symbols that have rules, or words in quotes; got "
+                f"{shown(symbols[int(numbers[rule, slot])])}.",
+            )
 
 
-def _listed(
-    rules: _Rules, places: tuple[NDArray[np.int64], ...], source: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """(M, 2 or 3) the numbers in rules, each of which stands once, and (M,) log-weights."""
-    columns = (rules.parents, rules.lefts, rules.rights)
-    pairs = zip(columns, places, strict=False)
-    found = [place.astype(np.int32)[_column(column)] for column, place in pairs]
-    order = np.lexsort(found[::-1])
+def _refuse_repeats(rules: _Rules, text: str | Bytes, source: str) -> None:
+    """Raise an error about the first rule that has come before."""
+    columns = [_column(column) for column in rules.columns]
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    if math.prod(sizes) < 2**63:
+        keys = columns[0].astype(np.int64)
+        for column, size in zip(columns[1:], sizes[1:], strict=True):
+            keys *= size
+            keys += column
+        keys.sort()
+        starts = range(0, len(keys), _PIECE)
+        if not any((np.diff(keys[at : at + _PIECE + 1]) == 0).any() for at in starts):
+            return
+        del keys
+    order = np.lexsort(columns[::-1])
     same = np.ones(max(len(order) - 1, 0), dtype=np.bool_)
-    for column in found:
-        same &= np.diff(column[order]) == 0
+    for column in columns:
+        ranked = column[order]
+        same &= ranked[1:] == ranked[:-1]
     again = np.flatnonzero(same)
     if len(again):
-        lines = _column(rules.lines)[order]
-        first = again[lines[again + 1].argmin()]
-        fail(
-            source,
-            f"line {lines[first + 1]}: expected a new rule; it is on line {lines[first]} already.",
-        )
-    listed = torch.stack([torch.from_numpy(column).long() for column in found], 1)
-    if not len(listed):
-        return listed, torch.empty(0, dtype=dtype)
-    return listed, torch.frombuffer(rules.weights, dtype=torch.float64).log().to(dtype)
+        first = again[order[again + 1].argmin()]
+        kind = _BINARY if len(columns) == 3 else _LEXICAL
+        lines = [_line_of(int(order[at]), kind, text, source) for at in (first + 1, first)]
+        expected = f"expected a new rule; it is on line {lines[1]} already."
+        fail(source, f"line {lines[0]}: {expected}")
 
 
 def _column(values: "array[int]") -> NDArray[np.int32]:
     return np.frombuffer(values, dtype=np.int32)
+
+
+def _listed(
+    rules: _Rules,
+    places: tuple[NDArray[np.int32] | None, ...],
+    text: str | Bytes,
+    source: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """(M, 2 or 3) the numbers in rules, each of which stands once, and (M,) log-weights."""
+    count = len(rules.weights)
+    _refuse_repeats(rules, text, source)
+    listed = np.empty((count, len(places)), dtype=np.int64)
+    for number, place in enumerate(places):
+        column = _column(rules.columns.pop(0))  # its memory is needed
+        for start in range(0, count, _PIECE):
+            piece = column[start : start + _PIECE]
+            listed[start : start + _PIECE, number] = piece if place is None else place[piece]
+    if not count:
+        return torch.from_numpy(listed), torch.empty(0, dtype=dtype)
+    weights = torch.frombuffer(rules.weights, dtype=torch.float64)
+    return torch.from_numpy(listed), weights.log_().to(dtype)

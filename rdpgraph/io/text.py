@@ -1,5 +1,6 @@
 """Text files, plain or gzipped: read with guards, written whole or not at all."""
 
+import codecs
 import gzip
 import os
 import secrets
@@ -80,10 +81,19 @@ def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
 
 def decoded(data: Bytes) -> str:
     """Bytes as text: UTF-8, or else Latin-1."""
+    return data.decode(encoding_of(data))
+
+
+def encoding_of(data: Bytes) -> str:
+    """UTF-8, or else Latin-1; found out a piece at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        return data.decode("utf-8")
+        for start in range(0, len(data), _PIECE // 16):
+            decoder.decode(data[start : start + _PIECE // 16])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return data.decode("latin-1")
+        return "latin-1"
+    return "utf-8"
 
 
 def write_text_atomically(path: PathLike, text: str) -> None:

@@ -120,6 +120,47 @@ def test_the_memory_of_evidence_is_a_few_times_its_text(case):
     assert found + len(data) < 6 * len(data) + 4_000_000
 
 
+RULES = 20_000
+GRAMMAR = {
+    "symbols": "\n".join(f'1 {n:x} -> "a"' for n in range(RULES)),
+    "words": "\n".join(f'1 S -> "{n:x}"' for n in range(RULES)),
+    "symbols named before they have rules": "\n".join(
+        f"1 {n:x} -> {n + 1:x} {n + 1:x}" for n in range(RULES // 2)
+    )
+    + f'\n1 {RULES // 2:x} -> "a"',
+    "names of one character that takes four bytes": "\n".join(
+        f'1 S -> "{chr(0x10000 + n)}"' for n in range(RULES)
+    ),
+    "one such character among others": "# \U0001f600\n"
+    + "\n".join(f'1 S -> "{n:x}"' for n in range(RULES)),
+    "rules of few symbols": "\n".join(
+        [f"1 {n % 50} -> {n // 50 % 50} {n // 2500}" for n in range(RULES)]
+        + [f"1 {n} -> 'a'" for n in range(50)]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GRAMMAR)
+def test_the_memory_of_a_grammar_is_at_most_six_times_its_text(case):
+    data = bytearray(GRAMMAR[case].encode())
+    assert len(data) > 150_000
+    parse_grammar("1 S -> 'a'")
+    grammars = []
+    found, raised = peak(lambda: grammars.append(parse_grammar(data)))
+    assert raised is None
+    (grammar,) = grammars
+    assert found + len(data) < 6 * len(data) + 100_000  # tensors are made of NumPy's arrays, which count
+    found, _ = peak(lambda: grammar.lexical([grammar.words[len(grammar.words) // 2]]))
+    assert found < 6 * len(data)
+
+
+def test_a_line_of_a_grammar_has_an_end():
+    rule = b'1 S -> "a"\n'
+    with pytest.raises(FileFormatError, match=r"line 2: .* a line of a million characters"):
+        parse_grammar(rule + b"1 S -> '" + b"x" * 2**20 + b"'")
+    assert parse_grammar(rule + b"#" * 2**20).words == ("a",)
+
+
 def test_an_empty_grammar_of_many_lines_costs_nothing():
     text = "\n" * 3_000_000 + "\r\n x"
     found, raised = peak(lambda: parse_grammar(text))
