@@ -1,19 +1,24 @@
 """Looking up entries of a tensor by an index for each of its dims."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+_FEW = 4096
+"""Entries up to which the numbers would take longer than the entries."""
+
 
 def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
-    """``values[tuple(index)]`` by the numbers of the entries, several times as fast.
+    """``values[tuple(index)]`` by the numbers of the entries, several times as fast for many.
 
     Args:
         values: of any shape.
         index: int64, 0 to the size less 1, for each dim; they broadcast.
     """
-    if not values.is_contiguous():  # its numbers would need a copy of it
+    few = math.prod(own.numel() for own in index) <= _FEW
+    if few or not values.is_contiguous():  # its numbers would need a copy of it
         return values[tuple(index)]
     number = index[0]
     # The gradient holds the numbers, which are as many as the entries.

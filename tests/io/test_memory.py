@@ -149,7 +149,8 @@ def test_the_memory_of_a_grammar_is_at_most_six_times_its_text(case):
     found, raised = peak(lambda: grammars.append(parse_grammar(data)))
     assert raised is None
     (grammar,) = grammars
-    assert found + len(data) < 6 * len(data) + 100_000  # tensors are made of NumPy's arrays, which count
+    # What tensors hold are NumPy's arrays, which count.
+    assert found + len(data) < 6 * len(data) + 100_000
     found, _ = peak(lambda: grammar.lexical([grammar.words[len(grammar.words) // 2]]))
     assert found < 6 * len(data)
 

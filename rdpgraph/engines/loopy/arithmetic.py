@@ -39,6 +39,7 @@ def share(logs: Tensor, temperature: float) -> Tensor:
 FAINT = 40.0
 """Nats past the precision of float64: around loops, hard constraints may drive logs down forever,
 and below this nothing is told apart."""
+_FEW = 16
 BOTTOM = 1e30
 """The same where logs are bounded: -inf alone lies below."""
 
@@ -56,6 +57,18 @@ def change(new: Tensor, old: Tensor, seen: float) -> Tensor:
     """
     new, old = new.clamp(min=-seen), old.clamp(min=-seen)
     return ((new - old).abs_() / new.abs_().clamp_(min=1.0)).amax(1)
+
+
+def first_best(logs: Tensor) -> Tensor:
+    """(B, n) the first of the best states of (B, K, n); torch's own is slow where K is small."""
+    if logs.shape[1] > _FEW:
+        return logs.argmax(1)
+    best, states = logs[:, 0], torch.zeros_like(logs[:, 0], dtype=torch.long)
+    for state in range(1, logs.shape[1]):
+        own = logs[:, state]
+        states.masked_fill_(own > best, state)
+        best = torch.maximum(best, own)
+    return states
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph.engines.loopy.arithmetic import first_best
 from rdpgraph.engines.loopy.damping import LogDamping
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
@@ -64,9 +65,13 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     tied = _tied(equations, beliefs)
     items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
     if len(items) and clock.now() < end:
-        search = _Search(*_some(equations, messages, items), outcome.sweeps[items], limits, end)
-        search.run(converged[items])
+        read = tuple(own[items.to(own.device)] for own in (states, tied))
+        own = _some(equations, messages, items)
+        search = _Search(*own, outcome.sweeps[items], limits, end, read[0])
+        search.run(converged[items], read if bool(converged[items].all()) else None)
         states[items.to(states.device)] = search.states
+        if search.consistent is not None and len(items) == equations.batch:
+            return Decoded(states, search.consistent & converged, clock.now() > end)
     cut = bool(len(items)) and clock.now() > end
     consistent = _consistent(equations, messages, states)
     return Decoded(states, consistent.cpu() & converged, cut)
@@ -76,13 +81,15 @@ class _Search:
     """Configurations of items with ties; the best one found of each."""
 
     def __init__(
-        self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float
-    ) -> None:
+        self, equations: Equations, messages: Messages, sweeps: Tensor, limits: Limits, end: float,
+        states: Tensor,
+    ) -> None:  # fmt: skip
         self.equations = equations
         self.messages = tuple(message.clone() for message in messages)
         self.limits = limits
         self.end = end
-        self.states = _states(equations, equations.beliefs(messages))
+        self.consistent: Tensor | None = None  # (B,) where nothing was left to search for
+        self.states = states.clone()
         self.scores = scores(equations, self.states)
         self.orders = orders(equations.edges)
         self.left = _ALL * sweeps.double()
@@ -93,16 +100,25 @@ class _Search:
             self.costs = costs(equations, self.orders)
             self.left = self.left.clamp(min=self.costs.little)
 
-    def run(self, converged: Tensor) -> None:
-        """Search in as many sweeps as there are for each item."""
+    def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
+        """Search in as many sweeps as there are for each item.
+
+        Args:
+            converged: (B,) whether the messages have.
+            read: the best states and ties of their beliefs, if they are those to begin with.
+        """
         every, own = torch.arange(self.equations.batch), self.equations
         converged = self._settle(converged)
         # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
         exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
-        self._trace(own, self.messages, every, share)
-        done = _consistent(self.equations, self.messages, self.states).cpu() & converged
+        self._trace(own, self.messages, every, share, read)
+        consistent = _consistent(self.equations, self.messages, self.states).cpu()
+        done = consistent & converged
         rows = every[~done]
+        if not len(rows):
+            self.consistent = consistent
+            return
         passes, kept, each = torch.zeros(len(every), dtype=torch.long), 0.0, 1.0
         if self.orders is not None:
             passes = (_ASCENT * self.left / self.costs.colours).clamp(0, _PASSES).long()
@@ -137,8 +153,9 @@ class _Search:
         return converged.index_copy(0, rows, outcome.converged.cpu())
 
     def _trace(
-        self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float
-    ) -> None:
+        self, equations: Equations, messages: Messages, rows: Tensor, share: Tensor | float,
+        read: tuple[Tensor, ...] | None = None,
+    ) -> None:  # fmt: skip
         """Decide tied variables outwards, of items for which that is a share of what is left."""
         if self.orders is None or clock.now() > self.end:
             return
@@ -146,8 +163,11 @@ class _Search:
         rows, some = rows[cheap], cheap.nonzero().flatten()
         if len(rows):
             equations, messages = _some(equations, messages, some)
-            beliefs = equations.beliefs(messages)
-            states, free = _states(equations, beliefs), _tied(equations, beliefs)
+            if read is None:
+                beliefs = equations.beliefs(messages)
+                states, free = _states(equations, beliefs), _tied(equations, beliefs)
+            else:
+                states, free = (own[some.to(own.device)] for own in read)
             self._take(traced(equations, messages, states, free, self.orders[0], self.end), rows)
             self.left[rows] -= self.costs.outwards
 
@@ -213,8 +233,17 @@ def _states(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
         equations.batch, len(equations.edges.home), dtype=torch.long, device=device
     )
     for c, belief in zip(equations.edges.classes, beliefs, strict=True):
-        states[:, c.variables] = belief.argmax(1)
+        states[:, c.variables] = first_best(belief)
     return states
+
+
+def _two_largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, n) each, of (B, K, n)."""
+    if values.shape[1] > 2:
+        best, second = values.topk(2, 1).values.unbind(1)
+        return best, second
+    one, other = values.unbind(1)
+    return torch.maximum(one, other), torch.minimum(one, other)
 
 
 def _slack(values: Tensor) -> float:
@@ -228,7 +257,7 @@ def _tied(equations: Equations, beliefs: tuple[Tensor, ...]) -> Tensor:
     for c, belief in zip(equations.edges.classes, beliefs, strict=True):
         if c.size < 2 or not len(c.variables):
             continue
-        best, second = belief.topk(2, 1).values.unbind(1)
+        best, second = _two_largest(belief)
         close = best - second <= _slack(belief) * best.abs().clamp(min=1.0)
         tied[:, c.variables] = close & (best > -math.inf)
     return tied

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rdpgraph._cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.pairs import Links, links_of
 
-_SMALL = 20_000
+_SMALL = 50_000
 """Edges up to which orders are kept for the next model of that shape: there they are small, and
 take a while beside the messages."""
 _WIDEST = 100
@@ -47,10 +48,17 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Every variable in one of some layers: (V,) which one, and the layers."""
+    """Every variable in one of some layers.
+
+    Attributes:
+        numbers: (V,) which layer each is in.
+        layers: in their order.
+        links: the same where all factors join two variables of like size, or None.
+    """
 
     numbers: Tensor
     layers: tuple[Layer, ...]
+    links: Links | None
 
 
 def orders(edges: Edges) -> tuple[Order, Order] | None:
@@ -83,7 +91,7 @@ def _digest(edges: Edges) -> bytes:
     return digest.digest()
 
 
-@remembered(32)
+@remembered(16)
 def _of_shape(shape: _Shape) -> tuple[Order, Order] | None:
     return _orders(shape.edges)
 
@@ -187,7 +195,8 @@ def _order(edges: Edges, layers: list[int]) -> Order:
         for layer, of_layer in make(edges, kernel, numbers, place):
             arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
-    return Order(numbers, tuple(Layer(tuple(m), tuple(a)) for m, a in pairs))
+    own = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
+    return Order(numbers, own, links_of(edges, numbers))
 
 
 def _of_tables(

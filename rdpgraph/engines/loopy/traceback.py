@@ -20,6 +20,7 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
+from rdpgraph.engines.loopy.pairs import applies, traced_pairs
 from rdpgraph.plan import clock
 
 _BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
@@ -35,8 +36,10 @@ def traced(
     equations: Equations, messages: Messages, states: Tensor, free: Tensor, order: Order, end: float
 ) -> Tensor:
     """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
-    states = states.clone()
     logs = [rescaled(part, vanishing=True)[0] for part in _cavities(equations, messages)]
+    if order.links is not None and applies(equations):
+        return traced_pairs(equations, logs, states, free, order.links, end)
+    states = states.clone()
     for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
         logs[number] = torch.where(open_, logs[number], _held(equations, number, states))

@@ -8,6 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy import decoding, traceback
+from rdpgraph.engines.loopy.arithmetic import first_best
 from rdpgraph.engines.loopy.orders import orders
 from rdpgraph.engines.loopy.propagation import propagate
 from rdpgraph.testing import brute_force
@@ -207,6 +208,46 @@ def test_layers_share_no_factor_and_cover_everything(dense):
             len(port[3]) for own in order.layers for a in own.arrivals for port in a.ports
         )
         assert reached == edges.count
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pairs_are_traced_as_tables_of_any_kind_are(seed):
+    """Shared tables or not, either way round, batched or not, hard zeros, some variables held."""
+    generator = torch.Generator().manual_seed(seed)
+    size, batch = 2 + seed % 3, (3,) if seed % 2 else ()
+    x = rg.VariableArray("x", (9,), size)
+    ends = torch.stack([torch.randperm(9, generator=generator)[:2] for _ in range(12)])
+    lead = (*batch, 12) if seed % 4 else ()
+    drawn = randn(seed, *lead, size, size)
+    if seed % 3 == 0:
+        drawn = drawn.masked_fill(torch.rand(drawn.shape, generator=generator) < 0.3, -torch.inf)
+    back = rg.FactorBlock((x[ends[:4, 1]], x[ends[:4, 0]]), rg.Table(randn(seed, 4, size, size)))
+    alone = rg.FactorBlock((x,), rg.Table(randn(seed + 1, *batch, 9, size)))
+    forth = rg.FactorBlock((x[ends[:, 0]], x[ends[:, 1]]), rg.Table(drawn))
+    solution = loopy(rg.FactorGraph([forth, back, alone]), sweeps=3).solution.maximal
+    equations, messages = solution.equations, solution.outcome.messages
+    order = orders(equations.edges)[0]
+    if len(equations.edges.classes) != 1 or not equations.edges.count:  # hard zeros do that
+        assert order.links is None
+        assert seed % 3 == 0
+        return
+    assert order.links is not None
+    states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
+    for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.5):
+        found, expected = (
+            traceback.traced(equations, messages, states, free, own, float("inf"))
+            for own in (order, replace(order, links=None))
+        )
+        assert torch.equal(found, expected)
+    none = traceback.traced(equations, messages, states, states == 0, order, 0.0)
+    assert torch.equal(none, states)
+
+
+def test_the_first_of_the_best_states_is_found():
+    for size in (1, 2, 5, 30):
+        logs = randn(size, 2, size, 50).round()
+        logs[:, :, 0] = -torch.inf
+        assert torch.equal(first_best(logs), torch.from_numpy(logs.numpy().argmax(1)))
 
 
 def test_parity_checks_with_erasures_are_decoded():

@@ -1,0 +1,235 @@
+"""The traceback where all factors join two variables with equally many states.
+
+What a decided variable says to an undecided one is a row of a table, and changes nothing else: the
+beliefs are summed once, and each layer adds to those of its neighbours by a few calls of NumPy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rdpgraph.engines.loopy.edges import Edges
+from rdpgraph.engines.loopy.equations import Equations, arriving
+from rdpgraph.engines.loopy.kernels import TableKernel
+from rdpgraph.plan import clock
+
+_Whole = NDArray[np.int64]
+_Reals = NDArray[np.float64]
+_MOST = 1 << 22
+"""Entries of tables that are worth a copy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Who speaks to whom: one link for each factor and direction, those to later layers first.
+
+    Attributes:
+        kernel: (L,) of the factor.
+        factor: (L,) its number in the kernel.
+        slot: (L,) of the speaker.
+        speaker: (L,) the local number of the variable that is decided.
+        hearer: (L,) that of the other variable of the factor.
+        edge: (L,) the edge at the hearer.
+        steps: per layer its variables, and its links to later layers.
+    """
+
+    kernel: _Whole
+    factor: _Whole
+    slot: _Whole
+    speaker: _Whole
+    hearer: _Whole
+    edge: _Whole
+    steps: "tuple[Step, ...]"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A layer.
+
+    Attributes:
+        variables: local numbers.
+        links: those from the layer to later ones, by hearer.
+        starts: where those of each hearer begin.
+        hearers: each once.
+    """
+
+    variables: _Whole
+    links: slice
+    starts: _Whole
+    hearers: _Whole
+
+
+def links_of(edges: Edges, numbers: Tensor) -> Links | None:
+    """The links of variables in layers (V,), or None where factors are of another kind."""
+    pairs = all(len(own) == 2 and all(p.rows is None for p in own) for own in edges.ports)
+    if len(edges.classes) != 1 or not pairs or not edges.count:
+        return None
+    c = edges.classes[0]
+    variable, layers = c.variable.cpu().numpy(), numbers[c.variables.cpu()].numpy()
+    columns: list[list[_Whole]] = [[] for _ in range(6)]
+    for kernel, (first, second) in enumerate(edges.by_kernel):
+        ends = edges.segments[first].start, edges.segments[second].start
+        factor = np.arange(edges.factors[kernel])
+        for slot in (0, 1):
+            here, there = ends[slot] + factor, ends[1 - slot] + factor
+            parts = (
+                np.full_like(factor, kernel), factor, np.full_like(factor, slot),
+                variable[here], variable[there], there,
+            )  # fmt: skip
+            for column, part in zip(columns, parts, strict=True):
+                column.append(part)
+    joined = [np.concatenate(column) for column in columns]
+    _, _, _, speaker, hearer, _ = joined
+    onwards = layers[speaker] < layers[hearer]
+    order = np.lexsort((hearer, layers[speaker], ~onwards))
+    speaker, hearer = speaker[order], hearer[order]
+    count, known = int(layers.max(initial=-1)) + 1, int(onwards.sum())
+    cuts = np.searchsorted(layers[speaker[:known]], np.arange(count + 1)).tolist()
+    members = np.argsort(layers, kind="stable")
+    own = np.split(members, np.searchsorted(layers[members], np.arange(1, count)))
+    steps: list[Step] = []
+    for variables, first, last in zip(own, cuts[:-1], cuts[1:], strict=True):
+        heard = hearer[first:last]
+        starts = np.flatnonzero(np.diff(heard, prepend=-1))
+        steps.append(Step(variables, slice(first, last), starts, heard[starts]))
+    kernel, factor, slot, _, _, edge = (column[order] for column in joined)
+    return Links(kernel, factor, slot, speaker, hearer, edge, tuple(steps))
+
+
+def applies(equations: Equations) -> bool:
+    """Whether the tables are few enough, in memory of the processor, and counted once."""
+    tables = [kernel.scaled for kernel in equations.kernels if isinstance(kernel, TableKernel)]
+    small = sum(table.numel() for table in tables) <= _MOST
+    return small and equations.weights is None and equations.unary_device.type == "cpu"
+
+
+def traced_pairs(
+    equations: Equations, logs: Sequence[Tensor], states: Tensor, free: Tensor, links: Links,
+    end: float,
+) -> Tensor:  # fmt: skip
+    """(B, V) states with the free ones (B, V) decided layer by layer, until the end.
+
+    Args:
+        equations: the model.
+        logs: per class (B, K, E) what undecided variables say.
+        states: (B, V) those of variables that are not free.
+        free: (B, V) which are.
+        links: who speaks to whom, and when.
+        end: of the time.
+    """
+    c, batch = equations.edges.classes[0], equations.batch
+    answers = equations.outgoing(logs)[0].expand(batch, -1, -1)
+    unary = equations.unary[0].expand(batch, -1, -1)
+    tables, first = _rows(equations, links)
+    hard = any(bool((part == -math.inf).any()) for part in (answers, unary, tables))
+    rows, heard = _Sums.of(tables, hard=hard), _Sums.of(answers.movedim(1, 2), hard=hard)
+    sums = _Sums.of(unary.movedim(1, 2), hard=hard).plus(
+        *(
+            arriving(c, part.movedim(1, 2)).movedim(1, 2)
+            for part in map(torch.from_numpy, (heard.finite, heard.zeros))
+            if part.numel()
+        )
+    )
+    order = c.variables
+    found, open_ = states[:, order].numpy().copy(), free[:, order].numpy()
+    items = np.arange(batch).reshape(-1, 1) if len(tables) > 1 else np.zeros((1, 1), np.int64)
+    every = bool(open_.all())
+    heard = heard.at(links.edge)
+
+    def said(some: slice) -> "_Sums":
+        """What the speakers say in their states, less what was heard before."""
+        index = (items, first[some] + found[:, links.speaker[some]])
+        finite = rows.finite[index] - heard.finite[:, some]
+        return _Sums(finite, rows.zeros[index] - heard.zeros[:, some] if hard else heard.zeros)
+
+    if not every:  # variables that are not free speak first
+        spoken = said(slice(None)).times(~open_[:, links.speaker, None])
+        for total, part in ((sums.finite, spoken.finite), (sums.zeros, spoken.zeros)):
+            if part.size:
+                np.add.at(total.swapaxes(0, 1), links.hearer, part.swapaxes(0, 1))
+    for step in links.steps:
+        mine = open_[:, step.variables]
+        if not every and not mine.any():
+            continue
+        if clock.now() > end:
+            break
+        best = sums.best(step.variables, hard=hard)
+        if not every:
+            best = np.where(mine, best, found[:, step.variables])
+        found[:, step.variables] = best
+        if len(step.starts):
+            spoken = said(step.links)
+            if not every:
+                spoken = spoken.times(open_[:, links.speaker[step.links], None])
+            sums.finite[:, step.hearers] += np.add.reduceat(spoken.finite, step.starts, axis=1)
+            if hard:
+                sums.zeros[:, step.hearers] += np.add.reduceat(spoken.zeros, step.starts, axis=1)
+    result = states.clone()
+    result[:, order] = torch.from_numpy(found)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums of log-values (b, n, K): of those that are finite, and how many are hard zeros.
+
+    The latter are left out where there are none anywhere.
+    """
+
+    finite: _Reals
+    zeros: _Reals
+
+    @staticmethod
+    def of(logs: Tensor, *, hard: bool) -> "_Sums":
+        """Of log-values (b, n, K), among which there are hard zeros or not."""
+        if not hard:
+            return _Sums(logs.double().contiguous().numpy(), np.empty(0))
+        zeros = logs == -math.inf
+        finite = logs.double().masked_fill(zeros, 0.0)
+        return _Sums(finite.contiguous().numpy(), zeros.double().contiguous().numpy())
+
+    def plus(self, finite: Tensor, zeros: Tensor | None = None) -> "_Sums":
+        """With more of both."""
+        more = self.zeros if zeros is None else self.zeros + zeros.numpy()
+        return _Sums(np.ascontiguousarray(self.finite + finite.numpy()), more)
+
+    def at(self, places: _Whole) -> "_Sums":
+        """At places of the second dim."""
+        zeros = self.zeros
+        return _Sums(self.finite[:, places], zeros[:, places] if zeros.size else zeros)
+
+    def times(self, mask: NDArray[np.bool_]) -> "_Sums":
+        """Where the mask holds, else nothing."""
+        return _Sums(self.finite * mask, self.zeros * mask if self.zeros.size else self.zeros)
+
+    def best(self, variables: _Whole, *, hard: bool) -> _Whole:
+        """(b, m) the best of the states with the fewest hard zeros."""
+        finite = self.finite[:, variables]
+        if hard:
+            zeros = self.zeros[:, variables]
+            finite = np.where(zeros > zeros.min(-1, keepdims=True), -math.inf, finite)
+        return finite.argmax(-1)
+
+
+def _rows(equations: Equations, links: Links) -> tuple[Tensor, _Whole]:
+    """(b, R, K) the rows of all tables, either way round, and (L,) the first of each link."""
+    size = equations.edges.classes[0].size
+    tables = [kernel.scaled for kernel in equations.kernels if isinstance(kernel, TableKernel)]
+    items = max(len(table) for table in tables)
+    parts, begins, shared = list[Tensor](), list[list[int]](), list[bool]()
+    count = 0
+    for table in tables:
+        begins.append([])
+        shared.append(table.shape[3] == 1)
+        for around in (table, table.transpose(1, 2)):  # (b, speaker, hearer, F or 1)
+            parts.append(around.permute(0, 3, 1, 2).flatten(1, 2).expand(items, -1, -1))
+            begins[-1].append(count)
+            count += parts[-1].shape[1]
+    alone = np.array(shared)[links.kernel]
+    first = np.array(begins)[links.kernel, links.slot] + np.where(alone, 0, links.factor) * size
+    return torch.cat(parts, 1), first
