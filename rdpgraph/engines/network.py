@@ -32,6 +32,15 @@ class Group:
     log_tables: Tensor
     rows: Tensor | None
 
+    @cached_property
+    def extent(self) -> tuple[float, float]:
+        """The least and the largest log-value, NaN where one is; found in one pass and kept."""
+        tables = self.log_tables.detach()
+        if not tables.numel():
+            return -math.inf, -math.inf
+        low, high = tables.aminmax()
+        return float(low), float(high)
+
     def each(self) -> Tensor:
         """(batch or 1, F or 1, *sizes): the table of every factor."""
         if self.rows is None:

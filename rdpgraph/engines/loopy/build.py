@@ -1,6 +1,7 @@
 """A reduced network in message-passing form."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
-from rdpgraph.engines.network import Network, may_have_zeros
+from rdpgraph.engines.network import Group, Network
 
 
 def edges_in(network: Network) -> Edges:
@@ -39,8 +40,9 @@ def equations_of(
     if weights is not None:
         weights = tuple(w.to(network.constant) for w in weights)
         kernels = [k.weighted(w) for k, w in zip(kernels, weights, strict=True)]
-    tables = [group.log_tables for group in network.groups]
-    vanishing = any(len(table) > 1 and may_have_zeros(table) for table in tables)
+    vanishing = any(
+        len(group.log_tables) > 1 and not group.extent[0] > -math.inf for group in network.groups
+    )
     return Equations(
         edges=edges,
         kernels=tuple(kernels),
@@ -50,19 +52,19 @@ def equations_of(
         temperature=temperature,
         batch=network.batch,
         vanishing=vanishing,
-        lowest=-_reach(tables, network.constant.dtype),
+        lowest=-_reach(network.groups, network.constant.dtype),
     )
 
 
-def _reach(tables: list[Tensor], dtype: torch.dtype) -> float:
+def _reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
     """How far log-messages may go: so far that what is added to them is still seen."""
     largest = 1.0
-    for table in tables:
-        low, high = table.detach().aminmax() if table.numel() else (table.new_zeros(()),) * 2
-        if not bool(low > -math.inf):
-            finite = torch.where(table.detach() > -math.inf, table.detach(), 0.0)
-            low, high = finite.aminmax()
-        largest = max(largest, -float(low), float(high))
+    for group in groups:
+        low, high = group.extent
+        if not low > -math.inf and group.log_tables.numel():
+            logs = group.log_tables.detach()
+            low, high = map(float, torch.where(logs > -math.inf, logs, 0.0).aminmax())
+        largest = max(largest, -low, high) if group.log_tables.numel() else largest
     return largest * (1e6 if dtype == torch.float64 else 1e3)
 
 

@@ -175,17 +175,18 @@ class TableKernel(FactorKernel):
     @cached_property
     def _narrow(self) -> bool:
         tables, most = self.group.log_tables.detach(), -math.log(self._least)
-        if self.weights is not None:
-            tables = self._logs.detach().movedim(-1, 1)
-        elif self.temperature:
-            most *= self.temperature
         if not tables.numel():
             return True
-        low, high = tables.aminmax()
-        if float(high - low) < most:
+        low, high = self.group.extent
+        if self.weights is not None:
+            tables = self._logs.detach().movedim(-1, 1)
+            low, high = map(float, tables.aminmax())
+        elif self.temperature:
+            most *= self.temperature
+        if high - low < most:
             return True
         flat = tables.flatten(2)
-        return bool(low > -math.inf) and bool((flat.amax(2) - flat.amin(2)).amax() < most)
+        return low > -math.inf and bool((flat.amax(2) - flat.amin(2)).amax() < most)
 
     @cached_property
     def _least(self) -> float:

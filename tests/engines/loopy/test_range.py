@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
 from rdpgraph.engines.loopy.arithmetic import rescaled
@@ -427,3 +428,22 @@ def test_trees_of_any_range_are_exact(scale, options, hard):
             torch.testing.assert_close(found.marginal(x), truth.marginal(x), rtol=0, atol=1e-3)
             most = found.max_marginals()[x], truth.max_marginals()[x]
             torch.testing.assert_close(*most, rtol=1e-4, atol=1e-4 * scale)
+
+
+def test_tables_are_looked_through_once_for_hard_zeros_and_once_for_their_extent():
+    """The tables of a batch lie outside of the processor's cache, those of its items may not."""
+    across, down, unary = grid_tables(0, 4, 4, 3, 0.5, (6,))
+    assert across.numel() == down.numel()
+    passes: list[str] = []
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            if name in ("amin", "aminmax") and args[0].numel() == across.numel():
+                passes.append(name)
+            return func(*args, **(kwargs or {}))
+
+    graph = grid(across, down, unary)[1]
+    with Counted():
+        loopy(graph).marginals()
+    assert sorted(passes) == ["amin", "amin", "aminmax", "aminmax"]
