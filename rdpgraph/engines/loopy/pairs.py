@@ -105,7 +105,8 @@ def applies(equations: Equations) -> bool:
     """Whether the tables are few enough, in memory of the processor, and counted once."""
     tables = [kernel.scaled for kernel in equations.kernels if isinstance(kernel, TableKernel)]
     small = sum(table.numel() for table in tables) <= _MOST
-    return small and equations.weights is None and equations.unary_device.type == "cpu"
+    alike = small and len(tables) == len(equations.kernels) and equations.weights is None
+    return alike and equations.unary_device.type == "cpu"
 
 
 def traced_pairs(
