@@ -1,7 +1,7 @@
 """What is known of the positions of sequences: rows of features, sparse or dense."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,17 +109,25 @@ class Features:
             products = torch.mm(self.matrix, other.matrix.t())
         return products.to_dense() if products.is_sparse else products
 
-    def column(self, row: int) -> Tensor:
-        """(rows,) inner products with one of the rows."""
+    def columns_of_products(self) -> Callable[[int], Tensor]:
+        """From a row to (rows,) inner products of all rows with it, for many of them.
+
+        What is sparse is sorted once; then a column costs a pass over the entries.
+        """
         if not self.matrix.is_sparse:
-            return self.matrix @ self.matrix[row]
-        one = self.matrix.select(0, row).coalesce()
-        if not one.indices().numel():
-            return one.values().new_zeros(self.rows)
-        (wanted,), (rows, columns) = one.indices(), self.matrix.indices()
-        places = torch.searchsorted(wanted, columns).clamp_(max=len(wanted) - 1)
-        terms = torch.where(wanted[places] == columns, one.values()[places], 0.0)
-        return terms.new_zeros(self.rows).index_add_(0, rows, terms * self.matrix.values())
+            return lambda row: self.matrix @ self.matrix[row]
+        (rows, columns), values = self.matrix.indices(), self.matrix.values()
+        used, places = columns.unique(return_inverse=True)
+        numbers = torch.arange(self.rows + 1, device=rows.device)
+        bounds = torch.searchsorted(rows, numbers).tolist()
+
+        def column(row: int) -> Tensor:
+            own = slice(bounds[row], bounds[row + 1])
+            one = values.new_zeros(len(used))
+            one[places[own]] = values[own]
+            return values.new_zeros(self.rows).index_add_(0, rows, one[places] * values)
+
+        return column
 
     def products(self, other: "Features") -> Products:
         """What the kernel between these rows and others is made of."""

@@ -121,7 +121,9 @@ def conditional(
         inside: (B, T) whether a position is within the length.
         nugget: variance of independent noise at every position, a part of the model.
     """
-    rows = torch.linalg.solve_triangular(root, kernel(cross).mT, upper=False).mT
+    flat = kernel(cross).flatten(0, 1)  # one solve for all sequences
+    rows = torch.linalg.solve_triangular(root.mT, flat, upper=True, left=False)
+    rows = rows.unflatten(0, inside.shape)
     rows = torch.where(inside.unsqueeze(-1), rows, 0.0)
     both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
     left = torch.where(both, kernel(own) - rows @ rows.mT, 0.0)
@@ -147,7 +149,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
     Returns:
         (at most count,) numbers of rows.
     """
-    squares = features.squares()
+    squares, column = features.squares(), features.columns_of_products()
     variances = _diagonal(kernel, squares)
     limit = _NOTHING_LEFT * float(variances.max())
     count = min(count, features.rows)
@@ -159,7 +161,7 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
         if not left > limit:
             break
         one = torch.tensor([place], device=squares.device)
-        products = Products(features.column(place).unsqueeze(1), squares, squares[one])
+        products = Products(column(place).unsqueeze(1), squares, squares[one])
         row = kernel(products).squeeze(1) - factor[:step].mT @ factor[:step, place]
         factor[step] = row / left**0.5
         variances = (variances - factor[step].square()).clamp_(min=0.0)
