@@ -34,5 +34,6 @@ def test_scripts_run_in_small_and_go_on_where_they_ended(monkeypatch, capsys, tm
     columns = [json.loads(line)["column"] for line in lines]
     assert columns == ["spread", "crf", "piecewise", "reparameterised"]
     assert "control variate" in run("estimators", "segmentation")
+    assert "bound" in run("tuning", "chunking", "--divisions", "1", "--rows", "0", "8")
     assert "confidence" in run("plots", "--output", path)
     assert (tmp_path / "gp.png").exists()

@@ -134,8 +134,9 @@ def run(task: str, columns: list[str], path: Path, chosen: argparse.Namespace) -
         divided = [(one[:4], other[:4]) for one, other in divided[:1]]
     options = {"points": 20 if chosen.small else chosen.points, "small": chosen.small}
     labels = TASKS[name].labels
+    spreads = [] if columns == ["crf"] or chosen.spread is not None else ["spread"]
     for fold, (train, test) in enumerate(divided[: chosen.folds]):
-        for column in ["spread"] * (columns != ["crf"]) + columns:
+        for column in spreads + columns:
             if (task, column, fold) in done or time.monotonic() - chosen.begun > chosen.seconds:
                 continue
             cpu = time.process_time()
@@ -143,7 +144,7 @@ def run(task: str, columns: list[str], path: Path, chosen: argparse.Namespace) -
                 line = {"value": chosen_spread(labels, train, **options)}
                 spent = time.process_time() - cpu
             else:
-                spread = done[task, "spread", fold]["value"]
+                spread = done[task, "spread", fold]["value"] if spreads else chosen.spread
                 predict = fitted(column, labels, train, fold, **options, spread=spread)
                 spent = time.process_time() - cpu
                 line = measured(predict(test.features), test.labels)
@@ -170,7 +171,7 @@ def show(task: str, path: Path) -> None:
         print(f"{column:16} {average:6.2f} ({deviation:.2f})  paper {theirs:13} "
               f"log loss {loss:.3f}  {len(lines)} folds, {seconds:.0f} s of CPU each")  # fmt: skip
     spreads = [one for one in every if one["column"] == "spread"]
-    choosing, total = (sum(one["cpu"] for one in lines) for lines in (spreads, every))
+    choosing, total = (sum(one["cpu"] for one in both) for both in (spreads, every))
     print(f"spreads {[one['value'] for one in spreads]}, {choosing:.0f} s of CPU to choose them; "
           f"{total:.0f} s in all")  # fmt: skip
 
@@ -181,6 +182,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--columns", nargs="+", default=list(USUAL), choices=COLUMNS)
     parser.add_argument("--folds", type=int, default=5, help="the first so many")
     parser.add_argument("--points", type=int, default=1000, help="inducing points")
+    parser.add_argument("--spread", type=float, help="the same for all folds; default: chosen")
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--output", type=Path, default=Path("build/gp"))
     parser.add_argument("--data", type=Path, default=DATA)

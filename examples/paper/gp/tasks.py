@@ -60,15 +60,19 @@ def everything(name: str, folder: Path = DATA) -> Sequences:
     return Sequences([one for one, _ in pairs], [other for _, other in pairs])
 
 
+def listed(name: str, folder: Path = DATA) -> list[list[int]]:
+    """Which sequences each of the five folds has, those of training first."""
+    lines = (folder / f"datasplit.n_data={TASKS[name].listed}.txt").read_text().splitlines()
+    return [[int(number) - 1 for number in line.split()] for line in lines if line.strip()]
+
+
 def folds(name: str, folder: Path = DATA) -> list[tuple[Sequences, Sequences]]:
     """Training and test sequences of each of the five folds."""
-    task, known = TASKS[name], everything(name, folder)
-    lines = (folder / f"datasplit.n_data={task.listed}.txt").read_text().splitlines()
-    found: list[tuple[Sequences, Sequences]] = []
-    for line in filter(str.strip, lines):
-        places = [int(number) - 1 for number in line.split()]
-        found.append((known.taken(places[: task.training]), known.taken(places[task.training :])))
-    return found
+    known, training = everything(name, folder), TASKS[name].training
+    return [
+        (known.taken(places[:training]), known.taken(places[training:]))
+        for places in listed(name, folder)
+    ]
 
 
 def large(folder: Path = DATA) -> list[tuple[Sequences, Sequences]]:
