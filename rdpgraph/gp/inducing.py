@@ -35,8 +35,8 @@ class Conditional:
     covariance: Tensor
     root: Tensor
     keeps: bool = False
-    _pairs: list[Tensor] = field(default_factory=list[Tensor], repr=False)
-    _cut: list[tuple[Pieces, "Conditional"]] = field(default_factory=list, repr=False)
+    _pairs: list[Tensor] = field(init=False, default_factory=list[Tensor], repr=False)
+    _cut: list[tuple[Pieces, "Conditional"]] = field(init=False, default_factory=list, repr=False)
 
     @property
     def steps(self) -> int:
@@ -71,9 +71,9 @@ class Conditional:
 
         O(P W M) memory; kept with what it is cut from.
         """
-        for known, found in self._cut:
+        for known, short in self._cut:
             if known.same(pieces):
-                return found
+                return short
         left, steps = pieces.sequences.unsqueeze(1), pieces.positions
         inside = pieces.labels.inside()
         both = inside.unsqueeze(-1) & inside.unsqueeze(-2)
@@ -83,10 +83,10 @@ class Conditional:
         covariance = torch.where(both, pairs, apart)
         # A principal block of a positive definite matrix is one.
         root = torch.linalg.cholesky(covariance)
-        found = Conditional(rows, covariance, root, keeps=self.keeps)
+        short = Conditional(rows, covariance, root, keeps=self.keeps)
         if self.keeps:
-            self._cut.append((pieces, found))
-        return found
+            self._cut.append((pieces, short))
+        return short
 
 
 def root_of(covariance: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ class Kernel(nn.Module, ABC):
 
     def __call__(self, products: Products) -> Tensor:
         """(*batch, left, right) covariances, differentiable in the hyperparameters."""
-        found: Tensor = super().__call__(products)
-        return found
+        covariances: Tensor = super().__call__(products)
+        return covariances
 
     def __add__(self, other: "Kernel") -> "Sum":
         return Sum(self, other)

@@ -77,8 +77,8 @@ class ChainLikelihood(Likelihood):
         with torch.enable_grad():
             unary = unary.detach().requires_grad_()
             total = chains.log_partition(unary, pairwise.detach(), labels.lengths).sum()
-            (found,) = torch.autograd.grad(total, unary)
-        return found
+            (marginals,) = torch.autograd.grad(total, unary)
+        return marginals
 
     def sample(
         self, labels: Labelling, unary: Tensor, pairwise: Tensor, generator: torch.Generator | None
@@ -90,10 +90,10 @@ class ChainLikelihood(Likelihood):
 class PiecewisePseudoLikelihood(ChainLikelihood):
     """Linear chains by pieces of two neighbours, each of whose labels is predicted from the other.
 
-    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...): no sum over
-    sequences, O(S B T V). Every piece counts its unary scores, as in section 2.2 of the source;
-    so positions inside a sequence count twice, and those alone once. Not a lower bound of the
-    likelihood. Predictions are those of the chain.
+    The sum over neighbours of log p(y | y', both unary scores) and log p(y' | y, ...): no recursion
+    over positions, but two products of matrices. Every piece counts its unary scores, as in
+    section 2.2 of the source; so positions inside a sequence count twice, and those alone once. Not
+    a lower bound of the likelihood. Predictions are those of the chain.
 
     Sutton and McCallum 2007, "Piecewise pseudolikelihood for efficient training of conditional
     random fields".
