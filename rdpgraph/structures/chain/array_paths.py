@@ -12,8 +12,10 @@ _SMALL = 2**13
 """Sums of a step up to which they are in float64, and levelled rarely: calls take the time."""
 _LEVELLED = 64
 """Steps whose scores add up before their largest is taken off."""
-_FEWEST, _ROUNDS, _MOST, _ROW = 5, 4, 2**10, 30
-"""Blocks side by side at least, rounds and numbers that a step makes at most; a row's share."""
+_FEWEST, _FEWEST_TRACED = 5, 8
+"""Blocks that are worth it, for scores of prefixes and for sequences traced back."""
+_ROUNDS, _MOST, _ROW = 4, 2**10, 30
+"""Rounds at most, numbers that a step makes at most, and how many of them a row counts for."""
 _FEW, _SHORT = 10, 500
 """Numbers of states of a step, and steps, for which all decisions are made in advance, at once."""
 _CELLS = 2**20  # numbers of noise at a time
@@ -44,7 +46,7 @@ def _in_blocks(scores: Array, matrix: Array) -> None:
     long before: two rounds are mostly enough. That is known: nothing ends otherwise than before.
     """
     steps, rows, count = scores.shape
-    blocks, length = _blocks(steps, rows * count**2)
+    blocks, length = _blocks(steps, rows * count**2, fewest=_FEWEST)
     parts = scores[: blocks * length].reshape(blocks, length, rows, count).swapaxes(0, 1)
     shares, found = parts.reshape(length, blocks * rows, count), parts
     begin, right = np.zeros((blocks, rows, count)), 0
@@ -65,15 +67,16 @@ def _in_blocks(scores: Array, matrix: Array) -> None:
         _extended(scores[start : start + _LEVELLED], matrix, before, every=0)
 
 
-def _blocks(steps: int, work: int) -> tuple[int, int]:
+def _blocks(steps: int, work: int, *, fewest: int) -> tuple[int, int]:
     """How many blocks, of what length, go side by side; none where it takes no less time.
 
     Args:
         steps: all of them.
         work: numbers that a step makes.
+        fewest: how many blocks are worth it.
     """
     blocks = steps // max(1, int(1.5 * steps**0.5))
-    return (blocks, steps // blocks) if blocks >= _FEWEST and 0 < work <= _MOST else (0, 0)
+    return (blocks, steps // blocks) if blocks >= fewest and 0 < work <= _MOST else (0, 0)
 
 
 def _first(flags: Array) -> int:
@@ -170,33 +173,52 @@ def _beforehand(logs: Array, into: Array, outside: Array, following: Array, path
 
 
 def _side_by_side(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:
-    """Blocks of steps at once, which first end as if nothing came after, then as the next begins.
+    """Blocks of steps at once, if the last one begins alike whether anything comes after it or not.
 
-    What a step decides depends less and less on what far later ones did: two rounds are mostly
-    enough. That is known: every block ends as the one after it begins.
+    What a step decides depends less and less on what far later ones did.
     """
-    blocks, length = _blocks(len(logs), following.size * (_ROW + len(into)))
-    rest = len(logs) - blocks * length
+    blocks, length = _blocks(len(logs), following.size * (_ROW + len(into)), fewest=_FEWEST_TRACED)
+    rest = len(logs) - length
     if blocks:
-        shape = (blocks, length, *following.shape)
-        shares, ends = (
-            np.array(part[rest:].reshape(*shape, *part.shape[3:]).swapaxes(0, 1), order="C")
-            for part in (logs, outside)
-        )
-        after, found = np.full((blocks, *following.shape), len(into) - 1), np.empty_like(ends, int)
-        after[-1] = following
-        right = 0
-        for turn in range(_ROUNDS):
-            _in_turn(shares, into, ends, after, found)
-            same = (found[0, 1:] == after[:-1]).all((1, 2))
-            right = 1 + _first(~same[::-1])
-            if right == blocks or (turn and 2 * right < blocks):
-                break
-            after[:-1] = found[0, 1:]
-        rest += (blocks - right) * length
-        paths[rest:] = found[:, blocks - right :].swapaxes(0, 1).reshape(-1, *following.shape)
-        following = paths[rest]
+        after = np.stack([following, np.full_like(following, len(into) - 1)])
+        found = np.empty((length, *after.shape), following.dtype)
+        last = (np.repeat(part[rest:, None], 2, 1) for part in (logs, outside))
+        _in_turn(next(last), into, next(last), after, found)
+        paths[rest:], following = found[:, 0], found[0, 0]
+        if np.array_equal(*found[0]):
+            rest = _in_rounds(logs[:rest], into, outside[:rest], following, paths[:rest], length)
+            following = paths[rest]
     _in_turn(logs[:rest], into, outside[:rest], following, paths[:rest])
+
+
+def _in_rounds(
+    logs: Array, into: Array, outside: Array, following: Array, paths: Array, length: int
+) -> int:
+    """Blocks which first end as if nothing came after, then as the next one begins.
+
+    Two rounds are mostly enough. That is known: every block ends as the one after it begins.
+
+    Returns:
+        The steps, from the first, that are not decided.
+    """
+    blocks, rest = divmod(len(logs), length)
+    shape = (blocks, length, *following.shape)
+    shares, ends = (
+        np.array(part[rest:].reshape(*shape, *part.shape[3:]).swapaxes(0, 1), order="C")
+        for part in (logs, outside)
+    )
+    after = np.full((blocks, *following.shape), len(into) - 1)
+    after[-1], found, right = following, np.empty_like(ends, int), 0
+    for turn in range(_ROUNDS):
+        _in_turn(shares, into, ends, after, found)
+        same = (found[0, 1:] == after[:-1]).all((1, 2))
+        right = 1 + _first(~same[::-1])
+        if right == blocks or (turn and 2 * right < blocks):
+            break
+        after[:-1] = found[0, 1:]
+    rest += (blocks - right) * length
+    paths[rest:] = found[:, blocks - right :].swapaxes(0, 1).reshape(-1, *following.shape)
+    return rest
 
 
 def _in_turn(logs: Array, into: Array, outside: Array, following: Array, paths: Array) -> None:

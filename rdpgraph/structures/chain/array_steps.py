@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 _RANGE = 600.0
 """Nats by which the products of a block may fall or rise; float64 has 708."""
-_MOST = 2**12
-"""Products of a step of one block's matrices up to which blocks are quicker."""
+_LEAST, _MOST = 96, 2**12
+"""Steps from which on, and products of a step of a block's matrices up to which, they pay."""
 
 
 def advanced(
@@ -104,8 +104,8 @@ def _in_a_row(parts: Array, blocks: int) -> Array:
 
 def length_of(steps: int, rows: int, count: int) -> int:
     """The length of blocks, a multiple of 4, where they are quicker than single steps; or 0."""
-    length = 4 * round(steps**0.5 / 5)
-    return length if length >= 8 and rows * count**3 <= _MOST else 0
+    length = max(8, 4 * round(steps**0.5 / 5))
+    return length if steps >= _LEAST and rows * count**3 <= _MOST else 0
 
 
 def stays(shares: Array, least: float, length: int) -> bool:
