@@ -106,7 +106,7 @@ def infer_command(
     """Answer a question about a model, or about each of many.
 
     The answers of many are written into the folder --output, each as MODEL.TASK. Under torchrun
-    its processes share the models between them.
+    its processes share the models between them, or a large one by --method loopy.
     """
     names = list(query or ())
     if task is Task.MMAP and not names:
@@ -123,7 +123,7 @@ def infer_command(
     from rdpgraph.cli.answers import answer, as_text, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried
-    from rdpgraph.cli.many import answered_here
+    from rdpgraph.cli.many import answered_here, place, spread
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
@@ -142,8 +142,13 @@ def infer_command(
             allowance.spent *= 1.5
             scheduler = replace(scheduler, seconds=allowance.left())
             asked = queried(graph, names)  # refused before anything is planned
-            posterior = posterior_of(graph, scheduler, rewrite, generator)
+            if len(models) == 1 < place()[1]:
+                posterior = spread(graph, scheduler, task, time_seconds)
+            else:
+                posterior = posterior_of(graph, scheduler, rewrite, generator)
             answered = answer(posterior, task, asked, sums=style is not Format.UAI)
+        if len(models) == 1 and place()[0]:
+            return  # all have the answer; the first writes it
         if style is not Format.TABLE:
             text = as_text(answered, style)
         elif target is None:

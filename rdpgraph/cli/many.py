@@ -4,9 +4,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import typer
 
 from rdpgraph.cli.options import Task
+from rdpgraph.distributed.graphs import partition
+from rdpgraph.distributed.group import group
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.schedulers import Loopy, Scheduler
 
 
 def answered_here(
@@ -15,10 +21,10 @@ def answered_here(
     """The models that this process answers, each with the file that its answer is written to.
 
     Of several processes each takes every so-manieth model. They say nothing to each other: a
-    process that fails ends with its line, and torchrun ends the rest.
+    process that fails ends with its line, and torchrun ends the rest. One model is of all.
     """
-    rank, ranks = (_number(name, default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    if len(models) == 1 and ranks == 1:
+    rank, ranks = place()
+    if len(models) == 1:
         return [(models[0], output)]
     if evidence is not None:
         raise typer.BadParameter("--evidence is of one MODEL; several take --set NAME=STATE")
@@ -33,6 +39,22 @@ def answered_here(
     output.mkdir(parents=True, exist_ok=True)
     pairs = [(model, output / name) for model, name in zip(models, names, strict=True)]
     return list(pairs[rank::ranks])
+
+
+def place() -> tuple[int, int]:
+    """Which process this is, and of how many."""
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def spread(graph: FactorGraph, scheduler: Scheduler, task: Task, seconds: float) -> Posterior:
+    """The posterior of one large model, by messages between its parts, one on each process."""
+    if not isinstance(scheduler, Loopy) or task not in (Task.PR, Task.MAR):
+        raise typer.BadParameter(
+            "one MODEL is spread over processes by --method loopy, for --task PR or MAR"
+        )
+    flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)
+    with group(seconds=seconds) as mesh, torch.no_grad():
+        return partition(graph, mesh).infer(flooding).posterior(graph)
 
 
 def _number(name: str, default: int) -> int:

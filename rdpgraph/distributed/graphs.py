@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.distributed.boundary import exchanged, joining
+from rdpgraph.distributed.gathered import Gathered, refuse_to_solve
 from rdpgraph.distributed.wire import Wire, fingerprint
 from rdpgraph.engines.consistency import Possible
 from rdpgraph.engines.loopy.counting import Bethe, Fractional
@@ -25,7 +26,9 @@ from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import StateValues
+from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.loopy import Loopy
 
 if TYPE_CHECKING:
@@ -235,6 +238,24 @@ class PartPosterior:
         Raises:
             UnsupportedError: parts that were declared one by one: the names of each are its own.
         """
+        domain, whole = self._whole()
+        graph = self.part.graph
+        answers: dict[Entry, Tensor] = {}
+        parts = whole.split([math.prod(e.shape) * e.size for e in domain.entries], 1)
+        for entry, part in zip(domain.entries, parts, strict=True):
+            answers[entry] = part.reshape(*graph.batch_shape, *entry.shape, entry.size)
+        return StateValues(answers, domain)
+
+    def posterior(self, graph: FactorGraph) -> Posterior:
+        """The same of all variables, as a `Posterior` of the graph that `partition` was given."""
+        beliefs = self._whole()[1]
+        solution = Gathered(self.log_partition.reshape(-1), beliefs, self.status)
+        ranks = self.part.wire.ranks
+        plan = Plan("loopy", f"in {ranks} parts, one on each process", graph.num_variables)
+        return Posterior(plan, solution, graph, graph, refuse_to_solve, refuse_to_solve)
+
+    def _whole(self) -> tuple[Domain, Tensor]:
+        """The variables of the whole graph, and (B, S) their beliefs."""
         if self.part.home is None:
             raise UnsupportedError(
                 "Parts declared one by one have names of their own: gather what marginals() gives."
@@ -245,16 +266,11 @@ class PartPosterior:
         for rank, shared in self.part.numbers.items():
             if rank < wire.rank:
                 own[shared] = False
-        flat = self._flat
-        whole = flat.new_zeros(len(flat), domain.total_states)
         here = own.nonzero().flatten()
-        whole[:, _places(domain.sizes, numbers[here])] = flat[:, _places(graph.domain.sizes, here)]
-        whole = wire.summed(whole)
-        answers: dict[Entry, Tensor] = {}
-        parts = whole.split([math.prod(e.shape) * e.size for e in domain.entries], 1)
-        for entry, part in zip(domain.entries, parts, strict=True):
-            answers[entry] = part.reshape(*graph.batch_shape, *entry.shape, entry.size)
-        return StateValues(answers, domain)
+        whole = self._flat.new_zeros(len(self._flat), domain.total_states)
+        places = _places(graph.domain.sizes, here)
+        whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
+        return domain, wire.summed(whole)
 
     @cached_property
     def status(self) -> Status:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import rdpgraph as rg
 from rdpgraph.distributed import group, shard
 
 LIMIT = 5.0
+ASIA = Path(__file__).parents[2] / "examples" / "asia.bif"
 
 
 def killed(rank: int) -> None:
@@ -57,8 +59,18 @@ def unset(rank: int) -> None:
         pass
 
 
+def answered(rank: int) -> None:
+    """No fault: one model on two processes, by the command line."""
+    from rdpgraph.cli import main
+
+    folder = Path(os.environ["ANSWERS"])
+    command = f"rdpgraph infer {ASIA} --method loopy --format json --output {folder / 'asia'}"
+    sys.argv = command.split()
+    main()
+
+
 FAULTS: dict[str, Callable[[int], None]] = {
-    function.__name__: function for function in (killed, silent, missing, unequal, unset)
+    function.__name__: function for function in (killed, silent, missing, unequal, unset, answered)
 }
 
 
@@ -76,6 +88,7 @@ def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str]
             os.environ.update(
                 RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
             )
+            os.environ["ANSWERS"] = str(folder)
             function(rank)
             os._exit(0)
         workers.append(worker)

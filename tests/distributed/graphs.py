@@ -29,7 +29,7 @@ def grid(
         (sizes[0] - 1, sizes[1], states, states),
         (sizes[0], sizes[1] - 1, states, states),
     ]
-    tables = [torch.randn(*shape, generator=generator, dtype=dtype) for shape in shapes]
+    tables = [0.5 * torch.randn(*s, generator=generator, dtype=dtype) for s in shapes]
     if zeros:
         tables[1] = tables[1].masked_fill(
             torch.rand(shapes[1], generator=generator) < 0.2, -math.inf

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import rdpgraph as rg
 from rdpgraph.distributed import alone
+from rdpgraph.loopy import FromBeliefs
 from tests.distributed import chains, costs, graphs  # noqa: F401
 from tests.distributed.checks import CHECKS, SECONDS, outcomes
 
@@ -53,3 +55,13 @@ def test_what_is_lost_ends_the_others_with_one_line(fault: str, groups: Path) ->
         assert code == 1
         assert said.startswith("Error: ")
         assert len(said.splitlines()) == 1
+
+
+def test_the_command_line_answers_one_model_on_all_processes(groups: Path) -> None:
+    assert json.loads((groups / "faults.json").read_text())["answered"] == [[0, ""], [0, ""]]
+    found = json.loads((groups / "asia").read_text())
+    graph = rg.read(ROOT / "examples" / "asia.bif")
+    one = rg.infer(graph, scheduler=rg.Loopy(gradient=FromBeliefs()))
+    assert found["log_partition"] == pytest.approx(float(one.log_partition), abs=1e-9)
+    for name, shares in found["marginals"].items():
+        assert list(shares.values()) == pytest.approx(one.marginal(name).tolist(), abs=1e-9)
