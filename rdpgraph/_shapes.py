@@ -21,3 +21,11 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
             raise RuntimeError(f"Shapes {listed} do not broadcast.")
         backwards.append(wide.pop() if wide else 1)
     return tuple(reversed(backwards))
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape may be expanded to another."""
+    if len(shape) > len(to):
+        return False
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)

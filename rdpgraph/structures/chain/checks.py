@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._compiler import opaque
+from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
@@ -31,7 +32,7 @@ def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
     """The shape of scores of the first or the last state, (N,) or (*batch, N)."""
     *batch, _, states = unary.shape
     shape = tuple(values.shape)
-    if shape[-1:] != (states,) or not _broadcasts(shape[:-1], batch):
+    if shape[-1:] != (states,) or not broadcasts(shape[:-1], batch):
         own = f" or {(*batch, states)}" if batch else ""
         raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{own}; got {shape}.")
 
@@ -44,7 +45,7 @@ def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
     shape = tuple(transition.shape)
     per_step = (max(total - 1, 0), states, states)
     fits = shape == (states, states) or (len(shape) >= 3 and shape[-3:] == per_step)
-    if not fits or not _broadcasts(shape[:-3], batch):
+    if not fits or not broadcasts(shape[:-3], batch):
         raise ModelError(
             f"Chain over {total} steps of {states} states, batch {tuple(batch)}, needs a "
             f"transition of shape {(states, states)} or (*batch, *{per_step}), [from, to]; got "
@@ -152,13 +153,6 @@ def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    if len(shape) > len(to):
-        return False
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return all(size in (1, wanted) for size, wanted in pairs)
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.rules import Rules
@@ -97,11 +98,3 @@ def checked_lengths(owner: str, lengths: Tensor, batch: Sequence[int], total: in
     if len(wrong):
         raise ModelError(f"{owner} of {total} words needs lengths 0 to {total}; got {wrong[0]}.")
     return lengths
-
-
-def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether a tensor of one shape may be expanded to another."""
-    if len(shape) > len(to):
-        return False
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return all(size in (1, wanted) for size, wanted in pairs)
