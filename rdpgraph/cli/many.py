@@ -8,8 +8,6 @@ import torch
 import typer
 
 from rdpgraph.cli.options import Task
-from rdpgraph.distributed.graphs import partition
-from rdpgraph.distributed.group import group
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Loopy, Scheduler
@@ -52,6 +50,9 @@ def spread(graph: FactorGraph, scheduler: Scheduler, task: Task, seconds: float)
         raise typer.BadParameter(
             "one MODEL is spread over processes by --method loopy, for --task PR or MAR"
         )
+    from rdpgraph.distributed.graphs import partition
+    from rdpgraph.distributed.group import group
+
     flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)
     with group(seconds=seconds) as mesh, torch.no_grad():
         return partition(graph, mesh).infer(flooding).posterior(graph)

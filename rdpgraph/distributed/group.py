@@ -29,7 +29,7 @@ def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[D
 
     Args:
         seconds: the time limit of joining, and of every message.
-        backend: of torch.distributed; default: nccl where there are GPUs, or else gloo.
+        backend: of torch.distributed; default: gloo, and nccl between GPUs where there are any.
 
     Raises:
         SystemExit: with one line, of what went wrong with the group or the model.
@@ -40,11 +40,12 @@ def group(*, seconds: float = 300.0, backend: str | None = None) -> "Generator[D
 
     here = f"rank {os.environ.get('RANK', '?')} of {os.environ.get('WORLD_SIZE', '?')}"
     began = not dist.is_initialized()
-    cuda = torch.cuda.is_available() and backend in (None, "nccl")
+    cuda = torch.cuda.is_available() and (backend is None or "nccl" in backend)
     try:
         with one_line(here):
             if began:
-                _join(backend or ("nccl" if cuda else "gloo"), seconds, here)
+                # Numbers of Python's go by the one, tensors on a GPU by the other.
+                _join(backend or ("cpu:gloo,cuda:nccl" if cuda else "gloo"), seconds, here)
             if cuda:
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             mesh = init_device_mesh("cuda" if cuda else "cpu", (dist.get_world_size(),))
