@@ -135,6 +135,10 @@ class Hypertree(HypertreeFields):
     def masked(self, allowed: Tensor) -> Self:
         """The same with some spans forbidden: no tree has them as constituents.
 
+        Its charts hold all spans, so that everything can be asked of it and differentiated, in the
+        time of the whole. ``rdpgraph.pruning.masks_of(hypertree, infer)`` has expectations, log Z
+        and draws in time and memory of the spans that are kept.
+
         Args:
             allowed: (*batch, T, T) bool, or what broadcasts to that, [first, last].
 
