@@ -18,8 +18,8 @@ from shown import Point, save_curves, show_curves, timed
 import rdpgraph as rg
 from rdpgraph.pruning import Alternating, sweeps_of
 
-STOPS = (1, 2, 4, 8, 16)
-SHARES = (1 / 3, 2 / 3)
+STOPS = (1, 4, 16, 64)
+SHARES = (1 / 6, 1 / 3, 2 / 3)
 KEPT = (0.25, 0.5, 0.75)
 
 

@@ -57,6 +57,8 @@ def grammar_text(symbols: int, splits: int, words: int, seed: int) -> str:
                 for _ in range(6):
                     one, other = (f"{side}-{draw.randrange(splits)}" for side in (left, right))
                     lines.append(f"{draw.expovariate(1.0):.6f} {parent}-{split} -> {one} {other}")
+    # Sentences of any length: a phrase, and another sentence.
+    lines += [f"2.0 S-0 -> P{n}-{split} S-0" for n in (0, 1) for split in range(splits)]
     for tag in tags:
         own = draw.sample(range(words), words // 2)
         lines += [
