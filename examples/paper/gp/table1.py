@@ -26,6 +26,7 @@ from tasks import DATA, TASKS, Sequences, folds, large, mean_and_deviation
 from torch import Tensor
 
 from rdpgraph.gp import (
+    SAGA,
     ChainLikelihood,
     Linear,
     PiecewisePseudoLikelihood,
@@ -56,13 +57,15 @@ def tagger(
         spread: prior variance of the weight of a feature, and standard deviation of the score of a
             pair of labels.
     """
-    by_groups = column in ("stochastic", "piecewise")
-    rate = 0.05 if by_groups else 0.1
-    steps = 150 if by_groups else 60
+    steps, optimiser = {
+        "stochastic": (150, partial(torch.optim.Adam, lr=0.05)),
+        "piecewise": (150, partial(torch.optim.Adam, lr=0.05)),
+        "saga": (400, partial(SAGA, lr=0.01 / spread)),  # gradients grow with the prior variance
+    }.get(column, (60, partial(torch.optim.Adam, lr=0.1)))
     training = Training(
         steps=3 if small else steps,
-        optimiser=partial(torch.optim.Adam, lr=rate),
-        sequences=10 if by_groups else None,
+        optimiser=optimiser,
+        sequences=10 if column in ("stochastic", "piecewise", "saga") else None,
     )
     control = 0.0 if column == "uncontrolled" else 0.2
     scores = ScoreFunction(samples=20 if small else 200, control=control)
