@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,27 +18,28 @@ from tests.distributed.checks import CHECKS, SECONDS, outcomes
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where groups of 2 and of 4 processes have written what the checks came to."""
-    folder = tmp_path_factory.mktemp("groups")
+def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
+    """One test, so that one worker of pytest-xdist starts the processes, once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.distributed.checks", str(folder)]
-    subprocess.run(command, env=environment, cwd=ROOT, timeout=10 * SECONDS, check=True)
-    return folder
+    command = [sys.executable, "-m", "tests.distributed.checks", str(tmp_path)]
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=4 * SECONDS, check=True)
+    for ranks in (2, 4):
+        files = [tmp_path / str(ranks) / f"{rank}.json" for rank in range(ranks)]
+        all_hold([json.loads(file.read_text()) for file in files])
+    (tmp_path / "1").mkdir()
+    with alone() as mesh:
+        all_hold([outcomes(mesh, tmp_path / "1")])
+    ends = json.loads((tmp_path / "faults.json").read_text())
+    assert ends.pop("answered") == [[0, ""], [0, ""]]
+    for fault, ended in ends.items():
+        ended_in_one_line(fault, ended)
+    is_that_of_one_process(json.loads((tmp_path / "asia").read_text()))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_checks_hold_on_every_rank(ranks: int, groups: Path) -> None:
-    if ranks == 1:
-        (groups / "1").mkdir()
-        with alone() as mesh:
-            found = [outcomes(mesh, groups / "1")]
-    else:
-        files = [groups / str(ranks) / f"{rank}.json" for rank in range(ranks)]
-        found = [json.loads(file.read_text()) for file in files]
+def all_hold(found: list[dict[str, str]]) -> None:
+    """Every check, on every rank."""
     failed = [
-        f"rank {rank}, {name}: {why}"
+        f"rank {rank} of {len(found)}, {name}: {why}"
         for rank, own in enumerate(found)
         for name, why in own.items()
         if why
@@ -46,20 +48,18 @@ def test_checks_hold_on_every_rank(ranks: int, groups: Path) -> None:
     assert all(set(own) == set(CHECKS) for own in found)
 
 
-@pytest.mark.parametrize("fault", ["killed", "silent", "missing", "unequal", "unset"])
-def test_what_is_lost_ends_the_others_with_one_line(fault: str, groups: Path) -> None:
-    ended = json.loads((groups / "faults.json").read_text())[fault]
+def ended_in_one_line(fault: str, ended: list[tuple[int, str]]) -> None:
+    """All but the process that was lost, which ends with 9."""
     survivors = [(code, said) for code, said in ended if code != 9]
-    assert survivors
+    assert survivors, fault
     for code, said in survivors:
-        assert code == 1
-        assert said.startswith("Error: ")
-        assert len(said.splitlines()) == 1
+        assert code == 1, fault
+        assert said.startswith("Error: "), fault
+        assert len(said.splitlines()) == 1, fault
 
 
-def test_the_command_line_answers_one_model_on_all_processes(groups: Path) -> None:
-    assert json.loads((groups / "faults.json").read_text())["answered"] == [[0, ""], [0, ""]]
-    found = json.loads((groups / "asia").read_text())
+def is_that_of_one_process(found: dict[str, Any]) -> None:
+    """What the command line wrote of one model on two processes."""
     graph = rg.read(ROOT / "examples" / "asia.bif")
     one = rg.infer(graph, scheduler=rg.Loopy(gradient=FromBeliefs()))
     assert found["log_partition"] == pytest.approx(float(one.log_partition), abs=1e-9)
