@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from rdpgraph.engines.minibuckets.solution import MiniBucketSolution, Sampling
+from rdpgraph.engines.minibuckets.estimate import Sampling
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
@@ -20,21 +21,26 @@ class MiniBuckets(Scheduler):
     """Bounds of log Z and an estimate with its error, where exact inference does not fit.
 
     Weighted mini-buckets bound log Z from above and, without hard zeros, from below
-    (`Posterior.bounds`). Configurations drawn by their messages give an unbiased estimate of Z: its
-    log is `log_partition`, with its standard error and effective sample size in `Posterior.status`;
-    where that size is below 30 the error is not reliable, and the answer has not converged.
-    Marginals of variables are weighted means over the draws, consistent and not unbiased. No
+    (`Posterior.bounds`). Their messages lead populations of configurations that grow backwards
+    along the order of elimination, a variable at a time: heavy ones are kept, light ones drawn,
+    and what fits is summed out exactly. The summed products of the configurations at the end bound
+    log Z from below, hard zeros or not, and the mean of the estimates of Z is unbiased: its log is
+    `log_partition`, with its standard error over 8 populations in `Posterior.status`. Where they
+    differ by half a nat and more the error is not reliable, and the answer has not converged.
+    Marginals of variables are means over such configurations, consistent and not unbiased. No
     gradients.
 
-    Cost: a pass for bounds and a round of 1,024 draws each visit all tables once. Tables grow until
-    two fifths of the time or the memory is used; draws take the rest.
+    Cost: a pass for bounds visits all tables once, and a population its members for each variable.
+    Tables grow until a quarter of the time or the memory is used; populations take the rest, or
+    end once the error is below 0.005 nats.
 
-    Source: Dechter and Rish (2003); Liu and Ihler (2011); Liu, Fisher and Ihler (2015).
+    Source: Dechter and Rish (2003); Liu and Ihler (2011); Fearnhead and Clifford (2003); Broka,
+    Dechter, Ihler and Kask (2018).
 
     Args:
         seconds: for the answers.
         memory: bytes for the tables of a pass; None: 60% of what the machine has available.
-        draws: configurations at most; None: as many as the seconds allow.
+        draws: configurations at most, in 8 populations; None: as many as the seconds allow.
         generator: the randomness; None: the same for each model.
 
     Raises:

@@ -5,7 +5,7 @@ Holder's inequality.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,7 +13,11 @@ import numpy as np
 
 from rdpgraph.engines.tables import Floats, Tables
 
-_Factor: TypeAlias = tuple[tuple[int, ...], Floats]
+Factor: TypeAlias = tuple[tuple[int, ...], Floats]
+"""The variables, and the log-values with a dim for each."""
+
+_CONSTANT = 2e-6
+"""The difference of values that tables of six digits may differ by where they should not."""
 
 _NEGATIVE = 0.5
 """The absolute value of each negative weight of a lower bound."""
@@ -27,12 +31,14 @@ class MiniBucket:
         weight: of its power sum; those of a variable's mini-buckets sum to one.
         scope: the variable, and the others in the order of elimination.
         values: their summed log-values.
-        message: the power sum over the variable.
+        rest: the variables of the message, in the order of elimination.
+        message: the power sum over the variable, without dims along which it is constant.
     """
 
     weight: float
     scope: tuple[int, ...]
     values: Floats
+    rest: tuple[int, ...]
     message: Floats
 
 
@@ -41,7 +47,7 @@ class Elimination:
     """What a pass leaves behind.
 
     Attributes:
-        bound: of log Z, upper or lower (nats).
+        bound: of log Z, or of what was asked for, upper or lower (nats).
         buckets: of each variable, in the order of elimination.
         exact: no bucket was split: the bound is log Z.
     """
@@ -57,6 +63,7 @@ def bounded(
     *,
     cells: float,
     lower: bool = False,
+    maximised: Set[int] = frozenset(),
 ) -> Elimination:
     """A bound of log Z along an order, with no table above a size.
 
@@ -69,6 +76,8 @@ def bounded(
         order: all variables.
         cells: entries of a table, unless one factor has more.
         lower: one weight above one and the others negative (reverse Holder), not all positive.
+        maximised: variables to maximise over, the last of the order: the bound is an upper one of
+            the best score, or of the largest sum over the others.
     """
     rank = {v: place for place, v in enumerate(order)}
     waiting = _sorted_factors(tables, rank)
@@ -79,22 +88,25 @@ def bounded(
         waiting[rank[v]] = []
         weights = _weights(len(parts), lower=lower)
         exact = exact and len(parts) == 1
-        values = _matched([part for _, part in parts], weights)
+        most = v in maximised
+        values = _matched([part for _, part in parts], weights, most=most)
         own: list[MiniBucket] = []
         for (scope, _), joint, weight in zip(parts, values, weights, strict=True):
-            message = _power_sum(joint, weight)
-            own.append(MiniBucket(weight, scope, joint, message))
-            if len(scope) > 1:
-                waiting[rank[scope[1]]].append((scope[1:], message))
+            rest, message = varying(
+                scope[1:], joint.max(0) if most else _power_sum(joint, weight), lower=lower
+            )
+            own.append(MiniBucket(weight, scope, joint, rest, message))
+            if rest:
+                waiting[rank[rest[0]]].append((rest, message))
             else:
                 bound += float(message)
         done.append(tuple(own))
     return Elimination(bound, tuple(done), exact)
 
 
-def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[_Factor]]:
+def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[Factor]]:
     """The factors of each variable, in order; each with the first of its own, dims in order."""
-    waiting: list[list[_Factor]] = [[] for _ in rank]
+    waiting: list[list[Factor]] = [[] for _ in rank]
     for stack in tables.stacks:
         for scope, values in zip(stack.scopes.tolist(), stack.values, strict=True):
             dims = sorted(range(len(scope)), key=lambda dim, own=scope: rank[own[dim]])
@@ -104,11 +116,11 @@ def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[_Factor]]
 
 
 def _split(
-    v: int, factors: list[_Factor], rank: dict[int, int], sizes: Sequence[int], cells: float
+    v: int, factors: list[Factor], rank: dict[int, int], sizes: Sequence[int], cells: float
 ) -> list[tuple[tuple[int, ...], Floats]]:
     """First fit, the largest factors first."""
     scopes: list[set[int]] = []
-    members: list[list[_Factor]] = []
+    members: list[list[Factor]] = []
     for factor in sorted(factors, key=lambda pair: -len(pair[0])):
         own = set(factor[0])
         for place, scope in enumerate(scopes):
@@ -124,12 +136,20 @@ def _split(
     parts: list[tuple[tuple[int, ...], Floats]] = []
     for scope, own_factors in zip(scopes, members, strict=True):
         ordered = tuple(sorted(scope, key=rank.__getitem__))
-        joint = np.zeros([sizes[u] for u in ordered])
-        for held, values in own_factors:
-            inside = set(held)
-            joint += values.reshape([sizes[u] if u in inside else 1 for u in ordered])
-        parts.append((ordered, joint))
+        parts.append((ordered, product(own_factors, ordered, sizes)))
     return parts
+
+
+def product(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int]) -> Floats:
+    """The summed log-values of factors over a scope that holds theirs."""
+    place = {v: dim for dim, v in enumerate(scope)}
+    joint = np.zeros([sizes[v] for v in scope])
+    for held, values in factors:
+        inside = set(held)
+        dims = sorted(range(len(held)), key=lambda dim, own=held: place[own[dim]])
+        shape = [sizes[v] if v in inside else 1 for v in scope]
+        joint += values.transpose(dims).reshape(shape)
+    return joint
 
 
 def _weights(count: int, *, lower: bool) -> list[float]:
@@ -138,14 +158,14 @@ def _weights(count: int, *, lower: bool) -> list[float]:
     return [1.0 + _NEGATIVE * (count - 1)] + [-_NEGATIVE] * (count - 1)
 
 
-def _matched(parts: list[Floats], weights: list[float]) -> list[Floats]:
+def _matched(parts: list[Floats], weights: list[float], *, most: bool) -> list[Floats]:
     """The same product, with moments that agree; hard zeros are moved to all parts."""
     if len(parts) == 1:
         return parts
-    moments = [
-        _log_sum((values / weight).reshape(len(values), -1), 1)
-        for values, weight in zip(parts, weights, strict=True)
+    flat = [
+        (part / weight).reshape(len(part), -1) for part, weight in zip(parts, weights, strict=True)
     ]
+    moments = [values.max(1) if most else log_sum(values, 1) for values in flat]
     with np.errstate(invalid="ignore"):
         mean = sum(weight * moment for weight, moment in zip(weights, moments, strict=True))
         gaps = [np.where(np.isfinite(moment), mean - moment, 0.0) for moment in moments]
@@ -155,12 +175,28 @@ def _matched(parts: list[Floats], weights: list[float]) -> list[Floats]:
     ]
 
 
+def varying(
+    scope: tuple[int, ...], message: Floats, *, lower: bool = False
+) -> tuple[tuple[int, ...], Floats]:
+    """A message without the dims along which it is constant, up to rounding; still a bound.
+
+    So are the sums of conditional probabilities over what nothing else depends on.
+    """
+    for dim in reversed(range(message.ndim)):
+        least, most = message.min(dim), message.max(dim)
+        alive = most > -math.inf
+        if bool((most[alive] - least[alive] <= _CONSTANT).all()):
+            scope, message = scope[:dim] + scope[dim + 1 :], least if lower else most
+    return scope, message
+
+
 def _power_sum(joint: Floats, weight: float) -> Floats:
     """The log of the sum over the first dim of powers, to the power of the weight."""
-    return weight * _log_sum(joint / weight, 0)
+    return weight * log_sum(joint / weight, 0)
 
 
-def _log_sum(values: Floats, dim: int) -> Floats:
+def log_sum(values: Floats, dim: int) -> Floats:
+    """The log of the sum along a dim of exponentials; -inf where all values are."""
     peak = values.max(dim, keepdims=True)
     safe = np.where(np.isfinite(peak), peak, 0.0)
     with np.errstate(divide="ignore"):

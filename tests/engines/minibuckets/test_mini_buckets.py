@@ -1,4 +1,4 @@
-"""Bounds and draws by mini-buckets, against enumeration."""
+"""Bounds by mini-buckets and estimates by populations, against enumeration."""
 
 import itertools
 import math
@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.minibuckets import solution
-from rdpgraph.engines.minibuckets.bounds import bounded
-from rdpgraph.engines.minibuckets.draws import conditional, draw
+from rdpgraph.engines.minibuckets import estimate, population, solution
+from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
+from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.network import reduce_graph
-from rdpgraph.engines.tables import tables_of
+from rdpgraph.engines.tables import Stack, Tables
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.testing import brute_force
 
@@ -44,82 +44,184 @@ def shuffled(seed: int, count: int) -> list[int]:
     return order
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_log_z_lies_between_the_bounds(seed):
-    zeros = 0.3 * (seed % 2)
-    graph = random_graph(seed, zeros=zeros)
-    log_z = brute_force(graph).log_partition.item()
-    network = reduce_graph(graph)
-    tables, constant = tables_of(network, 0, zeros=True), float(network.constant[0])
-    order = shuffled(seed, len(network.sizes))
-    for cells in (1, 6, 1e6):
+def random_tables(seed: int, *, zeros: float) -> Tables:
+    """Four to six variables of two or three states, as many triples and more pairs."""
+    rng = np.random.default_rng(seed)
+    sizes = tuple(rng.integers(2, 4, rng.integers(4, 7)).tolist())
+    truth = [rng.integers(size) for size in sizes]
+    stacks = []
+    for arity in (1, 2, 2, 2, 2, 2, 3, 3):
+        scope = np.sort(rng.choice(len(sizes), arity, replace=False))
+        values = 2 * rng.standard_normal([1, *(sizes[v] for v in scope)])
+        struck = rng.random(values.shape) < zeros
+        struck[(0, *(truth[v] for v in scope))] = False
+        stacks.append(Stack(scope[None], np.where(struck, -math.inf, values)))
+    return Tables(sizes, tuple(stacks), 0.0)
+
+
+def scores(tables: Tables) -> np.ndarray:
+    """Of every configuration, a dim for each variable."""
+    total = np.zeros(tables.sizes)
+    for stack in tables.stacks:
+        scope = stack.scopes[0].tolist()
+        shape = [size if v in scope else 1 for v, size in enumerate(tables.sizes)]
+        total = total + stack.values[0].reshape(shape)
+    return total
+
+
+def test_log_z_of_a_thousand_models_lies_between_the_bounds():
+    for seed in range(1000):
+        zeros = 0.3 * (seed % 2)
+        tables = random_tables(seed, zeros=zeros)
+        log_z = float(log_sum(scores(tables).reshape(-1), 0))
+        order = shuffled(seed, len(tables.sizes))
+        cells = (1, 6, 1e6)[seed % 3]
         above = bounded(tables, order, cells=cells)
-        assert above.bound + constant >= log_z - 1e-9
+        assert above.bound >= log_z - 1e-9
         if cells == 1e6:
             assert above.exact
         if above.exact:
-            assert above.bound + constant == pytest.approx(log_z, abs=1e-9)
+            assert above.bound == pytest.approx(log_z, abs=1e-9)
         if not zeros:
             below = bounded(tables, order, cells=cells, lower=True)
-            assert below.bound + constant <= log_z + 1e-9
+            assert below.bound <= log_z + 1e-9
+        run = grown(above, 3, np.random.default_rng(seed))
+        assert run.lower <= log_z + 1e-9
+        assert run.log_partition <= above.bound + 1e-9
+        if run.whole:
+            assert run.log_partition == pytest.approx(log_z, abs=1e-9)
+            assert run.lower == pytest.approx(log_z, abs=1e-9)
+        everyone = grown(above, 10**6, np.random.default_rng(seed))
+        assert everyone.whole
+        assert everyone.log_partition == pytest.approx(log_z, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_the_mean_weight_is_z_and_no_weight_exceeds_the_bound(seed):
-    graph = random_graph(seed, zeros=0.3 * (seed % 2))
-    log_z = brute_force(graph).log_partition.item()
-    network = reduce_graph(graph)
-    tables, constant = tables_of(network, 0, zeros=True), float(network.constant[0])
-    order = shuffled(seed, len(network.sizes))
-    every = np.array(list(itertools.product(*map(range, network.sizes)))).T
-    columns = np.arange(every.shape[1])
-    for cells in (1, 6):
-        passed = bounded(tables, order, cells=cells)
-        q = np.ones(every.shape[1])
-        for bucket in passed.buckets:
-            q *= conditional(bucket, every)[every[bucket[0].scope[0]], columns]
-        assert q.sum() == pytest.approx(1.0, rel=1e-12)
-        scores = np.zeros(every.shape[1])
-        for stack in tables.stacks:
-            rows = np.arange(len(stack.scopes))[:, None]
-            scores += stack.values[(rows, *every[stack.scopes.T])].sum(0)
-        mass = np.exp(scores)
-        assert (q[mass > 0] > 0).all()  # so that the mean of mass / q is the sum of mass
-        assert math.log(mass.sum()) + constant == pytest.approx(log_z)
-        weights = scores[mass > 0] - np.log(q[mass > 0])
-        assert weights.max() <= passed.bound + 1e-9
-        states, logs, drawn = draw(tables, passed, 200, np.random.default_rng(seed))
-        places = np.ravel_multi_index(tuple(states.T), network.sizes)
-        with np.errstate(divide="ignore"):
-            np.testing.assert_allclose(drawn, scores[places])
-            expected = np.where(mass[places] > 0, scores[places] - np.log(q[places]), -math.inf)
-        np.testing.assert_allclose(logs, expected)
+def pieces(weights: np.ndarray, count: int) -> list[tuple[float, float]]:
+    """Points in the pieces of [0, 1) in which `thinned` gives one outcome, and their lengths."""
+    fine = [(place + 0.5) / 4096 for place in range(4096)]
+    found: dict[tuple[int, ...], list[float]] = {}
+    for point in fine:
+        found.setdefault(tuple(thinned(weights, count, point)[0].tolist()), []).append(point)
+    ends = sorted((min(points), max(points)) for points in found.values())
+    cuts = [0.0]
+    for (_, left), (right, _) in itertools.pairwise(ends):
+        same = thinned(weights, count, left)[0].tolist()
+        for _ in range(60):
+            middle = 0.5 * (left + right)
+            if thinned(weights, count, middle)[0].tolist() == same:
+                left = middle
+            else:
+                right = middle
+        cuts.append(right)
+    cuts.append(1.0)
+    return [(0.5 * (a + b), b - a) for a, b in itertools.pairwise(cuts)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_members_that_stay_have_the_expected_weights_of_all(seed):
+    rng = np.random.default_rng(seed)
+    weights = 2 * rng.standard_normal(9)
+    for count in (1, 3, 8):
+        mean = np.zeros(len(weights))
+        for point, length in pieces(weights, count):
+            kept, lifted = thinned(weights, count, point)
+            assert len(kept) <= count
+            np.add.at(mean, kept, length * np.exp(lifted))
+        np.testing.assert_allclose(mean, np.exp(weights), rtol=1e-9)
+
+
+class Scripted:
+    """Randomness that is a list of points, asked for one after the other."""
+
+    def __init__(self, points: list[float]) -> None:
+        self.points = list(points)
+
+    def random(self) -> float:
+        return self.points.pop(0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_over_all_draws_of_a_population_is_z(seed, monkeypatch):
+    tables = random_tables(seed, zeros=0.4)
+    log_z = float(log_sum(scores(tables).reshape(-1), 0))
+    passed = bounded(tables, shuffled(seed, len(tables.sizes)), cells=4)
+    asked: list[tuple[np.ndarray, int]] = []
+
+    def noted(weights, count, point):
+        asked.append((weights, count))
+        return thinned(weights, count, point)
+
+    monkeypatch.setattr(population, "thinned", noted)
+
+    def mean(points: list[float]) -> float:
+        """Over what is drawn after the points that are given."""
+        asked.clear()
+        run = grown(passed, 2, Scripted([*points, *[0.5] * 20]))
+        if len(asked) == len(points):
+            return math.exp(run.log_partition)
+        weights, count = asked[len(points)]
+        return sum(length * mean([*points, point]) for point, length in pieces(weights, count))
+
+    assert mean([]) == pytest.approx(math.exp(log_z), rel=1e-6)
+
+
+def test_answers_are_within_their_error_bars(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 1.0)
+    inside = 0
+    for seed in range(40):
+        graph = random_graph(seed, zeros=0.3 * (seed % 2))
+        truth = brute_force(graph).log_partition.item()
+        scheduler = rg.MiniBuckets(seconds=20.0, memory=500.0, draws=48)
+        posterior = rg.infer(graph, scheduler=scheduler)
+        error = posterior.status.standard_error
+        assert error is not None
+        inside += abs(float(posterior.log_partition) - truth) <= 1.645 * error + 1e-6
+        assert not posterior.status.exact
+        assert posterior.status.biased
+        lower, upper = posterior.bounds()
+        assert float(lower) - 1e-9 <= truth <= float(upper) + 1e-9
+        assert float(lower) - 1e-9 <= float(posterior.log_partition) <= float(upper) + 1e-9
+    assert inside >= 32  # of 40; nine of ten are expected
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_answers_are_within_their_error_bars(seed):
+def test_all_configurations_give_exact_answers(seed):
     graph = random_graph(seed, zeros=0.3 * (seed % 2))
     truth = brute_force(graph)
-    scheduler = rg.MiniBuckets(seconds=20.0, memory=500.0, draws=20_000)
-    posterior = rg.infer(graph, scheduler=scheduler)
-    status = posterior.status
-    assert not status.exact
-    assert status.biased
-    assert status.standard_error is not None
-    assert status.effective_sample_size is not None
-    error = abs(float(posterior.log_partition) - truth.log_partition.item())
-    assert error <= 5 * status.standard_error + 1e-9
-    spread = 5 / math.sqrt(status.effective_sample_size)
-    exact = rg.infer(graph).marginals()
-    for variable, values in posterior.marginals().items():
-        torch.testing.assert_close(values, exact[variable], atol=spread, rtol=0)
-        assert float(values.sum()) == pytest.approx(1.0)
-    lower, upper = posterior.bounds()
-    assert float(lower) <= truth.log_partition.item() + 1e-9 <= float(upper) + 2e-9
-    wide = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=20.0, draws=2000))
-    torch.testing.assert_close(wide.log_partition, truth.log_partition.reshape(()))
-    for bound in wide.bounds():
+    posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=20.0, memory=1e6))
+    torch.testing.assert_close(posterior.log_partition, truth.log_partition.reshape(()))
+    for bound in posterior.bounds():
         torch.testing.assert_close(bound, truth.log_partition.reshape(()))
+    exact = rg.infer(graph)
+    for variable, values in posterior.marginals().items():
+        torch.testing.assert_close(values, exact.marginal(variable))
+    torch.testing.assert_close(posterior.entropy(), exact.entropy())
+
+
+def test_marginals_of_few_configurations_are_probabilities(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 1.0)
+    monkeypatch.setattr(solution, "_STEP", 1.0)
+    graph = random_graph(1)
+    exact = rg.infer(graph)
+    posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=20.0, memory=500.0, draws=400))
+    for variable, values in posterior.marginals().items():
+        assert float(values.sum()) == pytest.approx(1.0)
+        torch.testing.assert_close(values, exact.marginal(variable), atol=0.1, rtol=0)
+
+
+def test_what_nothing_was_observed_of_takes_no_tables():
+    """A network of conditional probabilities whose sums are one, whatever its width."""
+    rng = torch.Generator().manual_seed(0)
+    places = [rg.Variable(f"x{i}", 2) for i in range(30)]
+    factors = [rg.Factor([places[0]], rg.Table(torch.tensor([0.3, 0.7]).log()))]
+    for i in range(1, 30):
+        parents = [places[j] for j in Random(i).sample(range(i), min(i, 3))]
+        values = torch.rand([2] * (len(parents) + 1), generator=rng)
+        table = (values / values.sum(-1, keepdim=True)).log()
+        factors.append(rg.Factor([*parents, places[i]], rg.Table(table)))
+    posterior = rg.infer(rg.FactorGraph(factors), scheduler=rg.MiniBuckets(5.0, memory=2e5))
+    assert float(posterior.log_partition) == pytest.approx(0.0, abs=1e-4)
+    assert posterior.status.standard_error == 0.0
 
 
 def test_a_batch_is_its_items():
@@ -156,22 +258,21 @@ def test_every_posterior_says_what_bounds_it_knows():
 
 
 def test_draws_that_are_all_impossible_are_an_error(monkeypatch):
-    def impossible(tables, passed, count, rng):
-        states, logs, scores = draw(tables, passed, count, rng)
-        return states, logs - math.inf, scores - math.inf
-
-    monkeypatch.setattr(solution, "draw", impossible)
-    scheduler = rg.MiniBuckets(seconds=5.0, memory=100.0, draws=7)
-    with pytest.raises(BudgetError, match="None of 7 draws is possible"):
+    nothing = Grown(-math.inf, -math.inf, False, (), np.zeros(0))
+    monkeypatch.setattr(estimate, "grown", lambda *_: nothing)
+    scheduler = rg.MiniBuckets(seconds=0.5, memory=100.0, draws=7)
+    with pytest.raises(BudgetError, match="No configuration that was drawn is possible"):
         _ = rg.infer(random_graph(0, zeros=0.3), scheduler=scheduler).log_partition
 
 
-def test_few_effective_draws_are_not_called_converged():
-    graph = random_graph(2)
+def test_estimates_that_differ_much_are_not_called_converged(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 1.0)
+    graph = random_graph(1)
     few, many = (
-        rg.infer(graph, scheduler=rg.MiniBuckets(seconds=9.0, memory=100.0, draws=draws)).status
-        for draws in (5, 5000)
+        rg.infer(graph, scheduler=rg.MiniBuckets(seconds=9.0, memory=200.0, draws=draws)).status
+        for draws in (8, 800)
     )
+    assert few.standard_error > many.standard_error
     assert not few.converged
     assert "not reliable" in few.remedy
     assert many.converged

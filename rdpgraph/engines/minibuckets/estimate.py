@@ -1,0 +1,173 @@
+"""Log Z with its error and its bounds: passes of mini-buckets, then populations grown by them."""
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.ordering import tight_order
+from rdpgraph.engines.minibuckets.population import Grown, grown
+from rdpgraph.engines.tables import Tables
+from rdpgraph.plan import clock
+
+_CELLS, _GROWTH = 2.0**10, 8.0
+"""Entries of the largest table of the first pass, and how many times more those of the next."""
+_ORDER = 0.15
+"""The part of the time in which orders are compared."""
+_PASSES = 0.45
+"""The part of the time in which passes end."""
+_BYTES = 24.0
+"""Bytes for each entry of a pass: tables, messages and what is made on the way."""
+RUNS = 8
+"""Populations by whose differences the error is known."""
+_FEW = 500
+"""Members of the first populations."""
+_MOST = 1 << 20
+_MEMBER = 2000.0
+"""Bytes for a member while its population grows, with all states that it is extended by."""
+_PRECISE = 0.005
+"""A standard error (nats) below which nothing more is drawn."""
+_SPREAD = 0.5
+"""The standard deviation of log Z (nats) over populations above which it is the error itself: the
+mean of so few is too low then, by about that much."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How long, how large and how many.
+
+    Attributes:
+        seconds: for all items of a batch.
+        memory: bytes for the tables of a pass.
+        draws: members of all populations at most; None: as many as the seconds allow.
+        seed: of the randomness.
+        sums_only: log Z and its bounds may take all of the seconds.
+    """
+
+    seconds: float
+    memory: float
+    draws: int | None
+    seed: int
+    sums_only: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What is known of log Z of one batch item (nats).
+
+    Attributes:
+        lower: bound.
+        upper: bound.
+        log_partition: the log of the mean of unbiased estimates of Z.
+        error: its standard error; 0 where nothing was drawn.
+        size: how many equal estimates they are worth.
+        each: the logs of these estimates.
+        passed: the mini-buckets that gave the bound.
+        members: of a population.
+    """
+
+    lower: float
+    upper: float
+    log_partition: float
+    error: float
+    size: float
+    each: tuple[float, ...]
+    passed: Elimination
+    members: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether the error is to be believed."""
+        return self.error <= _SPREAD
+
+
+def estimated(tables: Tables, sampling: Sampling) -> Estimate:
+    """Log Z of one batch item: passes with larger and larger tables, then larger populations."""
+    begin, rng = clock.now(), np.random.default_rng(sampling.seed)
+    end = begin + sampling.seconds
+    most = max(sampling.memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
+    choice = Random(sampling.seed)
+    soon = begin + _ORDER * sampling.seconds
+    order = tight_order(tables, cells=most, seconds=0.0, rng=choice, deadline=soon)
+    draws = _MOST * RUNS if sampling.draws is None else sampling.draws
+    limit = max(min(draws // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
+    cells, best, runs, lower = min(_CELLS, most), None, list[Grown](), -math.inf
+    finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
+    while True:
+        start = clock.now()
+        passed = bounded(tables, order, cells=cells)
+        if finite and not passed.exact:
+            lower = max(lower, bounded(tables, order, cells=cells, lower=True).bound)
+        took = clock.now() - start
+        if best is None or passed.bound <= best.bound:
+            best = passed
+            runs = _runs(best, min(_FEW, limit), rng, end)
+            lower = max(lower, *(run.lower for run in runs))
+        held = sum(part.values.size for bucket in passed.buckets for part in bucket)
+        late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
+        if _is_settled(runs) or late or _GROWTH * held * _BYTES > sampling.memory:
+            break
+        if cells <= _CELLS:
+            order = tight_order(tables, cells=most, seconds=_ORDER * sampling.seconds, rng=choice)
+        cells *= _GROWTH
+    members = min(_FEW, limit)
+    while not _is_settled(runs) and members < limit and clock.now() < end:
+        start = clock.now()
+        first = grown(best, members, rng)
+        lower = max(lower, first.lower)
+        took = max(clock.now() - start, 1e-6)
+        more = (end - clock.now()) / (RUNS * took)
+        if more < 1.5 and runs:
+            break
+        members = int(min(limit, members * max(min(more, 8.0), 1.5)))
+        if more <= 8.0 or members == limit:
+            runs = _runs(best, members, rng, end)
+            lower = max(lower, *(run.lower for run in runs))
+            break
+    return _summary(best, runs, lower, members)
+
+
+def _runs(passed: Elimination, members: int, rng: np.random.Generator, end: float) -> list[Grown]:
+    """Populations, one at least, and fewer where the time ends; one where it is whole."""
+    runs: list[Grown] = []
+    while len(runs) < RUNS and (not runs or clock.now() < end):
+        runs.append(grown(passed, members, rng))
+        if runs[-1].whole:
+            return runs[-1:]
+    return runs
+
+
+def _is_settled(runs: list[Grown]) -> bool:
+    return runs[0].whole or (len(runs) == RUNS and _error(_logs(runs)) < _PRECISE)
+
+
+def _logs(runs: list[Grown]) -> np.ndarray:
+    return np.array([run.log_partition for run in runs])
+
+
+def _error(logs: np.ndarray) -> float:
+    """The standard deviation of the log of the mean, as Student's t has it for so few."""
+    alive = logs[logs > -math.inf]
+    if len(logs) < 4 or not len(alive):
+        return math.inf
+    weights = np.exp(logs - logs.max())
+    error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(logs)))
+    spread = float(alive.std())
+    error = max(error, spread) if spread > _SPREAD or len(alive) < len(logs) else error
+    return error * math.sqrt((len(logs) - 1) / (len(logs) - 3))
+
+
+def _summary(passed: Elimination, runs: list[Grown], lower: float, members: int) -> Estimate:
+    logs = _logs(runs)
+    peak = float(logs.max())
+    if runs[0].whole:
+        return Estimate(peak, peak, peak, 0.0, math.inf, (peak,), passed, members)
+    weights = np.exp(logs - peak) if peak > -math.inf else np.zeros(len(logs))
+    mean = peak + math.log(weights.mean()) if peak > -math.inf else -math.inf
+    size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0
+    # An estimate outside the bounds is wrong for certain.
+    inside = min(max(mean, lower), passed.bound)
+    each = tuple(logs.tolist())
+    return Estimate(lower, passed.bound, inside, _error(logs), size, each, passed, members)

@@ -1,0 +1,240 @@
+"""An unbiased estimate of Z by a population of configurations that grows backwards along an order.
+
+Each member is a configuration of the variables eliminated last; its weight is its own product
+times what mini-buckets say of the rest, an upper bound of it. Members are extended by all states of
+the next variable; those that the rest cannot tell apart are one. Where there are too many, the
+heavy ones stay as they are and the others are drawn, so that expected weights do not change.
+
+Fearnhead and Clifford (2003), On-line inference for hidden Markov models via particle filters (how
+members are drawn); Broka, Dechter, Ihler and Kask (2018), Abstraction sampling.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
+from rdpgraph.engines.tables import Floats, Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """How the members before a variable became those after it.
+
+    Attributes:
+        variable: the variable.
+        before: how many members there were.
+        parents: (n,) of each extended member that stayed, the member before.
+        states: (n,) of the variable.
+        gains: (n,) what the extension added to the log-weight.
+        members: (n,) the member after, of which it is a part.
+        shares: (n,) how large a part, by weight.
+    """
+
+    variable: int
+    before: int
+    parents: Integers
+    states: Integers
+    gains: Floats
+    members: Integers
+    shares: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """What a population came to.
+
+    Attributes:
+        log_partition: its exponential has the mean Z, whatever the number of members.
+        lower: the log of the summed products of the members at the end: log Z is at least that.
+        whole: no members were drawn, so that both are log Z.
+        steps: of all variables, where they were asked for.
+        shares: (members at the end,) of the estimate.
+    """
+
+    log_partition: float
+    lower: float
+    whole: bool
+    steps: tuple[Step, ...]
+    shares: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class _Members:
+    """A population.
+
+    Attributes:
+        states: (n,) of each variable that a later step reads.
+        keys: (n,) of these states; those of different states differ.
+        weights: (n,) logs.
+        products: (n,) the logs of their true products and bounds: weights, had none been drawn.
+    """
+
+    states: dict[int, Integers]
+    keys: Integers
+    weights: Floats
+    products: Floats
+
+
+def grown(
+    passed: Elimination, count: int, rng: np.random.Generator, *, recorded: bool = False
+) -> Grown:
+    """One population.
+
+    Time and memory are linear in the members and variables.
+
+    Args:
+        passed: mini-buckets with positive weights.
+        count: members that are kept at most.
+        rng: the randomness.
+        recorded: keep the steps; of all variables, while else those on which no split bucket
+            depends are summed out exactly.
+    """
+    skipped = frozenset[int]() if recorded else _summed_exactly(passed)
+    buckets = [own for own in reversed(passed.buckets) if own[0].scope[0] not in skipped]
+    last = {u: at for at, own in enumerate(buckets) for part in own for u in part.scope[1:]}
+    leaving: list[list[int]] = [[] for _ in buckets]
+    for u, at in last.items():
+        leaving[at].append(u)
+    # Keys of different states are equal once in 2^62 pairs.
+    odd = np.random.default_rng(0).integers(1, 2**62, len(passed.buckets) + 1)
+    start = np.array([passed.bound])
+    members = _Members({}, np.zeros(1, np.int64), start, start)
+    steps: list[Step] = []
+    whole = True
+    for own, gone in zip(buckets, leaving, strict=True):
+        v = own[0].scope[0]
+        each = _gains(own, members)
+        if v not in last and not gone and not recorded:
+            total = log_sum(each, 0)
+            kept = np.flatnonzero(total > -math.inf)
+            if not len(kept):
+                return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
+            weights, products = members.weights + total, members.products + total
+            members = _Members(
+                {u: states[kept] for u, states in members.states.items()},
+                members.keys[kept], weights[kept], products[kept],
+            )  # fmt: skip
+            continue
+        states, parents = np.nonzero(each > -math.inf)
+        if not len(states):
+            return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
+        gains, keys = each[states, parents], members.keys[parents]
+        weights, products = members.weights[parents] + gains, members.products[parents] + gains
+        if v in last:
+            keys = keys + odd[v] * states
+        for u in gone:
+            keys = keys - odd[u] * members.states[u][parents]
+        firsts, groups = _alike(keys) if gone or v not in last else (None, None)
+        shares = np.zeros(len(weights))
+        if firsts is None or groups is None:
+            firsts = groups = np.arange(len(weights))
+        else:
+            merged = _grouped(weights, groups, len(firsts))
+            shares = weights - merged[groups]
+            weights, products = merged, _grouped(products, groups, len(firsts))
+        kept = np.arange(len(weights))
+        if len(weights) > count:
+            whole = False
+            kept, weights = thinned(weights, count, float(rng.random()))
+        if recorded:
+            place = np.full(len(products), -1)
+            place[kept] = np.arange(len(kept))
+            stayed = np.flatnonzero(place[groups] >= 0)
+            steps.append(
+                Step(
+                    v, len(members.weights), parents[stayed], states[stayed], gains[stayed],
+                    place[groups[stayed]], np.exp(shares[stayed]),
+                )
+            )  # fmt: skip
+        firsts = firsts[kept]
+        mothers = parents[firsts]
+        left = {u: own[mothers] for u, own in members.states.items() if u not in gone}
+        if v in last:
+            left[v] = states[firsts]
+        members = _Members(left, keys[firsts], weights, products[kept])
+    total, lower = float(log_sum(members.weights, 0)), float(log_sum(members.products, 0))
+    if total == -math.inf:
+        return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
+    return Grown(total, lower, whole, tuple(steps), np.exp(members.weights - total))
+
+
+def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats]:
+    """The members that stay, and their log-weights: as expected those that there were.
+
+    Those above a threshold stay as they are, and the others with a probability in proportion to
+    their weight, which becomes the threshold.
+
+    Args:
+        weights: (n,) logs.
+        count: how many stay at most.
+        point: uniform in [0, 1).
+    """
+    peak = weights.max()
+    mass = np.exp(weights - peak)
+    falling = np.sort(mass)[::-1]
+    rest = np.cumsum(falling[::-1])[::-1][:count]
+    thresholds = rest / (count - np.arange(count))
+    heavy = int(np.argmax(falling[:count] <= thresholds))
+    threshold = thresholds[heavy]
+    stay = mass > threshold
+    if threshold == 0.0:  # all others together are lost in rounding
+        return np.flatnonzero(stay), weights[stay]
+    light = np.flatnonzero(~stay)
+    reach = np.cumsum(mass[light] / threshold)
+    drawn = light[np.searchsorted(reach, np.arange(point, reach[-1], 1.0), side="right")]
+    kept = np.concatenate([np.flatnonzero(stay), drawn])
+    lifted = np.full(len(drawn), peak + math.log(threshold))
+    return kept, np.concatenate([weights[stay], lifted])
+
+
+def _summed_exactly(passed: Elimination) -> frozenset[int]:
+    """The variables whose bucket is whole, as are those of all variables that depend on it."""
+    needed, skipped = set[int](), set[int]()
+    for own in passed.buckets:
+        v = own[0].scope[0]
+        if len(own) == 1 and v not in needed:
+            skipped.add(v)
+        else:
+            needed.update(*(part.scope[1:] for part in own))
+    return frozenset(skipped)
+
+
+def _gains(own: tuple[MiniBucket, ...], members: _Members) -> Floats:
+    """(states, n) what each state of a bucket's variable adds to the log-weights."""
+    gains = np.zeros((len(own[0].values), len(members.weights)))
+    for part in own:
+        gains += part.values.reshape(len(part.values), -1)[:, _places(part, members, values=True)]
+    for part in own:
+        said = part.message.reshape(-1)[_places(part, members, values=False)]
+        gains -= np.where(said > -math.inf, said, 0.0)
+    return gains
+
+
+def _places(part: MiniBucket, members: _Members, *, values: bool) -> Integers:
+    """(n,) where each member reads a table: its values past the first dim, or its message."""
+    scope = part.scope[1:] if values else part.rest
+    shape = part.values.shape[1:] if values else part.message.shape
+    place = np.zeros(len(members.weights), np.int64)
+    for u, size in zip(scope, shape, strict=True):
+        place *= size
+        place += members.states[u]
+    return place
+
+
+def _alike(keys: Integers) -> tuple[Integers, Integers]:
+    """(groups,) the first of each group of equal keys, and (n,) the group of each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    groups = np.empty(len(keys), np.int64)
+    groups[order] = np.cumsum(begins) - 1
+    return order[begins], groups
+
+
+def _grouped(logs: Floats, groups: Integers, count: int) -> Floats:
+    """(count,) log-sums within groups."""
+    peak = np.full(count, -math.inf)
+    np.maximum.at(peak, groups, logs)
+    return peak + np.log(np.bincount(groups, np.exp(logs - peak[groups]), count))
