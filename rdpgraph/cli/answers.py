@@ -17,11 +17,13 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.restriction import KeptSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
-from rdpgraph.query.answers import Assignment
+from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
 
 _MOST_ROWS = 400
 _BAR = 24
+_CLOSED = 1e-6
+"""The part of a score below which a gap is rounding."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Answer:
         scores: per row the log-score of the configuration (MAP), nats.
         numbers: the variables' places in the model.
         optimal: per row whether no configuration is better (MAP, MMAP), as far as that is known.
+        mode_bounds: per row what no score exceeds (MAP), nats; +inf where that is not known.
+        bounds: per row between which log Z lies for certain, nats; empty where not asked for.
     """
 
     posterior: Posterior
@@ -48,6 +52,8 @@ class Answer:
     scores: tuple[float, ...]
     numbers: tuple[int, ...]
     optimal: tuple[bool, ...]
+    mode_bounds: tuple[float, ...] = ()
+    bounds: tuple[tuple[float, float], ...] = ()
 
 
 def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool = True) -> Answer:
@@ -57,7 +63,7 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
         posterior: of the model.
         task: the question.
         query: the variables; none: all.
-        sums: whether log Z is asked for too where the question is a configuration.
+        sums: whether log Z is asked for too where that is not the question.
 
     Raises:
         ImpossibleEvidenceError: the evidence or the model has probability zero.
@@ -67,23 +73,27 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
         raise ModelError("The command line answers models of single variables.")
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
-    # First, so that messages that approximate log Z do not take the time that modes need.
+    # First, so that what approximates log Z does not take the time that these need.
     mode = _mode(posterior, task, entries)
-    if mode is None or sums:
+    marginals = posterior.marginals() if task is Task.MAR else None
+    said = mode is not None or (marginals is not None and _are_possible(marginals))
+    if sums or not said:
         log_z = _log_partitions(posterior)
     else:
         log_z = [math.nan] * math.prod(graph.batch_shape)
     values: list[list[Any]] = [list[Any]() for _ in log_z]
     scores: list[float] = []
-    if task is Task.MAR:
-        marginals = posterior.marginals()
+    if marginals is not None:
         values = _rows([marginals[entry] for entry in entries], len(log_z), vectors=True)
     elif mode is not None:
         values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
     optimal: list[bool] = []
+    ceilings: list[float] = []
     if task is Task.MAP and mode is not None:
         scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
         optimal = posterior.mode_is_consistent().reshape(-1).tolist()
+        if sums:
+            ceilings = posterior.mode_bound().reshape(-1).tolist()
     elif mode is not None and mode.optimal is not None:
         optimal = mode.optimal.reshape(-1).tolist()
     return Answer(
@@ -96,6 +106,8 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
         scores=tuple(scores),
         numbers=tuple(places),
         optimal=tuple(optimal),
+        mode_bounds=tuple(ceilings),
+        bounds=_bounds(posterior) if sums else (),
     )
 
 
@@ -107,6 +119,16 @@ def _mode(posterior: Posterior, task: Task, entries: Sequence[Entry]) -> Assignm
         if task is Task.MMAP:
             return posterior.marginal_mode(entries)
     return None
+
+
+def _bounds(posterior: Posterior) -> tuple[tuple[float, float], ...]:
+    lower, upper = posterior.bounds()
+    return tuple(zip(lower.reshape(-1).tolist(), upper.reshape(-1).tolist(), strict=True))
+
+
+def _are_possible(marginals: StateValues) -> bool:
+    """Whether those of each row sum to one, as they do where the evidence has a probability."""
+    return all(bool((own.detach().sum(-1) > 0).all()) for own in marginals.values())
 
 
 def _log_partitions(posterior: Posterior) -> list[float]:
@@ -148,6 +170,10 @@ def print_table(answer: Answer, console: Console) -> None:
         if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
         console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
+        between = _between(answer, row)
+        if between is not None:
+            least, most = between
+            console.print(f"log Z is at least {_shown(least)} and at most {_shown(most)} nats")
         bar = _error_bar(answer.posterior, row)
         if bar is not None:
             console.print(
@@ -159,11 +185,30 @@ def print_table(answer: Answer, console: Console) -> None:
         if answer.scores:
             share = math.exp(min(answer.scores[row] - log_z, 0.0))
             console.print(f"log-score = {_shown(answer.scores[row])} nats, probability {share:.4g}")
+            gap = _gap(answer, row)
+            if gap is not None:
+                console.print(f"no configuration is better by more than {gap:.4g} nats")
         if answer.optimal and not answer.optimal[row]:
             console.print("the best configuration that was found; there may be better ones")
     console.print(f"{_worth(answer)}, by {status.method or plan.route} (width {plan.width:.1f})")
     if status.remedy:
         console.print(status.remedy)
+
+
+def _between(answer: Answer, row: int) -> tuple[float, float] | None:
+    """Bounds of log Z; None where it is known, or nothing is."""
+    if not answer.bounds:
+        return None
+    lower, upper = answer.bounds[row]
+    return None if lower == upper or (math.isinf(lower) and math.isinf(upper)) else (lower, upper)
+
+
+def _gap(answer: Answer, row: int) -> float | None:
+    """Nats from the score to its bound; None where none is known, or it is zero."""
+    if not answer.mode_bounds or not math.isfinite(answer.mode_bounds[row]):
+        return None
+    gap = answer.mode_bounds[row] - answer.scores[row]
+    return gap if gap > _CLOSED * max(1.0, abs(answer.scores[row])) else None
 
 
 @dataclass(frozen=True)
@@ -178,9 +223,11 @@ def _error_bar(posterior: Posterior, row: int) -> _ErrorBar | None:
     count = posterior.replicates.count
     if count < 2:
         return None
-    error = posterior.standard_error.reshape(-1)[row]
+    error = float(posterior.standard_error.reshape(-1)[row])
     size = posterior.effective_sample_size.reshape(-1)[row]
-    return _ErrorBar(float(error), float(size), count)
+    # Of few that differ much, more is known to be uncertain than their differences say.
+    known = posterior.status.standard_error
+    return _ErrorBar(max(error, known or 0.0), float(size), count)
 
 
 def _worth(answer: Answer) -> str:
@@ -262,6 +309,11 @@ def _json(answer: Answer) -> str:
             entry["standard_error"] = bar.error
             entry["effective_sample_size"] = bar.size
             entry["replicates"] = bar.replicates
+        between = _between(answer, row)
+        if between is not None:
+            entry["lower_bound"], entry["upper_bound"] = map(_finite, between)
+        if answer.mode_bounds:
+            entry["score_bound"] = _finite(answer.mode_bounds[row])
         if answer.optimal:
             entry["optimal"] = answer.optimal[row]
         if answer.scores:
@@ -272,6 +324,11 @@ def _json(answer: Answer) -> str:
     if len(body["rows"]) == 1:
         body.update(body.pop("rows")[0])
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]]:

@@ -23,7 +23,8 @@ from rdpgraph.engines.values import Value, float_limits, rescaled
 from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 
-_UP = 0.6  # the part of the seconds in which a pass up ends; predicted is a third
+UP = 0.6
+"""The part of the seconds in which a pass up ends; predicted is a third."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +65,8 @@ class ExactSolution(Solution):
     def _watch(self, up: Upward | None = None) -> Watch:
         """For a pass up, or for the one down that follows it."""
         if up is None:
-            return Watch(_UP * self.seconds)
-        return Watch(max(self.seconds - up.spent, (1.0 - _UP) * self.seconds))
+            return Watch(UP * self.seconds)
+        return Watch(max(self.seconds - up.spent, (1.0 - UP) * self.seconds))
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats, differentiable."""
@@ -164,6 +165,10 @@ class ExactSolution(Solution):
             return torch.full_like(network.constant, -math.inf).expand(network.batch)
         total = log_total(self._maxima).to(network.constant) + network.constant
         return total.expand(network.batch)
+
+    def mode_bound(self) -> Tensor:
+        """(B,) the score of the mode."""
+        return self.log_maximum().detach().double().cpu()
 
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration; the first maximum wins at every step."""

@@ -20,6 +20,9 @@ from rdpgraph.plan.clock import Allowance
 _MODES = 0.8
 """The part of the time that is for modes, where sums have not begun."""
 
+_BOUNDING = 0.05
+"""The part of the time for a bound of their scores."""
+
 _STARTED = 0.4
 """The part of that after which messages end, and the search begins with what they say."""
 
@@ -40,25 +43,38 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         modal: gives messages for modes and max-marginals from the seconds there are.
         search: finds better modes.
         allowance: seconds for all of them.
+        ceiling: bounds the scores of modes in some seconds; None: nothing does.
     """
 
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
     modal: Callable[[float], Solution] = field(repr=False)
     search: SearchFrom = field(repr=False)
     allowance: Allowance
+    ceiling: Callable[[float], Tensor] | None = field(default=None, repr=False)
 
     @cached_property
-    def chosen(self) -> Solution:
-        """The one that answers."""
+    def tried(self) -> tuple[Solution, ...]:
+        """Those that were tried, the one that answers last."""
         with self.allowance.spending():
             end = clock.now() + self.allowance.left()
-            solution = self.attempts[0](end - clock.now())
+            every = [self.attempts[0](end - clock.now())]
             for attempt in self.attempts[1:]:
                 # What stopped at the end of the time is no worse than what does not begin.
-                if solution.status().converged or clock.now() > end:
+                if every[-1].status().converged or clock.now() > end:
                     break
-                solution = attempt(end - clock.now())
-        return solution
+                every.append(attempt(end - clock.now()))
+        return tuple(every)
+
+    @property
+    def chosen(self) -> Solution:
+        """The one that answers."""
+        return self.tried[-1]
+
+    @cached_property
+    def plain(self) -> Solution:
+        """The one whose log Z is nearest: a bound is no estimate, even where it settled."""
+        free = [one for one in self.tried if not one.status().bound]
+        return min(free, key=_unrest, default=self.chosen)
 
     @cached_property
     def _messages(self) -> Solution:
@@ -75,9 +91,13 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         known = self._messages.mode_exists()
         if bool(sure.all()) or (known is not None and not bool(known.all())):
             return states, sure
+        return self._found.states, self._found.optimal
+
+    @cached_property
+    def _found(self) -> Searched:
+        states = self._messages.mode()
         with self.allowance.spending(), torch.no_grad():
-            searched = self.search(None, states, self.allowance.left(_MODES))
-        return searched.states, searched.optimal
+            return self.search(None, states, self.allowance.left(_MODES))
 
     def _ask(self, question: Callable[[Solution], Value]) -> Value:
         return question(self.chosen)
@@ -90,6 +110,23 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         """(B, V) states."""
         return self._best[0]
 
+    def mode_bound(self) -> Tensor:
+        """(B,) nats, by mini-buckets; the mode's score where a search proved it."""
+        return self._bound
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        states = self.mode()
+        if self.ceiling is None:
+            return torch.full((len(states),), math.inf, dtype=torch.float64)
+        with self.allowance.spending():
+            found = self.ceiling(_BOUNDING * self.allowance.seconds)
+        searched = self.__dict__.get("_found")
+        if searched is None or searched.states is not states:
+            return found
+        most = torch.maximum(found, searched.scores.cpu())
+        return torch.where(searched.optimal, searched.scores.cpu(), most)
+
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by the messages for modes."""
         return self._messages.mode_exists()
@@ -101,6 +138,11 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _search(self, numbers: Tensor) -> Searched:
         with self.allowance.spending(), torch.no_grad():
             return self.search(numbers, None, self.allowance.left(_MODES))
+
+
+def _unrest(solution: Solution) -> tuple[bool, float]:
+    status = solution.status()
+    return not status.converged, status.residual or 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,6 +91,13 @@ class Solution(ABC):
         """(B,) whether any configuration is possible, where that is known without log Z."""
         return None
 
+    def mode_bound(self) -> Tensor:
+        """(B,) what no configuration's score exceeds (nats), in float64.
+
+        +inf: nothing more is known than `mode` says, which is the best one where status is exact.
+        """
+        return torch.full(self.log_partition().shape, math.inf, dtype=torch.float64)
+
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configurations include the mode's."""
         return torch.ones(len(self.log_partition()), dtype=torch.bool)
@@ -197,6 +204,10 @@ class Delegate(Solution):
     def mode_exists(self) -> Tensor | None:
         """(B,), or None."""
         return self._ask(lambda one: one.mode_exists())
+
+    def mode_bound(self) -> Tensor:
+        """(B,)."""
+        return self._ask(lambda one: one.mode_bound())
 
     def mode_is_consistent(self) -> Tensor:
         """(B,)."""

@@ -67,8 +67,8 @@ class Posterior(Inferred):
         """Between which two numbers log Z lies for certain, as far as that is known (nats).
 
         Both are log Z where inference is exact. Tree-reweighted messages that converged give an
-        upper bound, `MiniBuckets` both; -inf and +inf say that nothing is known. Of the estimator's
-        model, if there is one that rewrites.
+        upper bound, `MiniBuckets` both, and so does `Auto` where exact inference does not fit; -inf
+        and +inf say that nothing is known. Of the estimator's model, if there is one that rewrites.
         """
         lower, upper = self.solution.bounds()
         shape = self.graph.batch_shape
@@ -252,6 +252,17 @@ class Posterior(Inferred):
         a tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
         """
         return self.solution.mode_is_consistent().reshape(self.graph.batch_shape)
+
+    def mode_bound(self) -> Tensor:
+        """(*batch,) what no configuration's score exceeds, nats; the gap of a mode to it.
+
+        The score of the mode where it is known to be the best; +inf where nothing is known. By
+        mini-buckets where exact inference does not fit: its part of the time is small. In float64.
+        """
+        known = self.solution.mode_bound().reshape(self.graph.batch_shape)
+        if bool(known.isfinite().all()) or not self.status.exact:
+            return known
+        return self.graph.score({**self.mode()}).detach().double().cpu()
 
     def max_marginals(self) -> StateValues:
         """For every state the largest score (nats, unnormalised) of a configuration with it."""

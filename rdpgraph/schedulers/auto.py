@@ -11,21 +11,29 @@ from torch import Tensor
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._cache import cached_property, recording
 from rdpgraph._portable import tensors_in
+from rdpgraph.engines.exact import UP, ExactSolution
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
+from rdpgraph.engines.minibuckets.ceiling import ceilings
+from rdpgraph.engines.minibuckets.estimate import Sampling
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged, SearchFrom
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.recognised_left import LeftSolution, graph_left
 from rdpgraph.engines.search.solution import Limits, Searched, search
 from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.weighed import Weighed
+from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan import clock
+from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
-from rdpgraph.plan.scheduler import SEARCHING
+from rdpgraph.plan.scheduler import PASSES, SEARCHING
+from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import Contraction, plan_network, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy, loopy_plan
@@ -45,8 +53,14 @@ _INVERSE, _DRAWN = 4e-9, 200
 _PATIENCE = 0.5
 """The part of the time after which a search for modes that finds nothing better ends."""
 
+_FORWARD = 0.25
+"""The part of the time in which log Z alone is exact, as predicted."""
+
 _JOINED = 0.24
 """The part of the time that messages between clusters take."""
+
+_ITEMS = 8
+"""Batch items at most whose log Z is estimated one after the other."""
 
 _Attempts: TypeAlias = tuple[Callable[[float], Solution], ...]
 
@@ -58,6 +72,11 @@ class Auto(Scheduler):
     Where exact inference does not fit the budget: messages between clusters (`JoinGraph`), and if
     those do not converge between single factors (`Loopy`). Models of more than 50,000 factors
     with cycles go straight to `Loopy`. `status` says what the answer is worth.
+
+    Log Z is exact where that alone fits. Else it is the estimate of `MiniBuckets`, unless its error
+    is above half a nat and messages say what contradicts neither bounds nor estimate; it has no
+    gradients then. Messages answer for models with tables that are trained, of more than 8,000
+    factors, and of more than eight batch items.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
@@ -119,24 +138,37 @@ class Auto(Scheduler):
             deadline = max(begin + clock.PLANNING * self.seconds, least)
             part = JoinGraph(self.memory, _JOINED * self.seconds)
             planned = part.plan_network(graph, network, why, deadline=deadline)
+        forward = _forward(network, plan, budget)
         if planned is None:
-            return for_messages.plan(why), self._fallback(for_messages, begin)
-        return planned[0], self._fallback(for_messages, begin, partial(_at_once, planned[1]))
+            return for_messages.plan(why), self._fallback(for_messages, begin, forward=forward)
+        joined = partial(_at_once, planned[1])
+        return planned[0], self._fallback(for_messages, begin, joined, forward=forward)
 
     def _fallback(
-        self, for_messages: "_ForMessages", begin: float, *before: Callable[[float], Solution]
+        self,
+        for_messages: "_ForMessages",
+        begin: float,
+        *before: Callable[[float], Solution],
+        forward: "_Forward | None" = None,
     ) -> Callable[..., Solution]:
         """Loopy propagation in several tries, after others, in the seconds that are left.
 
         What it gives may be called with seconds that were spent since.
         """
-        tries = _SOFT if for_messages.reduced.possible is None else _HARD
-        tries = tries if _has_time_for_trees(for_messages.reduced, self.seconds) else tries[:-1]
+        network = for_messages.reduced
+        tries = _SOFT if network.possible is None else _HARD
+        tries = tries if _has_time_for_trees(network, self.seconds) else tries[:-1]
         loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
         memory = budget_of(self.memory, self.seconds).memory_bytes
-        search = partial(_searched, for_messages.reduced, memory)
-        return partial(_first_converged, (*before, *loopy), loopy[0], search, seconds)
+        search = partial(_searched, network, memory)
+        joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
+        ceiling = partial(_ceiling, network, memory) if joint <= MOST_JOINED else None
+        messages = partial(_first_converged, (*before, *loopy), loopy[0], search, ceiling, seconds)
+        trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
+        if trained or joint > MOST_JOINED or network.batch > _ITEMS:
+            return messages
+        return partial(_weighed, network, memory, messages, forward)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,10 +224,51 @@ def _first_converged(
     attempts: _Attempts,
     modal: Callable[[float], Solution],
     search: SearchFrom,
+    ceiling: Callable[[float], Tensor] | None,
     seconds: float,
     spent: float = 0.0,
 ) -> FirstConverged:
-    return FirstConverged(attempts, modal, search, Allowance(seconds, spent))
+    return FirstConverged(attempts, modal, search, Allowance(seconds, spent), ceiling)
+
+
+def _ceiling(network: Network, memory: float, seconds: float) -> Tensor:
+    return ceilings(network, frozenset(), seconds=seconds, memory=memory)
+
+
+def _weighed(
+    network: Network,
+    memory: float,
+    messages: Callable[[float], FirstConverged],
+    forward: "_Forward | None",
+    spent: float = 0.0,
+) -> Weighed:
+    made = messages(spent)
+    drawn = partial(_drawn, network, memory)
+    return Weighed(made, drawn, forward, made.allowance)
+
+
+def _drawn(network: Network, memory: float, seconds: float) -> MiniBucketSolution:
+    return MiniBucketSolution(network, Sampling(seconds, memory, None, 0, sums_only=True))
+
+
+_Forward: TypeAlias = Callable[[float], Solution]
+
+
+def _forward(network: Network, plan: Plan, budget: Budget) -> _Forward | None:
+    """Log Z alone, where that fits though marginals do not."""
+    if plan.tree is None or plan.peak_bytes > 0.5 * budget.memory_bytes:
+        return None
+    if plan.seconds / PASSES > _FORWARD * budget.seconds:
+        return None
+    return partial(_upwards, network, plan.tree)
+
+
+def _upwards(network: Network, tree: ContractionTree, seconds: float) -> ExactSolution:
+    return ExactSolution(network, tree, False, _no_order, seconds / UP)  # noqa: FBT003
+
+
+def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
+    raise BudgetError("Only log Z is exact here.")
 
 
 def _searched(

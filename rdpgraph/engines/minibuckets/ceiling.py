@@ -1,0 +1,59 @@
+"""What no configuration exceeds: bounds of the best score, or of the largest sum."""
+
+import math
+from collections.abc import Set
+from random import Random
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.minibuckets.bounds import bounded
+from rdpgraph.engines.minibuckets.ordering import tight_order
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.tables import Tables, tables_of
+from rdpgraph.plan import clock
+
+_CELLS, _GROWTH = 2.0**12, 8.0
+_ORDER = 0.3
+"""The part of the time in which orders are compared."""
+_BYTES = 24.0
+
+
+def ceilings(network: Network, summed: Set[int], *, seconds: float, memory: float) -> Tensor:
+    """(B,) upper bounds (nats, float64) of the best score, by mini-buckets at temperature zero.
+
+    Args:
+        network: reduced, without whole potentials.
+        summed: active variables that are summed out; the bound is of the largest sum.
+        seconds: for all items.
+        memory: bytes for the tables of a pass.
+    """
+    constant = network.constant.detach().double().cpu().expand(network.batch)
+    if network.impossible:
+        return torch.full_like(constant, -math.inf)
+    share = seconds / max(network.batch, 1)
+    each = [
+        _ceiling(tables_of(network, item, zeros=True), summed, share, memory)
+        for item in range(network.batch)
+    ]
+    return torch.tensor(each, dtype=torch.float64) + constant
+
+
+def _ceiling(tables: Tables, summed: Set[int], seconds: float, memory: float) -> float:
+    begin, best = clock.now(), math.inf
+    maximised = frozenset(range(len(tables.sizes))).difference(summed)
+    most = max(memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
+    order = tight_order(
+        tables, cells=most, seconds=_ORDER * seconds, rng=Random(0), maximised=maximised
+    )
+    cells = min(_CELLS, most)
+    while True:
+        start = clock.now()
+        passed = bounded(tables, order, cells=cells, maximised=maximised)
+        best = min(best, passed.bound)
+        took = clock.now() - start
+        held = sum(part.values.size for bucket in passed.buckets for part in bucket)
+        late = clock.now() + _GROWTH * took > begin + seconds
+        if passed.exact or late or _GROWTH * held * _BYTES > memory:
+            return best
+        cells *= _GROWTH

@@ -1,0 +1,131 @@
+"""Log Z by evidence: exact if that alone fits, else the estimate whose error is known, or messages.
+
+Everything else is answered by messages.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
+from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.solution import Delegate, Solution, Value
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan.clock import Allowance
+
+_EXACTLY = 0.5
+"""The part of the time that exact log Z may take before it is given up."""
+_DRAWN = 0.7
+"""The part of what is left then that estimates take."""
+_PRECISE = 0.1
+"""A standard error (nats) below which messages are not asked."""
+_DOUBT = 3.0
+"""Nats by which an unbiased estimate is above log Z with a probability of a twentieth at most, by
+Markov's inequality."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Delegate):
+    """Messages for all but log Z, and the best that is known of that. Log Z has no gradients.
+
+    Attributes:
+        messages: answers all other questions.
+        drawn: gives estimates with their errors and bounds, from seconds.
+        exactly: gives log Z alone from seconds, or raises `BudgetError`; None: it does not fit.
+        allowance: seconds, those of the messages.
+    """
+
+    messages: FirstConverged
+    drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
+    exactly: Callable[[float], Solution] | None = field(repr=False)
+    allowance: Allowance
+
+    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+        return question(self.messages)
+
+    @cached_property
+    def _exact(self) -> Solution | None:
+        if self.exactly is None:
+            return None
+        try:
+            with self.allowance.spending(), torch.no_grad():
+                solution = self.exactly(_EXACTLY * self.allowance.left())
+                solution.log_partition()
+        except BudgetError:
+            return None
+        return solution
+
+    @cached_property
+    def _drawn(self) -> MiniBucketSolution:
+        with self.allowance.spending():
+            solution = self.drawn(self.allowance.left(_DRAWN))
+            _ = solution.estimates
+        return solution
+
+    @cached_property
+    def chosen(self) -> Solution:
+        """What answers log Z."""
+        if self._exact is not None:
+            return self._exact
+        estimates = self._drawn.estimates
+        if all(one.error <= _PRECISE for one in estimates):
+            return self._drawn
+        if all(one.reliable for one in estimates):
+            return self._drawn
+        said = self.messages.plain
+        nothing = any(one.log_partition == -math.inf for one in estimates)
+        return said if nothing or self._may_be(said) else self._drawn
+
+    def _may_be(self, solution: Solution) -> bool:
+        """Whether log Z of a solution is no bound, and contradicts no bound and no estimate."""
+        log_z = solution.log_partition().detach().double().cpu()
+        lower, upper = self._drawn.bounds()
+        least = torch.maximum(lower, self._drawn.log_estimates() - _DOUBT)
+        inside = ((log_z >= least) & (log_z <= upper)).all()
+        return not solution.status().bound and bool(inside)
+
+    def log_partition(self) -> Tensor:
+        """(B,) nats, within the bounds."""
+        log_z = self.chosen.log_partition()
+        if self._exact is not None:
+            return log_z
+        lower, upper = (bound.to(log_z) for bound in self._drawn.bounds())
+        return torch.minimum(torch.maximum(log_z, lower), upper)
+
+    def log_partitions(self) -> Tensor:
+        """(replicates, B) of populations, where these answer."""
+        return self.chosen.log_partitions()
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): the largest lower and the smallest upper bound of all routes."""
+        if self._exact is not None:
+            return self._exact.bounds()
+        lower, upper = self._drawn.bounds()
+        if "tried" not in self.messages.__dict__:
+            return lower, upper
+        below, above = (bound.double().cpu() for bound in self.messages.bounds())
+        return torch.maximum(lower, below), torch.minimum(upper, above)
+
+    def status(self) -> Status:
+        """That of log Z, if it was asked for, and else that of the messages; or of both."""
+        if "chosen" not in self.__dict__:
+            return self.messages.status()
+        own = self.chosen.status()
+        if "tried" not in self.messages.__dict__ or self.chosen is self.messages.chosen:
+            return own
+        if self.chosen is self.messages.plain:
+            return own
+        other = self.messages.status()
+        return replace(
+            other,
+            exact=own.exact and other.exact,
+            converged=own.converged and other.converged,
+            standard_error=own.standard_error,
+            effective_sample_size=own.effective_sample_size,
+            bound="",
+        )

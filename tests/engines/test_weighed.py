@@ -1,0 +1,162 @@
+"""Log Z of what does not fit: by evidence, within bounds, and never a bound under another name."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.minibuckets import estimate
+from rdpgraph.engines.minibuckets.estimate import Estimate
+from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.solution import Approximation
+from rdpgraph.engines.status import Status
+from rdpgraph.engines.weighed import Weighed
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan.clock import Allowance
+from rdpgraph.testing import brute_force
+
+DOUBLE = torch.float64
+UPPER = Status(exact=False, bound="upper", residual=1e-6)
+SETTLED = Status(exact=False, residual=1e-6)
+RESTLESS = Status(exact=False, converged=False, residual=0.1)
+
+
+class Said(Approximation):
+    """A solution that is a number and its status."""
+
+    def __init__(self, log_z: float, status: Status) -> None:
+        self.log_z, self.own = log_z, status
+
+    def status(self) -> Status:
+        return self.own
+
+    def log_partition(self) -> torch.Tensor:
+        return torch.tensor([self.log_z], dtype=DOUBLE)
+
+    def _none(self, *_: object) -> torch.Tensor:
+        raise AssertionError
+
+    variable_marginals = factor_marginals = expected_score = max_marginals = mode = _none
+
+
+Said.__abstractmethods__ = frozenset()
+
+
+class Drawn(Said):
+    """Estimates with an error and bounds."""
+
+    def __init__(self, log_z: float, error: float, lower: float, upper: float) -> None:
+        super().__init__(log_z, Status(exact=False, biased=True, standard_error=error))
+        one = Estimate(lower, upper, log_z, error, 8.0, (log_z,), None, 1)  # pyright: ignore
+        self.estimates = (one,)
+
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        one = self.estimates[0]
+        return torch.tensor([one.lower]).double(), torch.tensor([one.upper]).double()
+
+    def log_estimates(self) -> torch.Tensor:
+        return self.log_partition()
+
+
+def messages(*every: Said) -> FirstConverged:
+    attempts = tuple(lambda _, one=one: one for one in every)
+    return FirstConverged(attempts, attempts[0], None, Allowance(10.0))  # pyright: ignore
+
+
+def weighed(drawn: Drawn, *every: Said, exactly=None) -> Weighed:
+    said = messages(*every)
+    return Weighed(said, lambda _: drawn, exactly, said.allowance)  # pyright: ignore
+
+
+def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
+    said = messages(Said(861.0, RESTLESS), Said(1075.0, UPPER))
+    assert said.chosen.log_z == 1075.0
+    assert said.plain.log_z == 861.0
+    calm = messages(Said(3.0, RESTLESS), Said(4.0, replace(RESTLESS, residual=1e-3)))
+    assert calm.plain.log_z == 4.0
+    assert messages(Said(3.0, SETTLED), Said(9.0, UPPER)).plain.log_z == 3.0
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said", "expected"),
+    [
+        (Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), 5.0),  # the error is known and small
+        (Drawn(5.0, 0.3, 0.0, 9.0), Said(6.0, SETTLED), 5.0),
+        (Drawn(5.0, 2.0, 0.0, 9.0), Said(6.0, SETTLED), 6.0),  # the error is known to be large
+        (Drawn(5.0, 2.0, 0.0, 9.0), Said(6.0, RESTLESS), 6.0),
+        (Drawn(5.0, 2.0, 0.0, 5.5), Said(6.0, SETTLED), 5.0),  # above a bound
+        (Drawn(5.0, 2.0, 4.0, 9.0), Said(3.5, SETTLED), 5.0),  # below one
+        (Drawn(9.0, 2.0, 0.0, 20.0), Said(1.0, SETTLED), 9.0),  # unbiased draws are seldom so high
+        (Drawn(5.0, 2.0, 0.0, 9.0), Said(6.0, UPPER), 5.0),
+    ],
+)
+def test_log_z_is_the_one_whose_error_is_known_or_else_what_contradicts_nothing(
+    drawn, said, expected
+):
+    solution = weighed(drawn, said)
+    assert float(solution.log_partition()) == expected
+    assert solution.status().bound == ""
+    lower, upper = solution.bounds()
+    assert float(lower) <= expected <= float(upper)
+
+
+def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
+    exact = Said(7.0, Status())
+    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
+    assert float(solution.log_partition()) == 7.0
+    assert solution.status().exact
+    assert float(solution.bounds()[0]) == float(solution.bounds()[1]) == 7.0
+
+    def late(_: float) -> Said:
+        raise BudgetError("late")
+
+    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
+    assert float(solution.log_partition()) == 5.0
+    assert not solution.status().exact
+
+
+def test_a_status_after_log_z_and_messages_is_that_of_both():
+    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
+    assert not solution.status().converged  # of messages: nothing else was asked for
+    assert float(solution.log_partition()) == 5.0
+    assert not solution.status().converged
+    assert solution.status().standard_error == 0.01
+
+
+def dense(*, trained: bool = False) -> rg.FactorGraph:
+    """Fifteen variables, each with each: the exact tables have 32,768 entries."""
+    x = rg.VariableArray("x", (15,), 2)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(105, 2, 2, generator=generator, dtype=DOUBLE).requires_grad_(trained)
+    pairs = torch.combinations(torch.arange(15)).T.tolist()
+    scopes = tuple(tuple(x[int(i)] for i in side) for side in pairs)
+    factors = [
+        rg.Factor([a, b], rg.Table(table[n])) for n, (a, b) in enumerate(zip(*scopes, strict=True))
+    ]
+    return rg.FactorGraph(factors)
+
+
+def test_auto_estimates_log_z_where_exact_inference_does_not_fit(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 10.0)
+    graph = dense()
+    truth = brute_force(graph).log_partition.item()
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=4000.0, seconds=1.0))
+    assert posterior.plan.route != "contraction"
+    log_z = float(posterior.log_partition)
+    error = posterior.status.standard_error
+    assert error is not None
+    assert abs(log_z - truth) <= 4 * error + 1e-6
+    lower, upper = posterior.bounds()
+    assert float(lower) - 1e-9 <= truth <= float(upper) + 1e-9
+    assert -math.inf < float(lower)
+    assert float(upper) < math.inf
+
+
+def test_what_is_trained_is_answered_by_messages_alike_with_and_without_gradients():
+    posterior = rg.infer(dense(trained=True), scheduler=rg.Auto(memory=4000.0, seconds=1.0))
+    log_z = posterior.log_partition
+    log_z.backward()
+    with torch.no_grad():
+        torch.testing.assert_close(posterior.log_partition, log_z.detach())
