@@ -32,6 +32,7 @@ def conditioned_order(
     rng: Random,
     cells: float,
     summed: Set[int] = frozenset(),
+    sequence: Sequence[int] = (),
     degree: float = 1.0,
     deadline: float = inf,
 ) -> ConditionedOrder | None:
@@ -46,6 +47,7 @@ def conditioned_order(
         rng: the randomness.
         cells: entries that no table exceeds.
         summed: variables that are eliminated before the others and never fixed; all of the part.
+        sequence: the order of the summed variables; without one it is greedy.
         degree: 0 draws uniformly; higher powers fix the hubs.
         deadline: give up (None) when `clock.now` passes this.
 
@@ -63,10 +65,12 @@ def conditioned_order(
     most = log(cells)
     fixed: set[int] = set()
     raw: list[tuple[int, set[int]]] = []
+    # Those of a sequence by their place; others by weights, that change as neighbours go.
+    place = {v: float(number) for number, v in enumerate(sequence)}
     for phase in (summed, members.difference(summed)):
         waiting = set(phase) - fixed
         for v in waiting:
-            queue.push(v, weights[v])
+            queue.push(v, place.get(v, weights[v]))
         while (v := queue.pop()) is not None:
             if clock.now() > deadline:
                 return None
@@ -83,16 +87,16 @@ def conditioned_order(
                 for u in adjacency[out]:
                     adjacency[u].discard(out)
                     weights[u] -= logs[out]
-                    if u in waiting:
+                    if u in waiting and u not in place:
                         queue.push(u, weights[u])
                 adjacency[out] = set()
                 if out != v:
-                    queue.push(v, weights[v])
+                    queue.push(v, place.get(v, weights[v]))
                 continue
             raw.append((v, near))
             waiting.discard(v)
             for u in joined(v, adjacency, weights, logs):
-                if u in waiting:
+                if u in waiting and u not in place:
                     queue.push(u, weights[u])
     return _laid_out(raw, fixed, graph.sizes)
 

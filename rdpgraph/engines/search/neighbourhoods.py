@@ -10,6 +10,7 @@ from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.tables import Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
+from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight
 
 _CELLS = 2048
 """Entries of the largest table of a move to begin with, or a few states squared."""
@@ -27,6 +28,12 @@ _KEPT, _AGAIN = 16, 0.8
 carry it out, and by then its fixed variables have other states."""
 _RETURN = 4
 """Moves after a change of fixed variables until its outcome is judged."""
+_GREEDY = 0.5
+"""How often summed variables are eliminated in a greedy order, and not in the narrowest."""
+_LOCAL, _NEAR = 0.7, (10, 30, 100)
+"""How often a move with sums is about one variable, and of how many around it."""
+_ORDERS = 5
+"""Orders of the summed variables of which the narrowest is taken."""
 _ROUNDING = 1e-11
 """The part of a score below which a gain is rounding."""
 
@@ -65,7 +72,7 @@ class Search:
         *,
         memory: float = math.inf,
         most: float = _MOST_CELLS,
-        summed: Set[int] = frozenset(),
+        summed: frozenset[int] = frozenset(),
     ) -> None:
         """A search that has not begun.
 
@@ -80,7 +87,17 @@ class Search:
         largest = max(tables.sizes, default=1)
         self.most = max(min(most, memory / (8 * _BYTES)), largest)
         self.memory = memory
-        self.cells = float(min(max(_CELLS, 4 * largest**2), self.most))
+        self.sums: ConditionedOrder | None = None
+        self.together = _components(tables.graph, summed)
+        self.asked = [v for v in range(len(tables.sizes)) if v not in summed]
+        self.sequence: list[int] = []
+        needed = 0.0
+        if summed:
+            self.sequence, needed = _narrowest(tables.graph, summed, rng)
+        # With all that is maximised fixed, sums take so much, and a few free variables more.
+        self.most = max(self.most, min(4 * needed, memory / (2 * _BYTES)))
+        self.cells = float(min(max(_CELLS, 4 * largest**2, 4 * needed), self.most))
+        self.small = self.cells
         self.kept: deque[ConditionedOrder] = deque(maxlen=_KEPT)
         self.whole = len(tables.sizes) <= _PART or bool(summed)
 
@@ -88,10 +105,11 @@ class Search:
         """The log-value of a configuration; None where its sum has tables that are too large."""
         if not self.summed:
             return self.tables.score(states)
-        order = self._order(self.summed, self.most, deadline)
-        if order is None:
+        if self.sums is None:
+            self.sums = self._order(self.summed, self.most, deadline)
+        if self.sums is None:
             return None
-        return eliminate(self.tables, order, states, summed=self.summed)[1]
+        return eliminate(self.tables, self.sums, states, summed=self.summed)[1]
 
     def run(
         self, states: Integers, *, seconds: float, patience: float = math.inf
@@ -113,7 +131,7 @@ class Search:
             return None
         walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
         while (start := clock.now()) + took <= end and start - gained <= patience:
-            order = self._next(deadline=end)
+            order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
                 if self.summed and clock.now() < end and self._grow():
                     continue
@@ -122,8 +140,11 @@ class Search:
                 walk.leave(self._changed(walk.home, order))
             states, value = eliminate(self.tables, order, walk.here, summed=self.summed)
             moves += 1
+            if len(order.steps) + len(order.fixed) < len(states):  # sums elsewhere are not in it
+                value = self.value(states)
+                assert value is not None
             took = clock.now() - start
-            if not order.fixed and self.whole:
+            if len(order.steps) == len(states):
                 return Outcome(
                     states, value, optimal=True, moves=moves, seconds=clock.now() - begin
                 )
@@ -142,8 +163,19 @@ class Search:
         self.kept.clear()
         return True
 
-    def _next(self, deadline: float) -> ConditionedOrder | None:
-        """A part, as large as tables of the present size solve; some are taken up again."""
+    def _next(self, deadline: float, *, widely: bool) -> ConditionedOrder | None:
+        """A part, as large as tables of the present size solve; some are taken up again.
+
+        Args:
+            deadline: on `clock.now`.
+            widely: no small part about one variable.
+        """
+        small = self.summed and self.asked and not widely
+        if small and self.rng.random() < _LOCAL:
+            part = self._near(self.rng.choice(_NEAR))
+            order = self._order(part, min(self.cells, self.small), deadline)
+            if order is not None:
+                return order
         if len(self.kept) == _KEPT and self.rng.random() < _AGAIN:
             self.kept.rotate()
             return self.kept[0]
@@ -154,31 +186,45 @@ class Search:
 
     def _planned(self, deadline: float) -> ConditionedOrder | None:
         while True:
-            part = range(len(self.tables.sizes)) if self.whole else self._near()
+            part = range(len(self.tables.sizes)) if self.whole else self._near(_PART)
             order = self._order(part, self.cells, deadline)
             if order is None or order.cells * _BYTES <= self.memory or self.cells <= _CELLS:
                 return order
             self.most = self.cells = self.cells / 2
 
     def _order(
-        self, part: Sequence[int] | Set[int], cells: float, deadline: float
+        self,
+        part: Sequence[int] | Set[int],
+        cells: float,
+        deadline: float,
     ) -> ConditionedOrder | None:
         degree = float(self.rng.choice((0, 1, 2)))
-        return conditioned_order(
-            self.tables.graph, part, rng=self.rng, cells=cells, summed=self.summed,
-            degree=degree, deadline=deadline,
-        )  # fmt: skip
+        summed, sequences = self.summed.intersection(part), [self.sequence]
+        if self.summed and self.rng.random() < _GREEDY:  # more of the others stay free
+            sequences.insert(0, [])
+        for sequence in sequences:
+            order = conditioned_order(
+                self.tables.graph, part, rng=self.rng, cells=cells, summed=summed,
+                sequence=[v for v in sequence if v in summed], degree=degree, deadline=deadline,
+            )  # fmt: skip
+            if order is not None:
+                return order
+        return None
 
-    def _near(self) -> list[int]:
-        """Variables about one of them."""
+    def _near(self, most: int) -> list[int]:
+        """Variables about one of those to maximise over, with all that is summed together."""
         adjacency = self.tables.graph.adjacency
-        seed = self.rng.randrange(len(adjacency))
+        seed = self.rng.choice(self.asked)
         part, queue = {seed}, deque([seed])
-        while queue and len(part) < _PART:
+        while queue and len(part) < most:
             for u in adjacency[queue.popleft()]:
                 if u not in part:
                     part.add(u)
                     queue.append(u)
+        for v in [v for v in part if v not in self.summed]:
+            for u in adjacency[v]:
+                part.update(self.together.get(u, ()))
+        part.update(*[self.together[v] for v in part if v in self.together])
         return sorted(part)
 
     def _changed(self, states: Integers, order: ConditionedOrder) -> Integers:
@@ -188,6 +234,50 @@ class Search:
         for v in self.rng.sample(order.fixed, count):
             changed[v] = self.rng.randrange(self.tables.sizes[v])
         return changed
+
+
+def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
+    """With which others each summed variable is summed together, given all that are not."""
+    found: dict[int, Set[int]] = {}
+    for v in summed:
+        if v in found:
+            continue
+        own, queue = {v}, [v]
+        while queue:
+            for u in graph.adjacency[queue.pop()]:
+                if u in summed and u not in own:
+                    own.add(u)
+                    queue.append(u)
+        found.update(dict.fromkeys(own, own))
+    return found
+
+
+def _narrowest(graph: PrimalGraph, summed: Set[int], rng: Random) -> tuple[list[int], float]:
+    """An order of the summed variables given all others, and the entries of its largest table."""
+    names = sorted(summed)
+    rank = {v: place for place, v in enumerate(names)}
+    near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
+    part = PrimalGraph(near, tuple(graph.sizes[v] for v in names))
+    best, least = list(range(len(names))), math.inf
+    for turn in range(_ORDERS):
+        rule = min_weight if turn == 0 else min_fill
+        order = rule(part, rng=rng)
+        cells = math.inf if order is None else _largest(part, order)
+        if order is not None and cells < least:
+            best, least = order, cells
+    return [names[v] for v in best], least
+
+
+def _largest(graph: PrimalGraph, order: Sequence[int]) -> float:
+    """Entries of the largest table of an order."""
+    adjacency = [set(near) for near in graph.adjacency]
+    logs = [math.log(size) for size in graph.sizes]
+    weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
+    largest = 0.0
+    for v in order:
+        largest = max(largest, weights[v])
+        deque(joined(v, adjacency, weights, logs), maxlen=0)
+    return math.exp(min(largest, 700.0))
 
 
 class _Walk:

@@ -1,0 +1,157 @@
+"""Where a search for a marginal mode begins; what is best where its sums do not fit."""
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from rdpgraph.engines.minibuckets.beam import best_bounded
+from rdpgraph.engines.minibuckets.bounds import bounded
+from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
+from rdpgraph.engines.minibuckets.lattice import paths
+from rdpgraph.engines.minibuckets.ordering import tight_order
+from rdpgraph.engines.minibuckets.population import grown
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.tables import Floats, Integers, Stack, Tables, tables_of
+from rdpgraph.plan import clock
+
+_JOINT = 0.15
+"""The part of the time of a marginal mode in which a mode is sought to begin with."""
+_BOUNDED = 0.15
+"""The part in which bounds say where to begin."""
+_FEW = 10
+"""Configurations of each kind whose sums are estimated."""
+_CELLS, _BEAM = 2.0**15, 300
+"""Entries of a table of these bounds, and configurations that are kept at a time."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a search goes on.
+
+    Attributes:
+        seconds: for all items of the batch.
+        memory: bytes for the tables of a move.
+        patience: the part of the seconds after which a search without a gain ends.
+        seed: of the randomness.
+    """
+
+    seconds: float
+    memory: float = math.inf
+    patience: float = 1.0
+    seed: int = 0
+
+
+def start_of_sums(
+    network: Network, item: int, run: Search, states: Integers, limits: Limits
+) -> Integers:
+    """Where to begin to look for a marginal mode.
+
+    The best of a mode of all variables, whose part of those asked for has a sum above zero, and of
+    what bounds of the sums make the best.
+    """
+    end = clock.now() + limits.seconds
+    joint, tables = tables_of(network, item), tables_of(network, item, zeros=True)
+    drawn = _drawn(tables, run.summed, limits)
+    if len(drawn) and not joint.is_possible(joint.score(states)):
+        states = drawn[0]
+    seconds = _JOINT * (end - clock.now())
+    modes = Search(joint, Random(limits.seed), memory=limits.memory)
+    found = modes.run(states, seconds=seconds, patience=0.5 * seconds)
+    best = states if found is None else found.states
+    value = run.value(best, deadline=end)
+    kept = sorted(set(range(len(tables.sizes))).difference(run.summed))
+    seen = set[bytes]()
+    for candidates in (drawn, _by_bounds(tables, run.summed, limits)):
+        until = clock.now() + 0.5 * _BOUNDED * limits.seconds
+        for states in candidates:
+            if value is None or clock.now() > until:
+                break
+            key = states[kept].tobytes()
+            other = None if key in seen else run.value(states, deadline=end)
+            seen.add(key)
+            if other is not None and other > value:
+                best, value = states, other
+    return best
+
+
+def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
+    """(n, V) configurations of a population, which are possible.
+
+    It follows bounds of what all variables to come can add, those asked for at their best, in an
+    order that need not sum before it maximises: that only loosens the bounds. Where these say too
+    little to come to a possible configuration, it follows those of sums over all.
+    """
+    everything = frozenset(range(len(tables.sizes)))
+    end = clock.now() + 0.5 * _JOINT * limits.seconds
+    order = tight_order(tables, cells=_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end)
+    cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
+    rng = np.random.default_rng(limits.seed)
+    for members in (_BEAM, 10 * _BEAM):
+        for maximised in (everything.difference(summed), frozenset[int]()):
+            passed = bounded(tables, order, cells=cells, maximised=maximised)
+            drawn = grown(passed, members, rng, recorded=True)
+            if len(drawn.shares):
+                return paths(drawn, len(tables.sizes), _BEAM)
+            if clock.now() > end:
+                break
+    return np.zeros((0, len(tables.sizes)), np.int64)
+
+
+def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
+    """(n, V) configurations whose sums have the highest bounds by mini-buckets."""
+    maximised = frozenset(range(len(tables.sizes))).difference(summed)
+    cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
+    seconds = 0.5 * _BOUNDED * limits.seconds
+    order = tight_order(
+        tables, cells=cells, seconds=seconds, rng=Random(limits.seed), maximised=maximised
+    )
+    passed = bounded(tables, order, cells=cells, maximised=maximised)
+    return best_bounded(passed, maximised, _BEAM)[0]
+
+
+def best_estimated(
+    network: Network, item: int, summed: frozenset[int], limits: Limits
+) -> tuple[Integers, float] | None:
+    """The best of some configurations by estimates of their sums, where these do not fit.
+
+    Returns:
+        (V,) states, and the log of the estimate of the sum; None where none is possible.
+    """
+    end = clock.now() + limits.seconds
+    tables = tables_of(network, item, zeros=True)
+    drawn, bounds = _drawn(tables, summed, limits), _by_bounds(tables, summed, limits)
+    best: tuple[Integers, float] | None = None
+    for number, states in enumerate(np.concatenate([bounds[:_FEW], drawn[:_FEW]])):
+        share = (end - clock.now()) / max(2 * _FEW - number, 1)
+        if number and share <= 0:
+            break
+        part, constant = _given(tables, states, summed)
+        sampling = Sampling(max(share, 0.01 * limits.seconds), limits.memory, None, limits.seed)
+        if constant == -math.inf:
+            continue
+        value = constant + estimated(part, sampling).log_partition
+        if value > -math.inf and (best is None or value > best[1]):
+            best = states, value
+    return best
+
+
+def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, float]:
+    """The factors of free variables given the states of all others, and the rest."""
+    rank = {v: place for place, v in enumerate(sorted(free))}
+    merged: dict[tuple[int, ...], Floats] = {}
+    constant = 0.0
+    for stack in tables.stacks:
+        for scope, values in zip(stack.scopes.tolist(), stack.values, strict=True):
+            left = values[tuple(slice(None) if v in rank else states[v] for v in scope)]
+            own = tuple(rank[v] for v in scope if v in rank)
+            if own:
+                merged[own] = merged[own] + left if own in merged else left
+            else:
+                constant += float(left)
+    stacks = [Stack(np.array([own], np.int64), values[None]) for own, values in merged.items()]
+    sizes = tuple(tables.sizes[v] for v in sorted(free))
+    return Tables(sizes, tuple(stacks), tables.span), constant
