@@ -373,17 +373,17 @@ def _domain(domain: Domain, numbers: Tensor) -> Domain:
 
 def _views(domain: Domain, numbers: Tensor) -> list[Variable | VariableArray]:
     """Variables by their numbers, sorted, as views of the entries that they are members of."""
-    found: list[Variable | VariableArray] = []
+    declared: list[Variable | VariableArray] = []
     for entry, first in zip(domain.entries, domain.starts, strict=False):
         stop = first + math.prod(entry.shape)
         members = numbers[(numbers >= first) & (numbers < stop)] - first
         if isinstance(entry, Variable):
-            found += [entry] * len(members)
+            declared += [entry] * len(members)
         elif len(members):
-            found.append(
+            declared.append(
                 VariableArray(entry.name, (len(members),), entry.states, view=(entry, members))
             )
-    return found
+    return declared
 
 
 def _places(sizes: Tensor, numbers: Tensor) -> Tensor:

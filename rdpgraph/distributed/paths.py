@@ -50,10 +50,10 @@ def draw(
     messages = list[Tensor]()
     if unary.shape[1]:
         _, states, _, _, doubtful = scaled.forward(unary, transition, lengths, split)
-        found = states.log()
+        logs_of = states.log()
         if bool(doubtful.any()):
-            found = _in_logs(parts, split)
-        messages = list(found.unbind(1))
+            logs_of = _in_logs(parts, split)
+        messages = list(logs_of.unbind(1))
     shape = (count, len(unary), split.total)
     return _traced(
         messages, parts, split, count=count, noise=lambda: gumbel(shape, unary, generator)
@@ -63,14 +63,14 @@ def draw(
 def _in_logs(parts: ChainTensors, split: Split) -> Tensor:
     """(B, T, N) log-states of any range."""
     unary = masked(parts.unary, parts.lengths)
-    found = list[Tensor]()
+    forward = list[Tensor]()
     for step, own in enumerate(unary.unbind(1)):
         if step:
-            own = logs.advance(found[-1], step_of(parts.transition, step - 1)) + own
+            own = logs.advance(forward[-1], step_of(parts.transition, step - 1)) + own
         whole = split.gathered(own)
-        found.append(whole - finite(whole.amax(1)).unsqueeze(1))
+        forward.append(whole - finite(whole.amax(1)).unsqueeze(1))
     within = inside(parts.lengths, unary.shape[1]).unsqueeze(2)
-    return torch.where(within, torch.stack(found, 1), -math.inf)
+    return torch.where(within, torch.stack(forward, 1), -math.inf)
 
 
 def _traced(

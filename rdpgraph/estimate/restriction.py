@@ -211,9 +211,9 @@ class KeptSolution(Solution):
         if self.kept.replicates > 1:
             return super().entropy()
         if self._weighted and isinstance(self.inner, StructureSolution):
-            found = self.inner.entropy_over(self._layout.log_weights[0])
-            if found is not None:
-                return found
+            given = self.inner.entropy_over(self._layout.log_weights[0])
+            if given is not None:
+                return given
         return self._split(self.inner.entropy())[0] + self._expected_weight[0]
 
     @differentiable_property

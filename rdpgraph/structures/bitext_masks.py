@@ -101,13 +101,13 @@ class BitextMasks(Masks):
         """(B,) of the sources and of the targets."""
         model, device = self.model, self.model.unary.device
         both = zip((model.source_lengths, model.target_lengths), self.questions, strict=True)
-        found = [
+        pair = [
             torch.full((math.prod(self.batch_shape),), most, device=device)
             if own is None
             else own.reshape(-1)
             for own, most in both
         ]
-        return found[0], found[1]
+        return pair[0], pair[1]
 
     def open(self) -> Tensor:
         """The pairs of words that a leaf may have."""
@@ -202,9 +202,9 @@ class MaskedBitext(ForestMasked):
         """Leaves with words on both sides."""
         return torch.where(self.both, ended.sum(1), 0.0)
 
-    def of_draw(self, found: Drawn) -> Tensor:
+    def of_draw(self, drawn: Drawn) -> Tensor:
         """Leaves with words on both sides."""
-        return (found.ended & self.both[found.place]).nonzero().squeeze(1)
+        return (drawn.ended & self.both[drawn.place]).nonzero().squeeze(1)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
         """All pairs of their words, by the corners of their rectangles."""
@@ -212,14 +212,14 @@ class MaskedBitext(ForestMasked):
         item, weights, place = item[some], weights[some], place[some]
         i, k, j, m = self.ends[:, place]
         p, q = self.words
-        found = weights.new_zeros(len(self.empty), p + 1, q + 1)
+        linked = weights.new_zeros(len(self.empty), p + 1, q + 1)
         large = bool(((k - i > 1) | (m - j > 1)).any())
-        found.index_put_((item, i, j), weights, accumulate=True)
+        linked.index_put_((item, i, j), weights, accumulate=True)
         if large:
             for row, column, sign in ((k, j, -1), (i, m, -1), (k, m, 1)):
-                found.index_put_((item, row, column), sign * weights, accumulate=True)
-            found = found.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
-        return found[:, :p, :q].reshape(*self.lead, p, q)
+                linked.index_put_((item, row, column), sign * weights, accumulate=True)
+            linked = linked.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
+        return linked[:, :p, :q].reshape(*self.lead, p, q)
 
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
         """``"orders"``: how many constituents are straight, and how many inverted."""

@@ -48,20 +48,20 @@ def _in_blocks(scores: Array, matrix: Array) -> None:
     steps, rows, count = scores.shape
     blocks, length = _blocks(steps, rows * count**2, fewest=_FEWEST)
     parts = scores[: blocks * length].reshape(blocks, length, rows, count).swapaxes(0, 1)
-    shares, found = parts.reshape(length, blocks * rows, count), parts
+    shares, swept = parts.reshape(length, blocks * rows, count), parts
     begin, right = np.zeros((blocks, rows, count)), 0
     for turn in range(_ROUNDS if blocks else 0):
-        found = shares.copy()
-        _extended(found, matrix, begin.reshape(blocks * rows, count), every=0, fresh=rows)
-        ends = found[-1].reshape(begin.shape)
+        swept = shares.copy()
+        _extended(swept, matrix, begin.reshape(blocks * rows, count), every=0, fresh=rows)
+        ends = swept[-1].reshape(begin.shape)
         ends = ends - _peaks(ends)
         if turn:
-            right = 1 + _first(~_same(ends[:-1], begin[1:], found))
+            right = 1 + _first(~_same(ends[:-1], begin[1:], swept))
             if right == blocks or 2 * right < blocks:
                 break
         begin[1:] = ends[:-1]
     if right:
-        parts[:, :right] = found.reshape(parts.shape)[:, :right]
+        parts[:, :right] = swept.reshape(parts.shape)[:, :right]
     for start in range(right * length, steps, _LEVELLED):
         before = scores[start - 1] - _peaks(scores[start - 1]) if start else None
         _extended(scores[start : start + _LEVELLED], matrix, before, every=0)
@@ -181,11 +181,11 @@ def _side_by_side(logs: Array, into: Array, outside: Array, following: Array, pa
     rest = len(logs) - length
     if blocks:
         after = np.stack([following, np.full_like(following, len(into) - 1)])
-        found = np.empty((length, *after.shape), following.dtype)
+        read = np.empty((length, *after.shape), following.dtype)
         last = (np.repeat(part[rest:, None], 2, 1) for part in (logs, outside))
-        _in_turn(next(last), into, next(last), after, found)
-        paths[rest:], following = found[:, 0], found[0, 0]
-        if np.array_equal(*found[0]):
+        _in_turn(next(last), into, next(last), after, read)
+        paths[rest:], following = read[:, 0], read[0, 0]
+        if np.array_equal(*read[0]):
             rest = _in_rounds(logs[:rest], into, outside[:rest], following, paths[:rest], length)
             following = paths[rest]
     _in_turn(logs[:rest], into, outside[:rest], following, paths[:rest])
@@ -208,16 +208,16 @@ def _in_rounds(
         for part in (logs, outside)
     )
     after = np.full((blocks, *following.shape), len(into) - 1)
-    after[-1], found, right = following, np.empty_like(ends, int), 0
+    after[-1], read, right = following, np.empty_like(ends, int), 0
     for turn in range(_ROUNDS):
-        _in_turn(shares, into, ends, after, found)
-        same = (found[0, 1:] == after[:-1]).all((1, 2))
+        _in_turn(shares, into, ends, after, read)
+        same = (read[0, 1:] == after[:-1]).all((1, 2))
         right = 1 + _first(~same[::-1])
         if right == blocks or (turn and 2 * right < blocks):
             break
-        after[:-1] = found[0, 1:]
+        after[:-1] = read[0, 1:]
     rest += (blocks - right) * length
-    paths[rest:] = found[:, blocks - right :].swapaxes(0, 1).reshape(-1, *following.shape)
+    paths[rest:] = read[:, blocks - right :].swapaxes(0, 1).reshape(-1, *following.shape)
     return rest
 
 

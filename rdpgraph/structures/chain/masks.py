@@ -50,11 +50,11 @@ class ChainMasks(Masks):
     def possible(self) -> Tensor:
         """(B, T, N) bool: the states of steps within the length that have a potential."""
         unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
-        found = unary > -math.inf
+        left = unary > -math.inf
         if self.lengths is not None:
             place = torch.arange(self.sites[0], device=unary.device)
-            found &= (place < self.lengths.reshape(-1, 1)).unsqueeze(2)
-        return found
+            left &= (place < self.lengths.reshape(-1, 1)).unsqueeze(2)
+        return left
 
     @cached_property
     def inside(self) -> Tensor:
@@ -67,8 +67,8 @@ class ChainMasks(Masks):
 
     def open(self) -> Tensor:
         """The possible states of steps that have two or more."""
-        found = self.possible & (self.possible.sum(-1, keepdim=True) > 1)
-        return found.reshape(*self.batch_shape, *self.sites)
+        asked = self.possible & (self.possible.sum(-1, keepdim=True) > 1)
+        return asked.reshape(*self.batch_shape, *self.sites)
 
     def guess(self, likely: Tensor) -> Tensor:
         """The likely state of largest potential, of each step."""
@@ -161,8 +161,8 @@ class MaskedChain(Masked):
     @property
     def log_partition(self) -> Tensor:
         """(*lead,) nats."""
-        found = self.fixed.index_add(0, self.runs.item, self.runs.log_partition)
-        return found.reshape(self.lead)
+        log_z = self.fixed.index_add(0, self.runs.item, self.runs.log_partition)
+        return log_z.reshape(self.lead)
 
     @property
     def work(self) -> int:

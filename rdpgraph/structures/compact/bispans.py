@@ -23,15 +23,15 @@ class Bispans:
         ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
         rows: where each size begins among them, and P.
         shape: p and q, of the longest.
-        found: (S,) for each source span where its bispans begin; (T,) the place of each target span
-            among them; (all,) the number of each, -1 if it is left out.
+        index: (S,) for each source span where its bispans begin; (T,) the place of each target
+            span among them; (all,) the number of each, -1 if it is left out.
     """
 
     item: Tensor
     ends: Tensor
     rows: tuple[int, ...]
     shape: tuple[int, int]
-    found: Triple
+    index: Triple
 
     @classmethod
     def of(cls, lengths: tuple[Tensor, Tensor], links: Tensor, allowed: Tensor | None) -> "Bispans":
@@ -90,8 +90,8 @@ class Bispans:
         number[chosen] = torch.arange(len(chosen), device=number.device)
         bounds = torch.arange(1, sum(shape) + 2, device=size.device)
         rows = tuple(torch.searchsorted(size, bounds).tolist())
-        found = row, column, number
-        return cls(owner[chosen], ends[:, chosen], rows, shape, found)
+        index = row, column, number
+        return cls(owner[chosen], ends[:, chosen], rows, shape, index)
 
     def numbers(self, item: Tensor, ends: Tensor) -> Tensor:
         """(n,) the numbers of bispans (4, n) that have both or none of all links; -1: left out.
@@ -99,7 +99,7 @@ class Bispans:
         Of one that is no join of kept ones the answer means nothing.
         """
         p, q = self.shape
-        row, column, number = self.found
+        row, column, number = self.index
         i, k, j, m = ends
         source = item * ((p + 1) * (p + 2) // 2) + _triangle(i, k)
         target = item * ((q + 1) * (q + 2) // 2) + _triangle(j, m)

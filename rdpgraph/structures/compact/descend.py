@@ -27,27 +27,27 @@ class Drawn:
     ended: Tensor
 
 
-def descend(found: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
+def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> Drawn:
     """An exact draw of each of some items, which may be named more than once.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
-    forest, rules = found.forest, found.forest.rules
-    if not bool((found.log_partition[item] > -torch.inf).all()):
+    forest, rules = inside.forest, inside.forest.rules
+    if not bool((inside.log_partition[item] > -torch.inf).all()):
         raise ImpossibleEvidenceError(NOTHING)
-    ends, joined, left, right = found.choices
+    ends, joined, left, right = inside.choices
     options = torch.cat([ends.unsqueeze(2), joined], 2)
     lefts, rights = rules.counts
     # The shares of the ways, class pair by class pair; those of a whole are a stretch of it.
-    sums = found.shares.T.flatten().cumsum(0)
+    sums = inside.shares.T.flatten().cumsum(0)
     ways = len(forest.left)
 
     def chosen(weights: Tensor) -> Tensor:
         sums = weights.cumsum(-1)
         return _within(sums, _uniform(len(weights), sums, generator) * sums[:, -1])
 
-    place, label = forest.tops[item], chosen(found.tops[item].softmax(1))
+    place, label = forest.tops[item], chosen(inside.tops[item].softmax(1))
     done: list[tuple[Tensor, ...]] = [(item[:0], place[:0], label[:0], label[:0] > 0)]
     while len(place):
         way = chosen(options[place, label]) - 1
@@ -74,8 +74,8 @@ def descend(found: Inside, item: Tensor, generator: torch.Generator | None) -> D
 
 def _within(sums: Tensor, target: Tensor) -> Tensor:
     """(n,) the first column of running sums (n, m) above a target, so none of weight zero."""
-    found = (sums <= target.unsqueeze(1)).sum(1)
-    return found.clamp_(max=sums.shape[1] - 1)
+    index = (sums <= target.unsqueeze(1)).sum(1)
+    return index.clamp_(max=sums.shape[1] - 1)
 
 
 def _uniform(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -51,11 +51,11 @@ class Binary:
     @cached_property
     def masks(self) -> tuple[Tensor, Tensor]:
         """(L, K) and (R, K): 0 where a label is of a class, else -inf."""
-        found: list[Tensor] = []
+        sides: list[Tensor] = []
         for side, count in zip((self.left, self.right), self.counts, strict=True):
             own = side == torch.arange(count, device=side.device).unsqueeze(1)
-            found.append(torch.where(own, 0.0, -math.inf).to(self.table))
-        return found[0], found[1]
+            sides.append(torch.where(own, 0.0, -math.inf).to(self.table))
+        return sides[0], sides[1]
 
 
 @dataclass(frozen=True, eq=False)

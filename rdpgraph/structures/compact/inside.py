@@ -59,8 +59,8 @@ class Inside:
         tops = self.forest.tops
         if not len(self.labels):
             return self.forest.root.new_full((len(tops), self.forest.root.shape[1]), -math.inf)
-        found = self.labels[tops.clamp(min=0)] + self.forest.root
-        return found.masked_fill((tops < 0).unsqueeze(1), -math.inf)
+        scores = self.labels[tops.clamp(min=0)] + self.forest.root
+        return scores.masked_fill((tops < 0).unsqueeze(1), -math.inf)
 
     @cached_property
     def choices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -136,8 +136,8 @@ def inside(forest: Forest) -> Inside:
         if way.start < way.stop:
             logs = _pairs(as_left, as_right, forest.left[way], forest.right[way])
             sums[pair] = segments(logs, forest.ways[pair], forest.whole[way] - pair.start)
-            found = _ruled(forest, sums, place).logsumexp(2).add_(forest.joined[place])
-            labels[place] = torch.logaddexp(labels[place], found)
+            ruled = _ruled(forest, sums, place).logsumexp(2).add_(forest.joined[place])
+            labels[place] = torch.logaddexp(labels[place], ruled)
         for side, mask in zip((as_left, as_right), rules.masks, strict=True):
             if len(mask) == 1:
                 side[place] = labels[place].logsumexp(1, keepdim=True)

@@ -44,46 +44,46 @@ class ForestMasked(Masked):
     @property
     def log_partition(self) -> Tensor:
         """(*lead,) nats."""
-        found = self.inside.log_partition
-        return torch.where(self.empty, 0.0, found).reshape(self.lead)
+        log_z = self.inside.log_partition
+        return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     def expected(self) -> Expected:
         """By the sums of the forest, from the whole downwards."""
-        forest, found = self.forest, self.inside.expected()
-        joined = found.places - found.ended
-        score = _times(found.ended, forest.ends) + _times(joined, forest.joined)
+        forest, shares = self.forest, self.inside.expected()
+        joined = shares.places - shares.ended
+        score = _times(shares.ended, forest.ends) + _times(joined, forest.joined)
         score = score.new_zeros(len(self.empty)).index_add_(0, forest.item, score.sum(1))
-        score += _times(found.rules.flatten(2), forest.rules.table).sum((1, 2))
+        score += _times(shares.rules.flatten(2), forest.rules.table).sum((1, 2))
         score += _times(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
-        labels = found.places.shape[1]
+        labels = shares.places.shape[1]
         every = torch.arange(labels, device=self.site.device)
         number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
-        seen = found.places > 0
+        seen = shares.places > 0
         counts = {name: own.reshape(*self.lead, *own.shape[1:]) for name, own in
-                  self.counts(found.rules).items()}  # fmt: skip
+                  self.counts(shares.rules).items()}  # fmt: skip
         return Expected(
-            self.answers(forest.item, self.of_places(found.places, found.ended), torch.arange(
+            self.answers(forest.item, self.of_places(shares.places, shares.ended), torch.arange(
                 len(forest.item), device=self.site.device)),
-            score.reshape(self.lead), number[seen], found.places[seen], counts,
+            score.reshape(self.lead), number[seen], shares.places[seen], counts,
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """One derivation of each item."""
         alive = (~self.empty).nonzero().squeeze(1)
-        found = descend(self.inside, alive, generator)
+        drawn = descend(self.inside, alive, generator)
         labels = self.forest.ends.shape[1]
-        site = found.item * self.sites + self.site[found.place]
-        kept = self.of_draw(found)
+        site = drawn.item * self.sites + self.site[drawn.place]
+        kept = self.of_draw(drawn)
         ones = torch.ones(len(kept), dtype=self.forest.ends.dtype, device=site.device)
-        answers = self.answers(found.item[kept], ones, found.place[kept])
-        return Draw(answers > 0.5, site * labels + found.label)
+        answers = self.answers(drawn.item[kept], ones, drawn.place[kept])
+        return Draw(answers > 0.5, site * labels + drawn.label)
 
     @abstractmethod
     def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
         """(P,) of the chances (P, K) of labels, in all and without parts, those that answer."""
 
     @abstractmethod
-    def of_draw(self, found: Drawn) -> Tensor:
+    def of_draw(self, drawn: Drawn) -> Tensor:
         """Which places of a derivation answer."""
 
     @abstractmethod

@@ -39,8 +39,8 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
     for item, length in enumerate(lengths.tolist()):
         if length:
             scores = _whole(values[item, :length, : length + 1].tolist(), multiroot=multiroot)
-            found = _k_best(scores, k, multiroot=multiroot)
-            trees[: len(found), item, :length] = torch.tensor(found).reshape(-1, length)
+            best = _k_best(scores, k, multiroot=multiroot)
+            trees[: len(best), item, :length] = torch.tensor(best).reshape(-1, length)
     return trees.to(unary.device)
 
 
@@ -74,11 +74,11 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
             heapq.heappush(heap, (-total, heads, scores, fixed))
 
     push(scores, 0)
-    found: list[list[int]] = []
+    best: list[list[int]] = []
     while heap:
         _, heads, scores, fixed = heapq.heappop(heap)
-        found.append(heads)
-        if len(found) == k:
+        best.append(heads)
+        if len(best) == k:
             break
         for word in range(fixed, len(heads)):
             row, own = scores[word], heads[word]
@@ -87,7 +87,7 @@ def _k_best(scores: Scores, k: int, *, multiroot: bool) -> list[list[int]]:
             only[own] = row[own]
             push([*scores[:word], others, *scores[word + 1 :]], word)
             scores = [*scores[:word], only, *scores[word + 1 :]]
-    return found
+    return best
 
 
 def _best(scores: Scores) -> list[int]:
@@ -118,12 +118,12 @@ def _best(scores: Scores) -> list[int]:
         entering.append(max(cycle, key=gains.__getitem__))
         entry.append(gains[entering[-1]])
     smaller.append([*entry, -math.inf])
-    found = _best(smaller)
+    contracted = _best(smaller)
     result = list(heads)
     for place, word in enumerate(rest):
-        head = found[place]
+        head = contracted[place]
         result[word - 1] = leaving[place] if head == len(nodes) else nodes[head]
-    outside = found[-1] if found[-1] < len(nodes) else 0
+    outside = contracted[-1] if contracted[-1] < len(nodes) else 0
     result[entering[outside] - 1] = nodes[outside]
     return result
 

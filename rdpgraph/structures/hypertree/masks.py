@@ -148,9 +148,9 @@ class MaskedHypertree(ForestMasked):
         """All."""
         return places.sum(1)
 
-    def of_draw(self, found: Drawn) -> Tensor:
+    def of_draw(self, drawn: Drawn) -> Tensor:
         """All."""
-        return torch.arange(len(found.place), device=found.place.device)
+        return torch.arange(len(drawn.place), device=drawn.place.device)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
         """The spans themselves."""

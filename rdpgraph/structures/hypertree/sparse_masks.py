@@ -67,7 +67,7 @@ class MaskedSparseHypertree(Masked):
         possible = logs > -math.inf
         # A word has its own states; of a wider span those that a rule makes.
         alive = possible & (first == last).unsqueeze(1)
-        found = [torch.zeros(4, 0, dtype=torch.long, device=logs.device)]
+        ways = [torch.zeros(4, 0, dtype=torch.long, device=logs.device)]
         for start, stop in pairwise(bounds):
             if start == stop:
                 continue
@@ -75,8 +75,8 @@ class MaskedSparseHypertree(Masked):
             own = alive[one][:, left] & alive[other][:, right] & possible[whole][:, parent]
             way, rule = own.nonzero().T
             alive[whole[way], parent[rule]] = True
-            found.append(torch.stack([whole[way], one[way], other[way], rule]))
-        whole, one, other, rule = torch.cat(found, 1)
+            ways.append(torch.stack([whole[way], one[way], other[way], rule]))
+        whole, one, other, rule = torch.cat(ways, 1)
         span, state = alive.nonzero().T
         number = alive.flatten().long().cumsum(0).sub_(1).reshape(alive.shape)
         nodes, items = len(span), len(tops)
@@ -151,9 +151,9 @@ class MaskedSparseHypertree(Masked):
         words = self.spans.number.shape[1]
         span = self.nodes[0, node]
         first, last = self.spans.ends[:, span]
-        found = weights.new_zeros(len(self.empty), words, words)
-        found.index_put_((self.spans.item[span], first, last), weights, accumulate=True)
-        return found.clamp_(max=1.0).reshape(*self.lead, words, words)
+        counts = weights.new_zeros(len(self.empty), words, words)
+        counts.index_put_((self.spans.item[span], first, last), weights, accumulate=True)
+        return counts.clamp_(max=1.0).reshape(*self.lead, words, words)
 
     def _places(self, node: Tensor) -> Tensor:
         """The numbers of nodes among the states of sites."""

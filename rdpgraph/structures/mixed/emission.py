@@ -85,12 +85,12 @@ class Sums:
         corners = list(product((1, 0), repeat=len(spans)))
 
         def summed(own: Tensor) -> Tensor:
-            found = own.new_zeros(())
+            covered = own.new_zeros(())
             for corner in corners:
                 at = tuple(span[:, end] for span, end in zip(spans, corner, strict=True))
                 value = own[:, *at] if item is None else own[item % len(own), *at]
-                found = found - value if corner.count(0) % 2 else found + value
-            return found
+                covered = covered - value if corner.count(0) % 2 else covered + value
+            return covered
 
         total = summed(self.total)
         return total if self.gone is None else total.masked_fill(summed(self.gone) > 0, -math.inf)

@@ -108,8 +108,8 @@ class MixedMasks(Masks):
             torch.arange(most, device=own.device) < own.unsqueeze(1)
             for own, most in zip(self.lengths, self.questions, strict=True)
         ]
-        found = (inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).reshape(self.model.pairs.shape)
-        return found & (self.model.pairs.detach() > -math.inf)
+        within = (inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).reshape(self.model.pairs.shape)
+        return within & (self.model.pairs.detach() > -math.inf)
 
     def guess(self, likely: Tensor) -> Tensor:
         """The pairs that are the best ones of both words, by what they gain over words alone."""
@@ -237,7 +237,7 @@ class MaskedMixed(Masked):
         """(*lead, p, q) the summed weights of the rules that have both words, by corners."""
         p, q = self.masks.questions
         item = self.kept.item[self.forest.whole[rules]]
-        found = weights.new_zeros(len(self.empty), p + 1, q + 1)
+        counts = weights.new_zeros(len(self.empty), p + 1, q + 1)
         source, target = self.source[rules].long(), self.target[rules].long()
         for rows, columns in ((s, t) for s in source.unbind(1) for t in target.unbind(1)):
             some = ((rows[:, 1] > rows[:, 0]) & (columns[:, 1] > columns[:, 0])).nonzero()[:, 0]
@@ -245,6 +245,6 @@ class MaskedMixed(Masked):
                 for b in (0, 1):
                     own = weights[some] if a == b else -weights[some]
                     at = item[some], rows[some, a], columns[some, b]
-                    found.index_put_(at, own, accumulate=True)
-        found = found.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
-        return found[:, :p, :q].reshape(*self.lead, p, q)
+                    counts.index_put_(at, own, accumulate=True)
+        counts = counts.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
+        return counts[:, :p, :q].reshape(*self.lead, p, q)

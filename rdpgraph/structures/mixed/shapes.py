@@ -23,7 +23,7 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
     (M, parts, 2) where each part begins and ends; (M, S, 2) and each stretch, (0, 0) where there
     are fewer than S = `MOST_STRETCHES[parts]`.
     """
-    found: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
+    splits: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
     for side in _SIDES[parts]:
         for cuts in combinations(range(1, words), len(side) - 1):
             bounds = (0, *cuts, words)
@@ -31,10 +31,12 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
             own = [piece for piece, what in zip(pieces, side, strict=True) if what == "p"]
             rest = [piece for piece, what in zip(pieces, side, strict=True) if what == "w"]
             rest += [(0, 0)] * (MOST_STRETCHES[parts] - len(rest))
-            found.append((own, rest))
+            splits.append((own, rest))
     sizes = parts, MOST_STRETCHES[parts]
     own, rest = (
-        torch.tensor([pair[side] for pair in found], dtype=torch.long).reshape(len(found), size, 2)
+        torch.tensor([pair[side] for pair in splits], dtype=torch.long).reshape(
+            len(splits), size, 2
+        )
         for side, size in enumerate(sizes)
     )
     return own, rest

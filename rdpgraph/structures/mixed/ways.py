@@ -81,7 +81,7 @@ class Kept:
         """All pairs of a bispan and another one within it."""
         order = self.item.argsort(stable=True)
         sizes = torch.bincount(self.item).tolist() if len(self.item) else []
-        found: list[tuple[Tensor, Tensor]] = [(order[:0], order[:0])]
+        nested: list[tuple[Tensor, Tensor]] = [(order[:0], order[:0])]
         for own in order.split(sizes):
             inner = self.ends[:, own].to(torch.int16)
             for rows in own.split(max(_BLOCK // max(len(own), 1), 1)):
@@ -89,8 +89,8 @@ class Kept:
                 within = (outer[0] <= inner[0]) & (outer[1] >= inner[1])
                 within &= (outer[2] <= inner[2]) & (outer[3] >= inner[3])
                 row, column = within.nonzero().T
-                found.append((rows[row], own[column]))
-        whole, part = (torch.cat(own) for own in zip(*found, strict=True))
+                nested.append((rows[row], own[column]))
+        whole, part = (torch.cat(own) for own in zip(*nested, strict=True))
         other = whole != part
         return whole[other], part[other]
 
@@ -101,10 +101,10 @@ class Kept:
             # With the target read backwards inverted is straight.
             ends = torch.cat([ends[:2], self.longest - ends[[3, 2]]])
         swapped = ends[[2, 3, 0, 1]]
-        found = [
+        triples = [
             self._around(ends), *self._beside(ends), *self._between(ends), *self._between(swapped)
         ]  # fmt: skip
-        whole, first, second = (torch.cat(own) for own in zip(*found, strict=True))
+        whole, first, second = (torch.cat(own) for own in zip(*triples, strict=True))
         source = _gap(self.ends[:2], whole, first, second)
         target = _gap(self.ends[2:], whole, *((second, first) if turned else (first, second)))
         return Rules(3 if turned else 2, whole, torch.stack([first, second]), source, target)
@@ -179,9 +179,9 @@ class Kept:
                     third, row = self._adjacent(every, pair, turned=outer)
                     whole = _joined(self.ends[:, third], pair[1][:, row], turned=outer)
                     parts = torch.stack([third, first[row], second[row]])
-                found, place = _matched(self._key(self.item[third], whole), full)
-                words = self.ends.new_empty(len(found), 0, 2)
-                yield Rules(ORDERS.index(order), place, parts[:, found], words, words)
+                matching, place = _matched(self._key(self.item[third], whole), full)
+                words = self.ends.new_empty(len(matching), 0, 2)
+                yield Rules(ORDERS.index(order), place, parts[:, matching], words, words)
 
     def _adjacent(
         self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], *, turned: bool

@@ -80,9 +80,9 @@ class SemiMarkovMasks(Masks):
 
     def open(self) -> Tensor:
         """The labels of steps that have two or more."""
-        found = self.best > -math.inf
-        found &= found.sum(-1, keepdim=True) > 1
-        return found.reshape(*self.batch_shape, *self.questions)
+        asked = self.best > -math.inf
+        asked &= asked.sum(-1, keepdim=True) > 1
+        return asked.reshape(*self.batch_shape, *self.questions)
 
     def guess(self, likely: Tensor) -> Tensor:
         """The likely label of each step with the best segment over it."""
