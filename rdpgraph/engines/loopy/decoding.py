@@ -11,7 +11,7 @@ from rdpgraph.engines.loopy.damping import LogDamping
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
-from rdpgraph.engines.loopy.orders import orders
+from rdpgraph.engines.loopy.orders import Order, orders, peeled
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.engines.loopy.schedules import Flooding, Sequential
 from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
@@ -26,6 +26,9 @@ _EACH, _DAMPED = 4, LogDamping(0.5)
 """Sweeps after each fixing of variables, and the damping: waiting would not end an oscillation."""
 _OF_DAMPED = 1.2
 """What a damped sweep takes, in sweeps."""
+_DEEP = 2
+"""Layers in which factors are peeled off, in those outwards: more of them come from a core in which
+every variable has many factors, where this order promises nothing."""
 _WIDE = 500
 """Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
@@ -73,8 +76,19 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
         if search.consistent is not None and len(items) == equations.batch:
             return Decoded(states, search.consistent & converged, clock.now() > end)
     cut = bool(len(items)) and clock.now() > end
-    consistent = _consistent(equations, messages, states)
-    return Decoded(states, consistent.cpu() & converged, cut)
+    if not bool(converged.any()):
+        return Decoded(states, converged, cut)
+    known = scores(equations, states)
+    return Decoded(states, _agreed(equations, messages, states, known, converged), cut)
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """An order in which ties are decided, what that takes in sweeps, and (B,) of which items."""
+
+    order: Order
+    cost: float
+    items: Tensor
 
 
 class _Search:
@@ -96,9 +110,16 @@ class _Search:
         self.settling = (_SETTLING * sweeps).long()
         if self.orders is None:
             self.left += _WIDE
-        else:
-            self.costs = costs(equations, self.orders)
-            self.left = self.left.clamp(min=self.costs.little)
+            return
+        self.costs = costs(equations, self.orders)
+        self.left += self.costs.little
+        every = torch.ones(equations.batch, dtype=torch.bool)
+        self.paths = [_Path(self.orders[0], self.costs.outwards, every)]
+        peels = _peels(equations)
+        first = peeled(equations.edges) if bool(peels.any()) else None
+        if first is not None and len(first.layers) <= _DEEP * len(self.orders[0].layers):
+            cost = costs(equations, (first, self.orders[1])).outwards
+            self.paths = [replace(self.paths[0], items=~peels), _Path(first, cost, peels)]
 
     def run(self, converged: Tensor, read: tuple[Tensor, ...] | None = None) -> None:
         """Search in as many sweeps as there are for each item.
@@ -113,19 +134,22 @@ class _Search:
         exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
         share = torch.where(converged, math.inf if exact else 0.5, 0.2)
         self._trace(own, self.messages, every, share, read)
-        consistent = _consistent(self.equations, self.messages, self.states).cpu()
-        done = consistent & converged
+        done = consistent = _agreed(own, self.messages, self.states, self.scores, converged)
         rows = every[~done]
         if not len(rows):
             self.consistent = consistent
             return
-        passes, kept, each = torch.zeros(len(every), dtype=torch.long), 0.0, 1.0
+        passes = torch.zeros(len(every), dtype=torch.long)
+        room, kept, each = self.left, passes, 1.0
         if self.orders is not None:
-            passes = (_ASCENT * self.left / self.costs.colours).clamp(0, _PASSES).long()
-            self.left -= passes * self.costs.colours
-            kept, each = self.costs.outwards, self.costs.fixing
+            room = (self.left - self.costs.reading) / self.costs.colours
+            passes = (_ASCENT * room).clamp(0, _PASSES).long()
+            kept = self.costs.outwards + passes * self.costs.colours
+            each = self.costs.fixing
         sweeps = ((self.left - kept) / each).long()
         rows = rows[sweeps[rows] >= _EACH]
+        if self.orders is not None:  # what is too little for messages is left to ascent
+            passes = torch.where(sweeps < _EACH, room.clamp(0, _PASSES).long(), passes)
         if len(rows):
             equations, messages = _some(self.equations, self.messages, rows)
             equations, messages = _rounds(equations, messages, sweeps[rows], self.limits, self.end)
@@ -159,17 +183,19 @@ class _Search:
         """Decide tied variables outwards, of items for which that is a share of what is left."""
         if self.orders is None or clock.now() > self.end:
             return
-        cheap = self.costs.outwards <= share * self.left[rows]
-        rows, some = rows[cheap], cheap.nonzero().flatten()
-        if len(rows):
-            equations, messages = _some(equations, messages, some)
+        for path in self.paths:
+            cheap = (path.cost <= share * self.left[rows]) & path.items[rows]
+            own, some = rows[cheap], cheap.nonzero().flatten()
+            if not len(own):
+                continue
+            these, heard = _some(equations, messages, some)
             if read is None:
-                beliefs = equations.beliefs(messages)
-                states, free = _states(equations, beliefs), _tied(equations, beliefs)
+                beliefs = these.beliefs(heard)
+                states, free = _states(these, beliefs), _tied(these, beliefs)
             else:
-                states, free = (own[some.to(own.device)] for own in read)
-            self._take(traced(equations, messages, states, free, self.orders[0], self.end), rows)
-            self.left[rows] -= self.costs.outwards
+                states, free = (part[some.to(part.device)] for part in read)
+            self._take(traced(these, heard, states, free, path.order, self.end), own)
+            self.left[own] -= path.cost
 
     def _take(self, states: Tensor, rows: Tensor) -> None:
         """Keep what is better than what was found."""
@@ -179,6 +205,27 @@ class _Search:
         taken = better(new, self.scores[rows]).unsqueeze(1)
         self.scores[rows] = torch.where(taken, new, self.scores[rows])
         self.states[rows] = torch.where(taken, states, self.states[rows])
+
+
+def _peels(equations: Equations) -> Tensor:
+    """(B,) whether there are hard zeros that decide no variable by a single one of its neighbours.
+
+    Otherwise what was decided must go on from neighbour to neighbour.
+    """
+    hard = torch.zeros(equations.batch, dtype=torch.bool)
+    if equations.forest:
+        return hard
+    fixing = hard.clone()
+    for kernel in equations.kernels:
+        if not isinstance(kernel, TableKernel):
+            hard |= not kernel.bounded
+        elif not kernel.bounded:
+            possible = kernel.scaled > -math.inf
+            hard |= ~possible.flatten(1).all(1).cpu()
+            if len(kernel.ports) == 2:
+                for slot in (1, 2):
+                    fixing |= (possible.sum(slot) < 2).flatten(1).any(1).cpu()
+    return hard & ~fixing
 
 
 def _rounds(
@@ -302,14 +349,25 @@ def _fixed(equations: Equations, beliefs: tuple[Tensor, ...], chosen: Tensor) ->
     return tuple(result)
 
 
+def _agreed(
+    equations: Equations, messages: Messages, states: Tensor, known: Tensor, converged: Tensor
+) -> Tensor:
+    """(B,) whether the messages have converged, and agree with the configuration of known score."""
+    possible = converged & (known[:, 0] == 0).cpu()
+    if not bool(possible.any()):
+        return possible
+    return possible & _consistent(equations, messages, states).cpu()
+
+
 def _consistent(equations: Equations, messages: Messages, states: Tensor) -> Tensor:
     """(B,) whether the configuration is among the best of every factor and variable."""
     good = torch.ones(equations.batch, dtype=torch.bool, device=equations.unary_device)
     for c, belief in zip(equations.edges.classes, equations.beliefs(messages), strict=True):
         taken = belief.gather(1, states[:, c.variables].unsqueeze(1))[:, 0]
         good = good & _among_best(taken, belief.amax(1))
+    heard = equations.heard(messages)
     for number in range(len(equations.kernels)):
-        taken, best = equations.factor_scores(number, messages, states)
+        taken, best = equations.factor_scores(number, heard, states)
         good = good & _among_best(taken, best)
     return good
 

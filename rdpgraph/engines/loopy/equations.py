@@ -207,13 +207,16 @@ class Equations:
         return own.expected_log_value(incoming)
 
     def factor_scores(
-        self, kernel: int, messages: Messages, states: Tensor
+        self, kernel: int, heard: Sequence[Tensor], states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(B, F) each factor's log-belief at (B, V) states, and (B, F) its largest."""
-        incoming = self.at(kernel, self.heard(messages))
+        """(B, F) each factor's log-belief at (B, V) states, and (B, F) its largest.
+
+        From what the factors hear.
+        """
+        incoming = self.at(kernel, heard)
         own = self.kernels[kernel]
         assert isinstance(own, FactorKernel)
-        taken = own.log_values_at(states).to(messages[0])
+        taken = own.log_values_at(states).to(heard[0])
         for port, part in zip(own.ports, incoming, strict=True):
             here = states[:, port.variables.to(states.device)].unsqueeze(1)
             taken = added_rows(taken, port, part.gather(1, here)[:, 0])

@@ -1,6 +1,7 @@
 """Layers of variables that share no factor, to be decided one after the other."""
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.pairs import Links, links_of
+from rdpgraph.engines.loopy.rows import Steps, steps_of
 
 _SMALL = 50_000
 """Edges up to which orders are kept for the next model of that shape: there they are small, and
@@ -54,11 +56,13 @@ class Order:
         numbers: (V,) which layer each is in.
         layers: in their order.
         links: the same where all factors join two variables of like size, or None.
+        steps: the same where all factors are tables of few variables, or None.
     """
 
     numbers: Tensor
     layers: tuple[Layer, ...]
     links: Links | None
+    steps: Steps | None
 
 
 def orders(edges: Edges) -> tuple[Order, Order] | None:
@@ -69,6 +73,18 @@ def orders(edges: Edges) -> tuple[Order, Order] | None:
     if edges.count > _SMALL:
         return edges.remembered("orders", _orders)
     return edges.remembered("orders", lambda own: _of_shape(_Shape(own, _digest(own))))
+
+
+def peeled(edges: Edges) -> Order | None:
+    """Variables with few factors last: those can still give each of these what it asks for.
+
+    Again and again the variable with the fewest factors left is taken away with these, as codes for
+    erasures are decoded and sparse graphs coloured; that order is turned round. None where factors
+    are too wide.
+    """
+    if edges.count > _SMALL:
+        return edges.remembered("peeled", _peeled)
+    return edges.remembered("peeled", lambda own: _peeled_of_shape(_Shape(own, _digest(own))))
 
 
 @dataclass(frozen=True)
@@ -96,17 +112,62 @@ def _of_shape(shape: _Shape) -> tuple[Order, Order] | None:
     return _orders(shape.edges)
 
 
-def _orders(edges: Edges) -> tuple[Order, Order] | None:
+@remembered(16)
+def _peeled_of_shape(shape: _Shape) -> Order | None:
+    return _peeled(shape.edges)
+
+
+def _peeled(edges: Edges) -> Order | None:
     scopes = _scopes(edges)
     if scopes is None:
         return None
-    count = len(edges.home)
+    factors = _factors(scopes, len(edges.home))
+    left = [len(own) for own in factors]
+    buckets = [deque[int]() for _ in range(max(left, default=0) + 1)]
+    for variable, degree in enumerate(left):
+        buckets[degree].append(variable)
+    gone, taken, order, least = [False] * len(scopes), [False] * len(factors), list[int](), 0
+    while len(order) < len(factors):
+        while not buckets[least]:
+            least += 1
+        variable = buckets[least].popleft()
+        if taken[variable] or left[variable] != least:
+            continue
+        taken[variable] = True
+        order.append(variable)
+        for number in factors[variable]:
+            if gone[number]:
+                continue
+            gone[number] = True
+            for other in scopes[number]:
+                left[other] -= 1
+                buckets[left[other]].append(other)
+                least = min(least, left[other])
+    layers, last = [0] * len(factors), [-1] * len(scopes)
+    for variable in reversed(order):
+        layer = 1 + max((last[number] for number in factors[variable]), default=-1)
+        layers[variable] = layer
+        for number in factors[variable]:
+            last[number] = layer
+    return _order(edges, layers)
+
+
+def _factors(scopes: list[list[int]], count: int) -> list[list[int]]:
+    """Per variable its factors."""
     factors: list[list[int]] = [[] for _ in range(count)]
     for number, scope in enumerate(scopes):
         for variable in scope:
             factors[variable].append(number)
+    return factors
+
+
+def _orders(edges: Edges) -> tuple[Order, Order] | None:
+    scopes = _scopes(edges)
+    if scopes is None:
+        return None
+    factors = _factors(scopes, len(edges.home))
     queue, distance = _breadth_first(scopes, factors)
-    flat = [0] * count
+    flat = [0] * len(factors)
     return (
         _order(edges, _coloured(scopes, factors, queue, distance)),
         _order(edges, _coloured(scopes, factors, queue, flat)),
@@ -196,7 +257,8 @@ def _order(edges: Edges, layers: list[int]) -> Order:
             arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
     own = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
-    return Order(numbers, own, links_of(edges, numbers))
+    links, steps = links_of(edges, numbers), steps_of(edges, numbers.numpy())
+    return Order(numbers, own, links, steps)
 
 
 def _of_tables(

@@ -6,7 +6,7 @@ beliefs are summed once, and each layer adds to those of its neighbours by a few
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ _Whole = NDArray[np.int64]
 _Reals = NDArray[np.float64]
 _MOST = 1 << 22
 """Entries of tables that are worth a copy."""
+_LONG, _THIN = 8, 16
+"""Layers that are worth joining, and how many variables they may hold on average: each is decided
+for every state of the one before, which takes little beside the calls for a layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +59,18 @@ class Step:
         links: those from the layer to later ones, by hearer.
         starts: where those of each hearer begin.
         hearers: each once.
+        told: (n,) for many layers in one, where each variable has one earlier neighbour: the link
+            from that. Such are not among the links of any step.
+        above: for each round of pointer jumping the place among the variables of one further
+            back, a variable's own where there is none.
     """
 
     variables: _Whole
-    links: slice
+    links: slice | _Whole
     starts: _Whole
     hearers: _Whole
+    told: _Whole | None = None
+    above: tuple[_Whole, ...] = ()
 
 
 def links_of(edges: Edges, numbers: Tensor) -> Links | None:
@@ -97,8 +106,63 @@ def links_of(edges: Edges, numbers: Tensor) -> Links | None:
         heard = hearer[first:last]
         starts = np.flatnonzero(np.diff(heard, prepend=-1))
         steps.append(Step(variables, slice(first, last), starts, heard[starts]))
+    steps = _joined(steps, speaker[:known], hearer[:known], len(layers)) if known else steps
     kernel, factor, slot, _, _, edge = (column[order] for column in joined)
     return Links(kernel, factor, slot, speaker, hearer, edge, tuple(steps))
+
+
+def _joined(steps: list[Step], speaker: _Whole, hearer: _Whole, count: int) -> list[Step]:
+    """Steps with many layers in a row made one, if they hold few variables, one heard by each."""
+    heard = np.bincount(hearer, minlength=count)
+    thin = [bool((heard[step.variables] == 1).all()) for step in steps]
+    result, first = list[Step](), 0
+    while first < len(steps):
+        last = first + 1
+        while last < len(steps) and thin[last]:
+            last += 1
+        joined = _in_one(steps[first], steps[first + 1 : last], speaker, hearer)
+        result += steps[first:last] if joined is None else joined
+        first = last
+    return result
+
+
+def _in_one(
+    head: Step, steps: list[Step], speaker: _Whole, hearer: _Whole
+) -> tuple[Step, Step] | None:
+    """A layer, and those after it in one; None where that is not worth while."""
+    variables = np.concatenate([step.variables for step in (head, *steps)])[len(head.variables) :]
+    if len(steps) < _LONG or len(variables) > _THIN * len(steps):
+        return None
+    place = np.full(int(max(speaker.max(), hearer.max())) + 1, -1)
+    place[variables] = np.arange(len(variables))
+    last = steps[-1].links
+    assert isinstance(head.links, slice)
+    assert isinstance(last, slice)
+    begin, middle, end = head.links.start, head.links.stop, last.stop
+    links = np.arange(begin, end)
+    inside = place[hearer[links]] >= 0
+    if inside.sum() < len(variables):
+        return None  # something was heard before
+    told = np.empty(len(variables), np.int64)
+    told[place[hearer[links[inside]]]] = links[inside]
+    up = place[speaker[told]]
+    up = np.where(up < 0, np.arange(len(up)), up)
+    above = [up]
+    while not np.array_equal(up, up[up]):
+        up = up[up]
+        above.append(up)
+    left, right = links[~inside & (links < middle)], links[~inside & (links >= middle)]
+    return _step(head.variables, left, hearer), replace(
+        _step(variables, right, hearer), told=told, above=tuple(above)
+    )
+
+
+def _step(variables: _Whole, links: _Whole, hearer: _Whole) -> Step:
+    """Variables that speak on some links."""
+    links = links[np.argsort(hearer[links], kind="stable")]
+    heard = hearer[links]
+    starts = np.flatnonzero(np.diff(heard, prepend=-1))
+    return Step(variables, links, starts, heard[starts])
 
 
 def applies(equations: Equations) -> bool:
@@ -142,11 +206,36 @@ def traced_pairs(
     every = bool(open_.all())
     heard = heard.at(links.edge)
 
-    def said(some: slice) -> "_Sums":
+    def said(some: slice | _Whole) -> "_Sums":
         """What the speakers say in their states, less what was heard before."""
         index = (items, first[some] + found[:, links.speaker[some]])
         finite = rows.finite[index] - heard.finite[:, some]
         return _Sums(finite, rows.zeros[index] - heard.zeros[:, some] if hard else heard.zeros)
+
+    def along(step: Step, told: _Whole) -> _Whole:
+        """(B, n) the states of the variables of a step, each given the one before it."""
+        index = (items[:, :, None], first[told][:, None] + np.arange(c.size))
+        mine, before = sums.at(step.variables), heard.at(told)
+        part = _Sums(
+            rows.finite[index] - before.finite[:, :, None],
+            rows.zeros[index] - before.zeros[:, :, None] if hard else heard.zeros,
+        )
+        if not every:
+            part = part.times(open_[:, links.speaker[told], None, None])
+        part = _Sums(
+            part.finite + mine.finite[:, :, None],
+            part.zeros + mine.zeros[:, :, None] if hard else heard.zeros,
+        )
+        chosen = part.best(slice(None), hard=hard)  # (B, n, K) given the state before
+        if not every:
+            own = step.variables
+            chosen = np.where(open_[:, own, None], chosen, found[:, own, None])
+        start = np.take_along_axis(chosen, found[:, links.speaker[told], None], 2)
+        own = (step.above[0] == np.arange(len(told)))[:, None]
+        chosen = np.where(own, start, chosen)
+        for above in step.above:
+            chosen = np.take_along_axis(chosen, chosen[:, above], 2)
+        return chosen[:, :, 0]
 
     if not every:  # variables that are not free speak first
         spoken = said(slice(None)).times(~open_[:, links.speaker, None])
@@ -159,7 +248,8 @@ def traced_pairs(
             continue
         if clock.now() > end:
             break
-        best = sums.best(step.variables, hard=hard)
+        own, told = step.variables, step.told
+        best = sums.best(own, hard=hard) if told is None else along(step, told)
         if not every:
             best = np.where(mine, best, found[:, step.variables])
         found[:, step.variables] = best
@@ -208,7 +298,7 @@ class _Sums:
         """Where the mask holds, else nothing."""
         return _Sums(self.finite * mask, self.zeros * mask if self.zeros.size else self.zeros)
 
-    def best(self, variables: _Whole, *, hard: bool) -> _Whole:
+    def best(self, variables: _Whole | slice, *, hard: bool) -> _Whole:
         """(b, m) the best of the states with the fewest hard zeros."""
         finite = self.finite[:, variables]
         if hard:

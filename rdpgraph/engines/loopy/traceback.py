@@ -21,15 +21,16 @@ from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
 from rdpgraph.engines.loopy.pairs import applies, traced_pairs
+from rdpgraph.engines.loopy.reading import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
-_BEGINS, _BEGINS_LAYER, _BEGINS_WHOLE = 1e5, 4e4, 6e5
+_BEGINS, _BEGINS_LAYER, _BEGINS_STEP, _BEGINS_WHOLE = 1e5, 4e4, 2e4, 6e5
 """What the messages of a kernel take before the first number, in numbers: of all factors; of those
-of a layer; of potentials that answer messages themselves."""
-_LITTLE = 8e6
+of a layer; of all rows of a layer; of potentials that answer messages themselves."""
+_READS = 4
+"""What it takes to read a number that is somewhere, in numbers that are multiplied in a row."""
+_LITTLE = 7e5
 """What is little beside everything else that an answer takes."""
-_LEVEL = 1e-6
-"""Relative: states no further from the best are as good, when level ground is crossed."""
 
 
 def traced(
@@ -43,6 +44,17 @@ def traced(
     for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
         logs[number] = torch.where(open_, logs[number], _held(equations, number, states))
+    if order.steps is not None and readable(equations):
+        every = torch.arange(equations.batch)
+        if readable(equations) >= len(every):
+            return traced_rows(equations, logs, states, free, order.steps, end)
+        return torch.cat([
+            traced_rows(
+                equations.items(part), [own[part] for own in logs], states[part], free[part],
+                order.steps, end,
+            )
+            for part in every.split(readable(equations))
+        ])  # fmt: skip
     _decide(equations, logs, states, free, order, end)
     return states
 
@@ -54,6 +66,14 @@ def ascended(
 
     Of several best states a variable takes any, so that level ground is crossed.
     """
+    if order.steps is not None and readable(equations):
+        every = torch.arange(equations.batch)
+        if readable(equations) >= len(every):
+            return climbed(equations, states, order.steps, passes, end)
+        return torch.cat([
+            climbed(equations.items(part), states[part], order.steps, passes[part], end)
+            for part in every.split(readable(equations))
+        ])  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     most = max(c.size for c in equations.edges.classes)
     rows, every = torch.arange(equations.batch), states.clone()
@@ -132,7 +152,7 @@ def _chosen(
         variables, total = c.variables[own], summed.of_fewest()
         if luck is not None and len(own):
             peak = total.amax(1, keepdim=True)
-            near = total >= peak - _LEVEL * peak.abs().clamp(min=1.0)
+            near = total >= peak - LEVEL * peak.abs().clamp(min=1.0)
             total = torch.where(near, luck[: c.size, variables.cpu()].to(total), -1.0)
         best = torch.where(free[:, variables], total.argmax(1), states[:, variables])
         states[:, variables] = best
@@ -176,12 +196,14 @@ class Costs:
 
     Attributes:
         outwards: to go through the layers outwards.
+        reading: before that, to read all factors.
         colours: through the colours.
         fixing: a sweep after variables were fixed: it has hard zeros, and few come together.
         little: what is little beside everything else that an answer takes.
     """
 
     outwards: float
+    reading: float
     colours: float
     fixing: float
     little: float
@@ -199,11 +221,18 @@ def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
         dense += 0.0 if wide else numbers + begin
         starts.append(_BEGINS_WHOLE if wide else _BEGINS_LAYER)
     sweep = work + begins
+    read = readable(equations) > 0
     through = [
-        work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
+        _READS * work + _BEGINS_STEP * len(order.layers)
+        if read and order.steps is not None
+        else work + sum(starts[part.kernel] for layer in order.layers for part in layer.arrivals)
         for order in orders
     ]
-    return Costs(through[0] / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep, _LITTLE / sweep)
+    reading = _READS * work if read and orders[1].steps is not None else 0.0
+    return Costs(
+        through[0] / sweep, reading / sweep, through[1] / sweep, 1.5 + 2 * dense / sweep,
+        _LITTLE / sweep,
+    )  # fmt: skip
 
 
 def scores(equations: Equations, states: Tensor) -> Tensor:

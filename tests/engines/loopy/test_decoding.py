@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.loopy import decoding, traceback
 from rdpgraph.engines.loopy.arithmetic import first_best
-from rdpgraph.engines.loopy.orders import orders
+from rdpgraph.engines.loopy.orders import orders, peeled
 from rdpgraph.engines.loopy.propagation import propagate
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
@@ -236,11 +236,90 @@ def test_pairs_are_traced_as_tables_of_any_kind_are(seed):
     for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.5):
         found, expected = (
             traceback.traced(equations, messages, states, free, own, float("inf"))
-            for own in (order, replace(order, links=None))
+            for own in (order, replace(order, links=None, steps=None))
         )
         assert torch.equal(found, expected)
     none = traceback.traced(equations, messages, states, states == 0, order, 0.0)
     assert torch.equal(none, states)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_tables_say_what_their_messages_do(seed):
+    """Two and three variables of several sizes, shared or not, hard zeros, some variables held."""
+    generator = torch.Generator().manual_seed(seed)
+    size, other, batch = 2 + seed % 2, 2 + seed % 3, (3,) if seed % 2 else ()
+    x, y = rg.VariableArray("x", (9,), size), rg.VariableArray("y", (3,), other)
+    ends = torch.stack([torch.randperm(9, generator=generator)[:3] for _ in range(7)])
+    drawn = randn(seed, *((*batch, 7) if seed % 4 else ()), size, size, size)
+    if seed % 3 == 0:
+        drawn = drawn.masked_fill(torch.rand(drawn.shape, generator=generator) < 0.3, -torch.inf)
+    blocks = [
+        rg.FactorBlock((x[ends[:, 0]], x[ends[:, 1]], x[ends[:, 2]]), rg.Table(drawn)),
+        rg.FactorBlock((x[:3], y), rg.Table(randn(seed, 3, size, other))),
+        rg.FactorBlock((x,), rg.Table(randn(seed + 1, *batch, 9, size))),
+    ]
+    solution = loopy(rg.FactorGraph(blocks), sweeps=3).solution.maximal
+    equations, messages = solution.equations, solution.outcome.messages
+    states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
+    passes = torch.arange(1, equations.batch + 1)
+    for order in (*orders(equations.edges), peeled(equations.edges)):
+        assert order.steps is not None
+        rows, plain = (replace(order, links=None, steps=own) for own in (order.steps, None))
+        for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.5):
+            found, expected = (
+                traceback.traced(equations, messages, states, free, own, float("inf"))
+                for own in (rows, plain)
+            )
+            assert torch.equal(found, expected)
+        found, expected = (
+            traceback.ascended(equations, states, own, passes, float("inf"))
+            for own in (rows, plain)
+        )
+        assert torch.equal(found, expected)
+        assert torch.equal(
+            traceback.traced(equations, messages, states, states == 0, rows, 0.0), states
+        )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_rings_are_traced_in_few_steps(seed):
+    """As layer by layer: with chords, cut open, hard zeros, batched, some variables held."""
+    generator = torch.Generator().manual_seed(seed)
+    size, batch, count = 2 + seed % 2, (3,) if seed % 2 else (), 40
+    x = rg.VariableArray("x", (count,), size)
+    ends = torch.stack([torch.arange(count), (torch.arange(count) + 1) % count], 1)
+    chord = torch.tensor([[3, 17]])
+    ends = (ends, torch.cat([ends, chord]), ends[1:], ends)[seed % 4]
+    drawn = randn(seed, *batch, len(ends), size, size)
+    if seed % 4 == 3:
+        drawn = drawn.masked_fill(torch.rand(drawn.shape, generator=generator) < 0.1, -torch.inf)
+    pairs = rg.FactorBlock((x[ends[:, 0]], x[ends[:, 1]]), rg.Table(drawn))
+    alone = rg.FactorBlock((x,), rg.Table(randn(seed + 1, *batch, count, size)))
+    solution = loopy(rg.FactorGraph([pairs, alone]), sweeps=4).solution.maximal
+    equations, messages = solution.equations, solution.outcome.messages
+    order = orders(equations.edges)[0]
+    if order.links is None:  # hard zeros do that
+        assert seed % 4 == 3
+        return
+    assert len(order.links.steps) < 0.6 * len(order.layers) or seed % 4 == 3
+    states = torch.zeros(equations.batch, len(equations.edges.home), dtype=torch.long)
+    for free in (states == 0, torch.rand(states.shape, generator=generator) < 0.6):
+        found, expected = (
+            traceback.traced(equations, messages, states, free, own, float("inf"))
+            for own in (order, replace(order, links=None, steps=None))
+        )
+        assert torch.equal(found, expected)
+
+
+def test_checks_that_can_be_peeled_off_are_all_satisfied():
+    """Each check has a variable that is decided last, also where others are decided in between."""
+    generator = torch.Generator().manual_seed(0)
+    checks = torch.stack([torch.randperm(40, generator=generator)[:3] for _ in range(20)])
+    bits = rg.VariableArray("bit", (40,), 2)
+    parity = rg.FactorBlock(tuple(bits[checks[:, slot]] for slot in range(3)), rg.Xor(3))
+    posterior = loopy(rg.FactorGraph([parity]))
+    assert bool((posterior.mode()[bits][checks].sum(1) % 2 == 1).all())
+    assert bool(posterior.mode_is_consistent())
 
 
 def test_the_first_of_the_best_states_is_found():

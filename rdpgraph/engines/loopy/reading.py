@@ -1,0 +1,175 @@
+"""States decided a few variables at a time where all factors are tables of few variables.
+
+The rows of all tables are made at once; every layer of variables then takes a few calls of NumPy.
+Where there are hard zeros, rows are complex: minus their number, and the sum of the other
+log-values, as NumPy compares complex numbers in that order.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.loopy.equations import Equations
+from rdpgraph.engines.loopy.kernels import TableKernel
+from rdpgraph.engines.loopy.rows import Numbers, Steps, Whole, parts
+from rdpgraph.plan import clock
+
+_MOST = 1 << 22
+"""Numbers in rows that are worth their memory."""
+LEVEL = 1e-6
+"""Relative: states no further from the best are as good, when level ground is crossed."""
+
+
+def readable(equations: Equations) -> int:
+    """How many items can be read at once: none where the model is too large, or of another kind.
+
+    Factors must be tables, in memory of the processor, and counted once.
+    """
+    if equations.weights is not None or equations.unary_device.type != "cpu":
+        return 0
+    total = 1
+    for kernel in equations.kernels:
+        if not isinstance(kernel, TableKernel):
+            return 0
+        ports = kernel.ports
+        total += 2 * kernel.count * math.prod(port.size for port in ports) * len(ports)
+    return _MOST // total
+
+
+def traced_rows(
+    equations: Equations, logs: Sequence[Tensor], states: Tensor, free: Tensor, steps: Steps,
+    end: float,
+) -> Tensor:  # fmt: skip
+    """(B, V) states with the free ones (B, V) decided layer by layer, until the end.
+
+    Args:
+        equations: the model.
+        logs: per class (B, K, E) what undecided variables say, and held ones in their states.
+        states: (B, V) those of variables that are not free.
+        free: (B, V) which are.
+        steps: who is decided when.
+        end: of the time.
+    """
+    rows, sums = _numbers(equations, logs)
+    found, open_ = states.numpy().copy(), free.numpy()
+    every = bool(open_.all())
+    sums[:, steps.hearers.variables] += steps.hearers.sums(rows[:, steps.outset])
+    for step in steps.steps:
+        if clock.now() > end:
+            break
+        best = sums[:, step.variables].argmax(-1)
+        if not every:
+            best = np.where(open_[:, step.variables], best, found[:, step.variables])
+        found[:, step.variables] = best
+        if len(step.hearers.variables):
+            news = step.hear.of(rows, found) - step.heard.of(rows, found)
+            sums[:, step.hearers.variables] += step.hearers.sums(news)
+    return torch.from_numpy(found)
+
+
+def climbed(
+    equations: Equations, states: Tensor, steps: Steps, passes: Tensor, end: float
+) -> Tensor:
+    """(B, V) states that no change of one variable betters, as far as (B,) passes go.
+
+    Of several best states a variable takes any, so that level ground is crossed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, unary = _numbers(equations, None)
+    chosen, found = np.arange(equations.batch), states.numpy().copy()
+    own, most = found, unary.shape[-1]
+    for number in range(int(passes.amax())):
+        luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64).T.numpy()
+        going = (passes[torch.from_numpy(chosen)] > number).numpy()
+        if not going.all():
+            found[chosen] = own
+            chosen, own = chosen[going], own[going]
+            rows, unary = (part[going] if len(part) > 1 else part for part in (rows, unary))
+        for step in steps.steps:
+            if clock.now() > end:
+                break
+            total = unary[:, step.variables]
+            if len(total) < len(own):
+                total = np.repeat(total, len(own), 0)
+            if len(step.asked.variables):
+                heard = step.asked.sums(step.answers.of(rows, own))
+                if len(step.asked.variables) == len(step.variables):
+                    total = total + heard
+                else:
+                    total[:, np.searchsorted(step.variables, step.asked.variables)] += heard
+            own[:, step.variables] = _any_best(total, luck[step.variables])
+    found[chosen] = own
+    return torch.from_numpy(found)
+
+
+def _any_best(total: Numbers, luck: Numbers) -> Whole:
+    """(B, n) of the best states (B, n, K) the luckiest (n, K)."""
+    peak = total.max(-1, keepdims=True)
+    least = peak.imag if np.iscomplexobj(total) else peak
+    least = least - LEVEL * np.maximum(np.abs(least), 1.0)
+    if np.iscomplexobj(total):
+        near = (total.real == peak.real) & (total.imag >= least)
+    else:
+        near = total >= least
+    return np.where(near, luck, -1.0).argmax(-1)
+
+
+def _numbers(equations: Equations, logs: Sequence[Tensor] | None) -> tuple[Numbers, Numbers]:
+    """(b, R, K) all rows, of states decided in part as far as messages are given; (b, V, K) unary.
+
+    States that a variable does not have are worse than any.
+    """
+    edges, most = equations.edges, max(c.size for c in equations.edges.classes)
+    made = list[Tensor]()
+    for number, kernel in enumerate(equations.kernels):
+        assert isinstance(kernel, TableKernel)
+        made += _rows(kernel, None if logs is None else equations.at(number, logs), most)
+    items = max(len(part) for part in made)
+    rows = torch.cat([part.expand(items, -1, -1) for part in made], 1)
+    items = max(len(unary) for unary in equations.unary) if logs is None else equations.batch
+    unary = rows.new_zeros(items, len(edges.home), most)
+    absent = torch.ones(len(edges.home), most, dtype=torch.bool)
+    for c, own in zip(edges.classes, equations.unary, strict=True):
+        unary[:, c.variables, : c.size] = own.movedim(1, 2).double()
+        absent[c.variables, : c.size] = False
+    hard = any(bool((part == -math.inf).any()) for part in (rows, unary))
+    numbers = [_complex(part) if hard else part.numpy() for part in (rows, unary)]
+    if len(edges.classes) > 1:
+        numbers[1][:, absent.numpy()] = -math.inf
+    return numbers[0], numbers[1]
+
+
+def _complex(logs: Tensor) -> Numbers:
+    dead = logs == -math.inf
+    result = np.empty(logs.shape, np.complex128)
+    result.real = -dead.numpy().astype(np.float64)
+    result.imag = logs.masked_fill(dead, 0.0).numpy()
+    return result
+
+
+def _rows(kernel: TableKernel, incoming: Sequence[Tensor] | None, most: int) -> list[Tensor]:
+    """(b, rows, K) float64, as `parts` are ordered; nothing but zeros for what needs messages."""
+    table, ports, result = kernel.scaled.double(), kernel.ports, list[Tensor]()
+    table = table.expand(*table.shape[:-1], kernel.count)
+    slots = range(len(ports))
+    said = list[Tensor]()
+    for slot, part in zip(slots, incoming or (), strict=False):
+        shape = [1] * len(ports)
+        shape[slot] = ports[slot].size
+        said.append(part.double().reshape(len(part), *shape, kernel.count))
+    for hearer, decided in parts(ports):
+        rest = [slot for slot in slots if slot != hearer and slot not in decided]
+        total = table
+        if rest and not said:
+            total = table.new_zeros(1).expand(1, *table.shape[1:])
+        for slot in rest if said else ():
+            total = total + said[slot]
+        if rest:
+            total = total.amax([1 + slot for slot in rest], keepdim=True)
+        order = (0, len(ports) + 1, *(1 + s for s in decided), *(1 + s for s in rest), 1 + hearer)
+        part = total.permute(order).reshape(len(total), -1, ports[hearer].size)
+        result.append(torch.nn.functional.pad(part, (0, most - part.shape[-1])))
+    return result
