@@ -1,26 +1,59 @@
-"""The tokens of a BIF file, cut piece by piece."""
+"""The tokens of a BIF file: words, quoted names and punctuation, cut piece by piece."""
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import NoReturn
 
-from rdpgraph.io.text import fail, shown
+from rdpgraph.io.text import Bytes, encoding_of, fail, shown
+
+CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
+PIECE = 1 << 16
+"""Bytes that are cut into tokens at once; a token may be longer."""
 
 # Comments count where a token may begin, so a name may hold slashes. No alternative can fail
 # after a long match (a comment or a quote left open ends with the file or its line): linear time.
-_TOKEN = re.compile(
-    r"""//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)|"[^"\n]*"|[^\s{}()\[\]|,;"]+|[{}()\[\]|,;"]"""
-)
+_COMMENT = rb"//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)"
+_QUOTED = rb'"[^"\n]*"'
+_WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
+_MARKS = rb'{}()\[\]|,;"'
+_TOKEN = re.compile(b"%b|%b|%b+|[%b]" % (_COMMENT, _QUOTED, _WORD, _MARKS))
 # The same tokens, none of them kept, as far as a brace, or a brace or the end of a statement.
-_SKIPPED = r"""(?://[^\n]*|/\*[\s\S]*?(?:\*/|\Z)|"[^"\n]*"|[^\s{}()\[\]|,;"]+|[\s()\[\]|,"%s])*+"""
-_TO_BRACE = re.compile(_SKIPPED % ";")
-_TO_END = re.compile(_SKIPPED % "{}")
-_PIECE = 1 << 16
-"""Characters of statements that are cut into tokens at once; a statement may be longer."""
-_COMMENTS = ("//", "/*")
-_PUNCTUATION = frozenset('{}()[]|,;"')
+_SKIPPED = rb'(?:%b|%b|%b+|[\s\x1c-\x1f()\[\]|,"%%b])*+' % (_COMMENT, _QUOTED, _WORD)
+_TO_BRACE = re.compile(_SKIPPED % b";")
+_TO_END = re.compile(_SKIPPED % b"{}")
+# What Unicode calls blank beyond ASCII, in UTF-8; and words as far as that.
+_BLANK = (
+    rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+)
+_BLANKS = re.compile(_BLANK)
+_BLANKS_AND_TOKENS = re.compile(
+    b"%b|%b|(%b)|(?:(?!%b)%b)+" % (_COMMENT, _QUOTED, _BLANK, _BLANK, _WORD)
+)
+_CUT = re.compile(rb"[\s{}()\[\]|,;]")
+_COMMENTS = (b"//", b"/*")
+PUNCTUATION = frozenset(bytes([mark]) for mark in b'{}()[]|,;"')
+_NO_NAMES = PUNCTUATION - {b","}
+_TOKENS_AT_ONCE = 1 << 13
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
+
+
+def as_utf8(text: str | Bytes) -> Bytes:
+    """A file as UTF-8 whose blanks between tokens are ASCII; every line keeps its number."""
+    if isinstance(text, str):
+        data: Bytes = text.encode(*CODEC)
+    else:
+        data = text if encoding_of(text) == "utf-8" else text.decode("latin-1").encode()
+    if data.isascii() or not _BLANKS.search(data):
+        return data
+    data = bytearray(data)
+    for match in _BLANKS_AND_TOKENS.finditer(data):
+        if match[1]:
+            data[match.start() : match.end()] = b" " * len(match[1])
+    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,168 +62,219 @@ class Tokens:
 
     Attributes:
         source: the file's name, for messages.
-        text: the file.
+        data: the file.
         start: where the part begins.
         words: the tokens; quoted names keep their quotes, so no name is taken for punctuation.
     """
 
     source: str
-    text: str
+    data: Bytes
     start: int
-    words: list[str]
+    words: list[bytes]
 
     @staticmethod
-    def of(text: str, source: str, start: int = 0, end: int | None = None) -> "Tokens":
-        """The tokens of a part of a text."""
-        words = _TOKEN.findall(text, start, len(text) if end is None else end)
+    def of(data: Bytes, source: str, start: int, end: int) -> "Tokens":
+        """The tokens of a part of a file, which should be short."""
+        words: list[bytes] = _TOKEN.findall(data, start, end)
         if any(word.startswith(_COMMENTS) for word in words):
             words = [word for word in words if not word.startswith(_COMMENTS)]
-        return Tokens(source, text, start, words)
+        return Tokens(source, data, start, words)
+
+    @staticmethod
+    def first(data: Bytes, source: str, start: int, count: int) -> "Tokens":
+        """The first few tokens of a part."""
+        return Tokens(source, data, start, [m[0] for m in islice(_matches(data, start), count)])
 
     def fail(self, at: int, expected: str) -> NoReturn:
         """Raise an error about a token, or about what comes after the part, with its line."""
-        kept = 0
-        for match in _TOKEN.finditer(self.text, self.start):
-            if match[0].startswith(_COMMENTS):
-                continue
-            if kept == at:
-                line = self.text.count("\n", 0, match.start()) + 1
-                fail(self.source, f"line {line}: expected {expected}, got {shown(match[0])}.")
-            kept += 1
-        fail(self.source, f"expected {expected}, got the end of the file.")
+        match = next(islice(_matches(self.data, self.start), at, None), None)
+        if match is None:
+            fail(self.source, f"expected {expected}, got the end of the file.")
+        line = self.data.count(b"\n", 0, match.start()) + 1
+        got = shown(match[0][:1000].decode("utf-8", "replace"))
+        fail(self.source, f"line {line}: expected {expected}, got {got}.")
 
-    def expect(self, at: int, *words: str) -> int:
+    def expect(self, at: int, *words: bytes) -> int:
         """The place after some words, which must stand at ``at``."""
         for word in words:
             if at >= len(self.words) or self.words[at] != word:
-                self.fail(at, repr(word))
+                self.fail(at, repr(word.decode()))
             at += 1
         return at
 
-    def find(self, word: str, start: int, end: int | None = None) -> int:
+    def find(self, word: bytes, start: int, end: int) -> int:
         """The place of the first such word in a span."""
-        end = len(self.words) if end is None else end
         try:
             return self.words.index(word, start, end)
         except ValueError:
-            self.fail(end, repr(word))
+            self.fail(end, repr(word.decode()))
 
-    def name(self, at: int, what: str) -> str:
+    def name(self, at: int, what: str) -> bytes:
         """The name at a place, without its quotes."""
-        if at >= len(self.words) or self.words[at] in _PUNCTUATION:
+        if at >= len(self.words) or self.words[at] in PUNCTUATION:
             self.fail(at, what)
         return unquoted(self.words[at])
 
-    def names(self, start: int, end: int, count: int, what: str) -> list[str]:
-        """The ``count`` names of a span, apart by commas or spaces.
-
-        Names that hold spaces without quotes are read too, where commas alone give the count.
-        """
+    def names(self, start: int, end: int, count: int, what: str) -> list[bytes]:
+        """The ``count`` names of a span, apart by commas or spaces; see `names_of`."""
         span = self.words[start:end]
-        names = [unquoted(word) for word in span if word != ","]
-        if len(names) != count:
-            groups = _between_commas(span)
-            if len(groups) != count:
-                self.fail(start, f"{count} {what} here (there are {len(names)})")
-            names = groups
-        for offset, word in enumerate(span):
-            if word in _PUNCTUATION and word != ",":
-                self.fail(start + offset, what)
+        names = [unquoted(word) for word in span if word != b","]
+        if len(names) != count or not _NO_NAMES.isdisjoint(span):
+            return list(_grouped(self, start, lambda: span, count, what))
         return names
 
 
-def unquoted(word: str) -> str:
-    """A token as a name."""
-    return word[1:-1] if len(word) > 1 and word[0] == '"' else word
+def names_of(
+    data: Bytes, source: str, start: int, end: int, count: int, what: str
+) -> Iterator[bytes]:
+    """The ``count`` names of a span of a file, apart by commas or spaces.
+
+    Names that hold spaces without quotes are read too, where commas alone give the count.
+    """
+    words = partial(words_of, data, source, start, end)
+    found, plain = 0, True
+    for part in pieces(data, source, start, end):
+        found += len(part.words) - part.words.count(b",")
+        plain = plain and _NO_NAMES.isdisjoint(part.words)
+    if found != count or not plain:
+        return _grouped(Tokens(source, data, start, []), 0, words, count, what)
+    return (unquoted(word) for word in words() if word != b",")
 
 
-def _between_commas(span: list[str]) -> list[str]:
-    groups: list[list[str]] = [[]]
-    for word in span:
-        if word == ",":
-            groups.append([])
+def words_of(data: Bytes, source: str, start: int, end: int) -> Iterator[bytes]:
+    """The tokens of a part of a file, one after the other."""
+    return (word for part in pieces(data, source, start, end) for word in part.words)
+
+
+def pieces(data: Bytes, source: str, start: int, end: int) -> Iterator[Tokens]:
+    """The tokens of a part of a file, some at a time."""
+    plain = _is_plain(data, start, end)
+    while start < end:
+        if plain:
+            cut = _CUT.search(data, min(start + PIECE, end), end)
+            stop = end if cut is None else cut.end()
+            yield Tokens.of(data, source, start, stop)
         else:
-            groups[-1].append(unquoted(word))
-    return [" ".join(group) for group in groups if group]
+            matches = list(islice(_TOKEN.finditer(data, start, end), _TOKENS_AT_ONCE))
+            stop = matches[-1].end() if len(matches) == _TOKENS_AT_ONCE else end
+            words = [m[0] for m in matches if not data.startswith(_COMMENTS, m.start())]
+            yield Tokens(source, data, start, words)
+        start = stop
 
 
-@dataclass(frozen=True)
-class Item:
-    """Where a declaration of the file lies: its word, what is in its braces, and its end."""
+def statements(data: Bytes, source: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Spans of whole statements: of several that are a piece together, or of a longer one."""
+    while start < end:
+        at = end
+        if end - start > PIECE:
+            at = data.rfind(b";", start, start + PIECE) + 1
+            at = at or data.find(b";", start + PIECE, end) + 1 or end
+        if not _is_plain(data, start, at):
+            at = min(_skipped(_TO_END, data, start, end) + 1, end)
+            while at < end:
+                following = min(_skipped(_TO_END, data, at, end) + 1, end)
+                if following - start > PIECE:
+                    break
+                at = following
+        yield start, at
+        start = at
 
-    word: str
-    start: int
-    body: int
-    end: int
+
+def unquoted(word: bytes) -> bytes:
+    """A token as a name."""
+    return word[1:-1] if len(word) > 1 and word[:1] == b'"' else word
 
 
-def items_of(text: str, source: str) -> Iterator[Item]:
-    """The declarations of a file, one after the other.
+def _grouped(
+    tokens: Tokens, start: int, words: Callable[[], Iterable[bytes]], count: int, what: str
+) -> Iterator[bytes]:
+    """The names between commas, which may hold spaces; or what is wrong with them."""
+    found = sum(word != b"," for word in words())
+    if found != count and sum(1 for _ in _between_commas(words())) != count:
+        tokens.fail(start, f"{count} {what} here (there are {found})")
+    for offset, word in enumerate(words()):
+        if word in _NO_NAMES:
+            tokens.fail(start + offset, what)
+    return _between_commas(words())
+
+
+def _between_commas(words: Iterable[bytes]) -> Iterator[bytes]:
+    group = bytearray()
+    for word in words:
+        if word != b",":
+            group += b" " + unquoted(word)
+        elif group:
+            yield bytes(group[1:])
+            group.clear()
+    if group:
+        yield bytes(group[1:])
+
+
+def blocks_of(
+    data: Bytes, source: str, read_variable: Callable[[int], int]
+) -> Iterator[tuple[int, int, int]]:
+    """Where each probability block of a file begins, and the text in its braces, and its end.
+
+    Args:
+        data: the file.
+        source: its name, for messages.
+        read_variable: reads a variable that begins at a place, and gives the place after it.
 
     Raises:
         FileFormatError: another word, or a brace or semicolon that lacks.
     """
     at = 0
-    while (match := _next(text, at)) is not None:
+    while (match := next_token(data, at)) is not None:
         word, start, body = match[0], match.start(), match.end()
-        if word == "variable":
-            at = _after_variable(text, source, body)
-        elif word in ("network", "probability"):
-            body = _after(text, source, body, "{")
-            at = _after(text, source, body, "}")
-        elif word == "property":
-            at = _after(text, source, body, ";")
+        if word == b"variable":
+            at = read_variable(start)
+        elif word in (b"network", b"probability"):
+            body = after(data, source, body, b"{")
+            at = after(data, source, body, b"}")
+            if word == b"probability":
+                yield start, body, at
+        elif word == b"property":
+            at = after(data, source, body, b";")
         else:
-            Tokens(source, text, start, []).fail(0, "network, variable, probability or property")
-        yield Item(word, start, body, at)
+            expected = "network, variable, probability or property"
+            Tokens(source, data, start, []).fail(0, expected)
 
 
-def statements(text: str, source: str, start: int, end: int) -> Iterator[Tokens]:
-    """The tokens of whole statements, some at a time."""
-    while start < end:
-        at = text.find(";", start + _PIECE, end) + 1 or end
-        if not _is_plain(text, start, at):
-            at = start
-            while at < end and at - start < _PIECE:
-                at = min(_skipped(_TO_END, text, at, end) + 1, end)
-        yield Tokens.of(text, source, start, at)
-        start = at
-
-
-def _next(text: str, at: int) -> re.Match[str] | None:
+def next_token(data: Bytes, at: int) -> re.Match[bytes] | None:
     """The next token that is no comment."""
-    return next((m for m in _TOKEN.finditer(text, at) if not m[0].startswith(_COMMENTS)), None)
+    return next(_matches(data, at), None)
 
 
-def _after(text: str, source: str, at: int, mark: str) -> int:
+def find_token(data: Bytes, start: int, end: int, *words: bytes) -> re.Match[bytes] | None:
+    """The first token of a span that is one of some words."""
+    return next((match for match in _matches(data, start, end) if match[0] in words), None)
+
+
+def after(data: Bytes, source: str, at: int, mark: bytes) -> int:
     """The place after the next brace or semicolon of a kind."""
-    end = text.find(mark, at) + 1
-    if end and _is_plain(text, at, end):
+    end = data.find(mark, at) + 1
+    if end and _is_plain(data, at, end):
         return end
-    skip = _TO_END if mark == ";" else _TO_BRACE
-    while (at := _skipped(skip, text, at, len(text)) + 1) <= len(text):
-        if text[at - 1] == mark:
+    skip = _TO_END if mark == b";" else _TO_BRACE
+    while (at := _skipped(skip, data, at, len(data)) + 1) <= len(data):
+        if data[at - 1] == mark[0]:
             return at
-    fail(source, f"expected {mark!r}, got the end of the file.")
+    fail(source, f"expected {mark.decode()!r}, got the end of the file.")
 
 
-def _after_variable(text: str, source: str, at: int) -> int:
-    """The place after the closing brace of a variable, whose properties may hold any braces."""
-    at = _after(text, source, at, "{")
-    while (mark := _next(text, at)) is not None and mark[0] != "}":
-        at = mark.end()
-        if mark[0] != ";":
-            at = _after(text, source, at, ";" if mark[0] == "property" else "}")
-    return len(text) if mark is None else mark.end()
+def _matches(data: Bytes, start: int, end: int = sys.maxsize) -> Iterator[re.Match[bytes]]:
+    """The tokens that are no comments."""
+    matches = _TOKEN.finditer(data, start, end)
+    return (m for m in matches if not data.startswith(_COMMENTS, m.start()))
 
 
-def _is_plain(text: str, start: int, end: int) -> bool:
+def _is_plain(data: Bytes, start: int, end: int) -> bool:
     """Whether a span has no quotes and no comments, so that every mark in it counts."""
-    return text.find('"', start, end) < 0 and text.find("/", start, end) < 0
+    return data.find(b'"', start, end) < 0 and data.find(b"/", start, end) < 0
 
 
-def _skipped(skip: re.Pattern[str], text: str, at: int, end: int) -> int:
+def _skipped(skip: re.Pattern[bytes], data: Bytes, at: int, end: int) -> int:
     """The place of the next mark, or the end."""
-    match = skip.match(text, at, end)
+    match = skip.match(data, at, end)
     assert match is not None  # it may be empty
     return match.end()

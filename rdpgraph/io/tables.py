@@ -1,10 +1,11 @@
 """A graph's factors as tables for a file's writer."""
 
-import graphlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -116,14 +117,22 @@ def conditional_tables(graph: FactorGraph) -> list[Conditional]:
             for scope, log_values in tables
             if scope and is_conditional(np.exp(log_values), slot)
         }
-        parents = {name: [v.name for v in c.parents] for name, c in by_name.items()}
-        if len(by_name) == len(tables) == graph.num_variables and find_cycle(parents) is None:
+        complete = len(by_name) == len(tables) == graph.num_variables
+        if complete and not _has_cycle(list(by_name.values())):
             return [by_name[variable.name] for variable in all_variables(graph)]
     raise UnsupportedError(
         "Not a Bayesian network: expected one table P(x | parents) per variable, x first or last "
         f"in its scope; got {len(tables)} factors over {graph.num_variables} variables. "
         "Write it as a MARKOV file (.uai)."
     )
+
+
+def _has_cycle(conditionals: Sequence[Conditional]) -> bool:
+    """Whether a variable is among its own ancestors; all are children of one."""
+    numbers = {conditional.child.name: place for place, conditional in enumerate(conditionals)}
+    parents = [numbers[v.name] for conditional in conditionals for v in conditional.parents]
+    ends = list(accumulate((len(c.parents) for c in conditionals), initial=0))
+    return find_cycle(ends[:-1], ends[1:], parents) is not None
 
 
 def is_conditional(values: Array, slot: int) -> bool:
@@ -133,10 +142,35 @@ def is_conditional(values: Array, slot: int) -> bool:
     return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
 
 
-def find_cycle(parents: Mapping[str, Sequence[str]]) -> list[str] | None:
-    """The names along a directed cycle, or None."""
-    try:
-        graphlib.TopologicalSorter(parents).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
+def find_cycle(
+    first: Sequence[int], last: Sequence[int], parents: Sequence[int]
+) -> list[int] | None:
+    """The nodes along a directed cycle, the first one again at the end, or None.
+
+    Args:
+        first: for each node where its parents begin in ``parents``.
+        last: where they end.
+        parents: the parents of all nodes.
+    """
+    met, on_path, done = bytearray(len(first)), 1, 2
+    following = array("q", first)
+    path = array("q")
+    for root in range(len(first)):
+        if not met[root]:
+            path.append(root)
+            met[root] = on_path
+        while path:
+            node = path[-1]
+            place = following[node]
+            if place == last[node]:
+                met[node] = done
+                path.pop()
+                continue
+            following[node] = place + 1
+            parent = parents[place]
+            if met[parent] == on_path:
+                return [parent, *path[path.index(parent) :][::-1]]
+            if not met[parent]:
+                met[parent] = on_path
+                path.append(parent)
     return None

@@ -143,17 +143,14 @@ class Numbers:
             except ValueError:
                 pass
         for at, word in enumerate(words):
-            if not _is_number(word):
+            if not is_number(word):
                 self.fail(self.place + at, "a finite number")
         raise AssertionError("a piece is numbers, or one of its words is none")
 
 
-def is_number(word: str) -> bool:
+def is_number(word: str | Bytes) -> bool:
     """Whether a word is a finite decimal number."""
-    return _is_number(word.encode())
-
-
-def _is_number(word: Bytes) -> bool:
+    word = word.encode() if isinstance(word, str) else word
     return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
 
 
