@@ -6,6 +6,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -169,7 +170,7 @@ class _Probabilities:
     def read(self, budget: int) -> int:
         """Fill the table; the number of entries that only ``default`` gives, within the budget."""
         if not self._read_numbers_alone():
-            for start, end in statements(self._data, self._source, self._start, self._end):
+            for start, end in statements(self._data, self._start, self._end):
                 if end - start > PIECE:
                     self._read_long(start, end)
                 else:
@@ -194,8 +195,9 @@ class _Probabilities:
             after.fail(0, f"{rows} rows of {child!r} (there are {self._count})")
         if unlisted > budget:
             after.fail(0, f"rows of {child!r} rather than a default for {unlisted}")
-        if unlisted and self._values is not None and default is not None:
-            lacking = np.frombuffer(self._listed, dtype=np.bool_) == 0
+        listed = self._listed
+        if self._values is not None and default is not None and isinstance(listed, bytearray):
+            lacking = np.frombuffer(listed, dtype=np.uint8) == 0
             for state, row in enumerate(self._values.reshape(self._size, rows)):
                 np.copyto(row, default[state], where=lacking)
         return unlisted
@@ -209,7 +211,7 @@ class _Probabilities:
         (at, end), filled = match.span(1), 0
         while at < end:
             cut = min(self._data.find(b",", min(at + PIECE, end), end) % (end + 1) + 1, end)
-            words = self._data[at:cut].replace(b",", b" ").split()
+            words = bytes(self._data[at:cut]).replace(b",", b" ").split()
             if filled + len(words) > len(values):
                 return False
             try:
@@ -254,9 +256,7 @@ class _Probabilities:
             if close is None or close[0] != b")":
                 place = end if close is None else close.start()
                 Tokens(source, data, place, []).fail(0, "')'")
-            found = names_of(
-                data, source, head.end(), close.start(), len(self._codes), self._what
-            )
+            found = names_of(data, source, head.end(), close.start(), len(self._codes), self._what)
             place = self._row(tokens, 0, list(found))
             self._take_rows([place], self._read_numbers(close.end(), end, self._size))
         elif head[0] == b"default" and self._default is None:
@@ -268,20 +268,25 @@ class _Probabilities:
 
     def _read_numbers(self, start: int, end: int, count: int) -> Array:
         """The probabilities of a span, in the table itself if they are all of it."""
-        found = 0
+        own = self._values
+        if own is None or count != len(own) or self._count:
+            own = np.empty(count if 2 * count <= end - start + 1 else 0)
+        found, wrong = 0, None
         for part in pieces(self._data, self._source, start, end):
-            found += sum(word not in (b",", b";") for word in part.words)
+            words = [word for word in part.words if word not in (b",", b";")]
+            if wrong is None and found + len(words) <= len(own):
+                values = _values_of(words)
+                if values is None:
+                    wrong = part, words
+                else:
+                    own[found : found + len(words)] = values
+            found += len(words)
         if found != count:
             tokens = Tokens(self._source, self._data, start, [])
             tokens.fail(0, f"{count} probabilities here (there are {found})")
-        whole = self._values is not None and count == len(self._values) and not self._count
-        values = self._values if whole and self._values is not None else np.empty(count)
-        filled = 0
-        for part in pieces(self._data, self._source, start, end):
-            words = [word for word in part.words if word not in (b",", b";")]
-            values[filled : filled + len(words)] = _probabilities(part, words)
-            filled += len(words)
-        return values
+        if wrong is not None:
+            _probabilities(*wrong)
+        return own
 
     def _take_rows(self, places: list[int], values: Array) -> None:
         if not places:
@@ -334,7 +339,7 @@ class _Probabilities:
     def _what(self) -> str:
         return f"states of {self._child.name!r}'s parents"
 
-    def _fail_at_statement(self, tokens: Tokens, at: int) -> None:
+    def _fail_at_statement(self, tokens: Tokens, at: int) -> NoReturn:
         tokens.fail(at, f"a row, table or default of {self._child.name!r} (one of each)")
 
 
@@ -360,14 +365,22 @@ def _are_probabilities(values: Array) -> bool:
     return not len(values) or bool(values.min() >= 0 and values.max() < math.inf)
 
 
-def _probabilities(tokens: Tokens, words: list[bytes]) -> Array:
+def _values_of(words: Sequence[bytes]) -> Array | None:
+    """The numbers, or None where one is no probability."""
     text = b"".join(words)
     if b"_" not in text and text.isascii():  # float() takes more than a file may say
         try:
             values = _floats(words)
-            if _are_probabilities(values):
-                return values
         except ValueError:
-            pass
-    wrong = next(w for w in words if not is_number(w) or float(w) < 0)
-    tokens.fail(tokens.words.index(wrong), "a probability >= 0")
+            return None
+        if _are_probabilities(values):
+            return values
+    return None
+
+
+def _probabilities(tokens: Tokens, words: Sequence[bytes]) -> Array:
+    values = _values_of(words)
+    if values is None:
+        wrong = next(w for w in words if not is_number(w) or float(w) < 0)
+        tokens.fail(tokens.words.index(wrong), "a probability >= 0")
+    return values

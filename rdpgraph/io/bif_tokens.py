@@ -26,9 +26,7 @@ _SKIPPED = rb'(?:%b|%b|%b+|[\s\x1c-\x1f()\[\]|,"%%b])*+' % (_COMMENT, _QUOTED, _
 _TO_BRACE = re.compile(_SKIPPED % b";")
 _TO_END = re.compile(_SKIPPED % b"{}")
 # What Unicode calls blank beyond ASCII, in UTF-8; and words as far as that.
-_BLANK = (
-    rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
-)
+_BLANK = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _BLANKS = re.compile(_BLANK)
 _BLANKS_AND_TOKENS = re.compile(
     b"%b|%b|(%b)|(?:(?!%b)%b)+" % (_COMMENT, _QUOTED, _BLANK, _BLANK, _WORD)
@@ -37,7 +35,7 @@ _CUT = re.compile(rb"[\s{}()\[\]|,;]")
 _COMMENTS = (b"//", b"/*")
 PUNCTUATION = frozenset(bytes([mark]) for mark in b'{}()[]|,;"')
 _NO_NAMES = PUNCTUATION - {b","}
-_TOKENS_AT_ONCE = 1 << 13
+_TOKENS_AT_ONCE = 1 << 11
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
 
 
@@ -148,13 +146,12 @@ def words_of(data: Bytes, source: str, start: int, end: int) -> Iterator[bytes]:
 
 def pieces(data: Bytes, source: str, start: int, end: int) -> Iterator[Tokens]:
     """The tokens of a part of a file, some at a time."""
-    plain = _is_plain(data, start, end)
     while start < end:
-        if plain:
-            cut = _CUT.search(data, min(start + PIECE, end), end)
-            stop = end if cut is None else cut.end()
+        cut = _CUT.search(data, min(start + PIECE, end), end)
+        stop = end if cut is None else cut.end()
+        if _is_plain(data, start, stop):
             yield Tokens.of(data, source, start, stop)
-        else:
+        else:  # a comment or a quote may begin here and end anywhere
             matches = list(islice(_TOKEN.finditer(data, start, end), _TOKENS_AT_ONCE))
             stop = matches[-1].end() if len(matches) == _TOKENS_AT_ONCE else end
             words = [m[0] for m in matches if not data.startswith(_COMMENTS, m.start())]
@@ -162,7 +159,7 @@ def pieces(data: Bytes, source: str, start: int, end: int) -> Iterator[Tokens]:
         start = stop
 
 
-def statements(data: Bytes, source: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+def statements(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Spans of whole statements: of several that are a piece together, or of a longer one."""
     while start < end:
         at = end

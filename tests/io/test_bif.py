@@ -121,6 +121,14 @@ HOSTILE = {
     "open comment": (RAIN + PRIOR + "/* no end", None),
     "open quote": (RAIN + 'variable "x {', "line 2", "name of a variable"),
     "open brace": (RAIN + "variable x {", "end of the file"),
+    "variable without an end": (RAIN.replace("; }", ";"), "closing brace", "end of the file"),
+    "long cycle": (
+        RAIN + WET + "variable x { type discrete [1] { a }; }"
+        "probability (x | wet) { default 1; } probability (wet | rain) { default 1, 0; }"
+        "probability (rain | wet, x) { default 1, 0; }",
+        "without a cycle",
+        "'wet' - 'rain' - 'wet'",
+    ),
     "no name": ("variable { type discrete [2] {a, b}; }", "name of a variable", "'{'"),
     "no type": ("variable x { }", "type of variable 'x'", "'}'"),
     "two types": (RAIN.replace("; }", "; type discrete [2] {a, b}; }"), "closing brace"),
@@ -200,6 +208,55 @@ def test_refused(case):
         assert parse_bif(text).num_variables == 1
     else:
         refused(lambda: parse_bif(text, source="bad.bif"), "bad.bif: ", *fragments)
+
+
+LONG = {
+    "long row": ("(no) 1, 0; (yes) /* {0} */ 0.5, 0.5;", [[1, 0], [0.5, 0.5]]),
+    "long default": ("default /* {0} */ 0.5, 0.5;", [[0.5, 0.5], [0.5, 0.5]]),
+    "long table": ("table /* {0} */ 0.5, 1, 0.5, 0;", [[0.5, 0.5], [1, 0]]),
+    "long state": ("(/* {0} */ no) 1, 0; (yes {1}) 0, 1", [[1, 0], [0, 1]]),
+    "long property": ("property {0} ; (no) 1, 0; property {0} ; (yes) 0, 1", [[1, 0], [0, 1]]),
+    "long bad number": ("default /* {0} */ 0.5, half;", "line 4", "'half'"),
+    "long bad count": ("default /* {0} */ 0.5;", "line 4", "2 probabilities", "there are 1"),
+    "long bad table": ("table {1} 1, 0;", "4 probabilities", "there are 2"),
+    "long bad row": ("({1} maybe) 1, 0;", "no 'maybe'"),
+    "long open row": ("({1} no", "')'"),
+    "long repeat": ("(no) 1, 0; (/* {0} */ no) 1, 0;", "not listed yet"),
+    "long stray word": ("tabel {0};", "'tabel'"),
+    "long not normalised": ("default /* {0} */ 0.5, 0.9;", "'wet'", "sum to 1"),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_statements_longer_than_a_piece(case):
+    body, *expected = LONG[case]
+    body = body.format("x;" * 50_000 if "/*" in body else "x " * 50_000, "," * 100_000)
+    text = RAIN + WET + PRIOR + f"probability (wet | rain) {{ {body} }}"
+    if isinstance(expected[0], str):
+        refused(lambda: parse_bif(text), *expected)
+        return
+    rows = torch.tensor(expected[0], dtype=torch.float64)
+    _, factor = parse_bif(text).factors()
+    torch.testing.assert_close(factor.potential.log_values.exp(), rows.T)
+
+
+def test_blanks_beyond_ascii_are_blanks_between_names_and_kept_in_quotes():
+    text = RAIN.replace(" ", "\u3000") + PRIOR.replace(" ", "\xa0") + "// \u2003"
+    same_graph(parse_bif(text), parse_bif(RAIN + PRIOR))
+    quoted = RAIN.replace("no", '"n\u3000o"') + PRIOR + "\u2028"
+    assert parse_bif(quoted).variables[0].states == ("n\u3000o", "yes")
+    assert parse_bif(quoted.encode()).variables[0].states == ("n\u3000o", "yes")
+    latin = (RAIN.replace("no", '"n\xa0\xe9"') + PRIOR).replace(" ", "\xa0").encode("latin-1")
+    assert parse_bif(latin).variables[0].states == ("n\xa0\xe9", "yes")
+
+
+def test_a_long_list_of_states_may_hold_spaces_and_comments():
+    names = [f"state {number}" for number in range(20_000)]
+    head = f"variable x {{ type discrete [20000] {{ /* all */ {', '.join(names)} }}; }}\n"
+    body = "probability (x) { default 1" + ", 0" * 19_999 + "; }"
+    assert parse_bif(head + body).variables[0].states == tuple(names)
+    message = "line 1", "20001 state names", "there are 40000"
+    refused(lambda: parse_bif(head.replace("[20000]", "[20001]") + body), *message)
 
 
 def test_every_cut_is_refused():
