@@ -27,7 +27,7 @@ def variable_table(
     """
     domain = network.graph.domain
     device = network.constant.device
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), domain.sizes.cumsum(0)])
+    starts = domain.state_starts
     flat = torch.full(
         (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
     )

@@ -72,6 +72,11 @@ class Domain:
         return tuple(starts)
 
     @cached_property
+    def state_starts(self) -> Tensor:
+        """(V + 1,) where each variable's states begin among those of all; their number last."""
+        return torch.nn.functional.pad(self.sizes.cumsum(0), (1, 0))
+
+    @cached_property
     def sizes(self) -> Tensor:
         """(V,) int64: the number of states of each variable."""
         counts = torch.tensor([math.prod(entry.shape) for entry in self.entries], dtype=torch.long)

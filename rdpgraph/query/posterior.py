@@ -22,11 +22,10 @@ from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import refuse_unsound
-from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
-from rdpgraph.query.scopes import found_in
+from rdpgraph.query.scopes import found_in, several
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
 
@@ -183,7 +182,7 @@ class Posterior(Inferred):
 
     def _single_numbers(self, asked: str, variables: Factor | Iterable[Named]) -> list[int]:
         """The numbers of variables, each single and named once."""
-        places = [self.graph.domain.numbers(item) for item in _several(asked, variables)]
+        places = [self.graph.domain.numbers(item) for item in several(asked, variables)]
         if any(place.ndim for place in places):
             raise ModelError(f"{asked} needs single variables; got an array.")
         numbers = [int(place) for place in places]
@@ -286,7 +285,7 @@ class Posterior(Inferred):
                 none comes to a possible configuration.
         """
         self._require_mode("marginal mode")
-        domain, items = self.graph.domain, _several("marginal_mode", variables)
+        domain, items = self.graph.domain, several("marginal_mode", variables)
         numbers = [domain.numbers(item).reshape(-1) for item in items]
         if not numbers:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
@@ -378,34 +377,20 @@ class Posterior(Inferred):
         }
         return StateValues(each, self.graph.domain)
 
-    @cached_property
-    def _state_starts(self) -> Tensor:
-        return torch.nn.functional.pad(self.graph.domain.sizes.cumsum(0), (1, 0))
-
     def _read(self, flat: Tensor, item: Named) -> Tensor:
         """The part of a flat (B, S) table that belongs to a variable or an array."""
         domain = self.graph.domain
-        numbers = domain.numbers(item)
+        numbers, starts = domain.numbers(item), domain.state_starts
         size = domain.entries[domain.place(item)].size
         if not numbers.ndim:
-            start = int(self._state_starts[numbers])
+            start = int(starts[numbers])
             return flat[:, start : start + size].reshape(*self.graph.batch_shape, size)
         first = numbers.reshape(-1)
         count = len(first)
         if count and int(first[-1] - first[0]) == count - 1 and item in domain.entries:
-            start = int(self._state_starts[first[0]])
+            start = int(starts[first[0]])
             values = flat[:, start : start + count * size]
         else:
-            places = self._state_starts[first].unsqueeze(1) + torch.arange(size)
+            places = starts[first].unsqueeze(1) + torch.arange(size)
             values = flat[:, places.reshape(-1).to(flat.device)]
         return values.reshape(*self.graph.batch_shape, *numbers.shape, size)
-
-
-def _several(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
-    """The variables of a factor, or those listed."""
-    if isinstance(items, Factor):
-        return list(items.variables)
-    if isinstance(items, str | Variable | VariableArray):
-        name = items if isinstance(items, str) else items.name
-        raise ModelError(f"{asked} needs a list of variables, as [{name!r}]; got {name!r} alone.")
-    return list(items)

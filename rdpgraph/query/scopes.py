@@ -1,7 +1,14 @@
-"""Where the factors of a block hold variables that are asked for together."""
+"""Variables that are asked for together, and the factors that hold them."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.domain import Named
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.variable import Variable, VariableArray
 
 
 def found_in(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
@@ -24,3 +31,13 @@ def found_in(scopes: Tensor, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] |
         if min(places) >= 0:
             return torch.tensor(places), slots
     return None
+
+
+def several(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
+    """The variables of a factor, or those listed."""
+    if isinstance(items, Factor):
+        return list(items.variables)
+    if isinstance(items, str | Variable | VariableArray):
+        name = items if isinstance(items, str) else items.name
+        raise ModelError(f"{asked} needs a list of variables, as [{name!r}]; got {name!r} alone.")
+    return list(items)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.recursion import Messages
 
 _AT_ONCE = 2**22  # pairs of states that are looked at together
@@ -13,7 +14,11 @@ _AT_ONCE = 2**22  # pairs of states that are looked at together
 
 @torch.no_grad()
 def log_masses(
-    unary: Tensor, potential: Potential, states: Tensor, kept_unary: Tensor, messages: Messages
+    unary: Tensor,
+    transition: Tensor | Potential,
+    states: Tensor,
+    kept_unary: Tensor,
+    messages: Messages,
 ) -> Tensor:
     """(*lead, T, N): the log of alpha^ beta^ of every state, up to a constant for each step.
 
@@ -22,14 +27,17 @@ def log_masses(
 
     Args:
         unary: (*batch, T, N) of all states.
-        potential: of the transition.
+        transition: between all states.
         states: (*lead, T, K) the states kept, lead ending in batch.
         kept_unary: (*lead, T, K) their unary potentials, weights included.
-        messages: messages (*lead, T, K) of the chain on them.
+        messages: of the chain on them, batches in one dim: (B, T, K).
     """
+    potential = transition if isinstance(transition, Potential) else Table(transition)
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
-    ahead, behind = messages.log_forward, messages.log_backward
+    ahead, behind = (
+        part.reshape(states.shape) for part in (messages.log_forward, messages.log_backward)
+    )
     if total > 1:
         after = (behind + kept_unary)[..., 1:, :]
         # What follows a last step is nothing, which is possible.

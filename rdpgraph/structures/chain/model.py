@@ -19,8 +19,7 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Match, Structure
-from rdpgraph.model.table import Table
-from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths, recursion
+from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths
 from rdpgraph.structures.chain.checks import (
     as_lengths,
     checked_lengths,
@@ -350,12 +349,7 @@ class Chain(Structure):
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
         messages = few._tables.messages
-        own = recursion.Messages(
-            few._shaped(messages.log_forward), few._shaped(messages.log_backward)
-        )
-        potential = self.transition
-        potential = potential if isinstance(potential, Potential) else Table(potential)
-        return masses.log_masses(self.unary, potential, states, few.unary, own)
+        return masses.log_masses(self.unary, self.transition, states, few.unary, messages)
 
     def factor_graph(self) -> FactorGraph:
         """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
