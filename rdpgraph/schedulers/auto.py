@@ -11,6 +11,7 @@ from torch import Tensor
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._cache import cached_property, recording
 from rdpgraph._portable import tensors_in
+from rdpgraph.engines.best_known import BestKnown
 from rdpgraph.engines.exact import UP, ExactSolution
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
@@ -23,7 +24,6 @@ from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.recognised_left import LeftSolution, graph_left
 from rdpgraph.engines.search.solution import Limits, Searched, search
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.weighed import Weighed
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
@@ -168,7 +168,7 @@ class Auto(Scheduler):
         trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
         if trained or joint > MOST_JOINED or network.batch > _ITEMS:
             return messages
-        return partial(_weighed, network, memory, messages, forward)
+        return partial(_best_known, network, memory, messages, forward)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,16 +235,16 @@ def _ceiling(network: Network, memory: float, seconds: float) -> Tensor:
     return ceilings(network, frozenset(), seconds=seconds, memory=memory)
 
 
-def _weighed(
+def _best_known(
     network: Network,
     memory: float,
     messages: Callable[[float], FirstConverged],
     forward: "_Forward | None",
     spent: float = 0.0,
-) -> Weighed:
+) -> BestKnown:
     made = messages(spent)
     drawn = partial(_drawn, network, memory)
-    return Weighed(made, drawn, forward, made.allowance)
+    return BestKnown(made, drawn, forward, made.allowance)
 
 
 def _drawn(network: Network, memory: float, seconds: float) -> MiniBucketSolution:

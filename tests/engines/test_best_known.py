@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.engines.best_known import BestKnown
 from rdpgraph.engines.minibuckets import estimate
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
-from rdpgraph.engines.weighed import Weighed
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.testing import brute_force
@@ -65,9 +65,9 @@ def messages(*every: Said) -> FirstConverged:
     return FirstConverged(attempts, attempts[0], None, Allowance(10.0))  # pyright: ignore
 
 
-def weighed(drawn: Drawn, *every: Said, exactly=None) -> Weighed:
+def best_known(drawn: Drawn, *every: Said, exactly=None) -> BestKnown:
     said = messages(*every)
-    return Weighed(said, lambda _: drawn, exactly, said.allowance)  # pyright: ignore
+    return BestKnown(said, lambda _: drawn, exactly, said.allowance)  # pyright: ignore
 
 
 def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
@@ -95,7 +95,7 @@ def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
 def test_log_z_is_the_one_whose_error_is_known_or_else_what_contradicts_nothing(
     drawn, said, expected
 ):
-    solution = weighed(drawn, said)
+    solution = best_known(drawn, said)
     assert float(solution.log_partition()) == expected
     assert solution.status().bound == ""
     lower, upper = solution.bounds()
@@ -104,7 +104,7 @@ def test_log_z_is_the_one_whose_error_is_known_or_else_what_contradicts_nothing(
 
 def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
     exact = Said(7.0, Status())
-    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
+    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
     assert float(solution.log_partition()) == 7.0
     assert solution.status().exact
     assert float(solution.bounds()[0]) == float(solution.bounds()[1]) == 7.0
@@ -112,13 +112,13 @@ def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
     def late(_: float) -> Said:
         raise BudgetError("late")
 
-    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
+    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
     assert float(solution.log_partition()) == 5.0
     assert not solution.status().exact
 
 
 def test_a_status_after_log_z_and_messages_is_that_of_both():
-    solution = weighed(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
+    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
     assert not solution.status().converged  # of messages: nothing else was asked for
     assert float(solution.log_partition()) == 5.0
     assert not solution.status().converged

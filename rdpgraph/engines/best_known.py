@@ -30,7 +30,7 @@ Markov's inequality."""
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed(Delegate):
+class BestKnown(Delegate):
     """Messages for all but log Z, and the best that is known of that. Log Z has no gradients.
 
     Attributes:
