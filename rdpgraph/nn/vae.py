@@ -95,6 +95,8 @@ class StructuredVAE(nn.Module):
         >>> class Encoder(torch.nn.Embedding):
         ...     def forward(self, tokens, lengths):
         ...         return super().forward(tokens)
+        >>> import rdpgraph as rg
+        >>> from rdpgraph.nn import LSTMDecoder, StructuredVAE
         >>> decoder = LSTMDecoder(states=50, vocabulary=20, hidden=16, dimension=8)
         >>> estimator = rg.Randomized.default(keep=10)
         >>> vae = StructuredVAE(Encoder(20, 8), decoder, states=50, dimension=8,
