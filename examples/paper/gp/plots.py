@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from table1 import BINS, DATA, results, tagger
 from tasks import TASKS, Sequences, folds
 
@@ -71,6 +72,9 @@ def against_time(task: str, axes: plt.Axes, *, small: bool) -> None:
         axes.plot(*zip(*points, strict=True), label=column)
         print(f"{column:24} {points[-1][1]:.2f}% after {points[-1][0]:.0f} s")
     axes.set(xlabel="seconds of CPU", ylabel="error, per cent", xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend()
 
 
