@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import os
+import random
 from pathlib import Path
 
 import hypothesis
@@ -35,3 +36,18 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the evaluation data is not here: {folder}")
     return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A file of sentences of animals that do things, and an empty line."""
+    draw = random.Random(0)
+    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
+    lines = [
+        f"the {draw.choice(nouns)} {draw.choice(verbs)} the {draw.choice(nouns)}"
+        + draw.choice(["", " today"])
+        for _ in range(60)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines) + "\n\n")
+    return path

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import math
-import random
 from pathlib import Path
 
 import pytest
@@ -25,21 +24,6 @@ def call(module, *arguments):
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
-
-
-@pytest.fixture
-def text(tmp_path):
-    """Sentences of animals that do things, and the same again."""
-    draw = random.Random(0)
-    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
-    lines = [
-        f"the {draw.choice(nouns)} {draw.choice(verbs)} the {draw.choice(nouns)}"
-        + draw.choice(["", " today"])
-        for _ in range(60)
-    ]
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join(lines) + "\n\n")
-    return path
 
 
 SMALL = ("--states", 8, "--rank", 4, "--dimension", 8, "--tokens", 40, "--epochs", 3,

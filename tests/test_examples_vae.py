@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import random
 import sys
 from pathlib import Path
 
@@ -29,20 +28,6 @@ def loaded(monkeypatch):
     shared = module("vae")
     yield lambda name: shared if name == "vae" else module(name)
     sys.modules.pop("hmm_lm", None)
-
-
-@pytest.fixture
-def text(tmp_path):
-    draw = random.Random(0)
-    nouns, verbs = ["cat", "dog", "bird"], ["sees", "likes"]
-    lines = [
-        f"the {draw.choice(nouns)} {draw.choice(verbs)} the {draw.choice(nouns)}"
-        + draw.choice(["", " today"])
-        for _ in range(60)
-    ]
-    path = tmp_path / "text.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 SMALL = ("--states", 8, "--steps", 3, "--least", 1, "--tokens", 60, "--hidden", 8,

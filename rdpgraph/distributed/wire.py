@@ -7,10 +7,10 @@ the gradients are added up.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
+
+_Map: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +78,21 @@ class Wire:
 
     def summed(self, values: Tensor) -> Tensor:
         """The sums over the ranks; the gradient of each rank's part is that of the sum."""
-        return _Summed.apply(self, values) if self.ranks > 1 else values  # pyright: ignore
+        return _linear(self.total, _as_it_is, values) if self.ranks > 1 else values
 
     def pooled(self, values: Tensor) -> Tensor:
         """`summed`, where each rank goes on to its own part of the answer."""
-        return _Pooled.apply(self, values) if self.ranks > 1 else values  # pyright: ignore
+        return _linear(self.total, self.pooled, values) if self.ranks > 1 else values
 
     def stacked(self, own: Tensor) -> Tensor:
         """(R, ...) what every rank has, of one shape, from which all compute the same."""
         flat = own.reshape(1, -1)
         split = Split(self, (flat.shape[1],) * self.ranks)
         return split.known(flat).reshape([self.ranks, *own.shape])
+
+    def total(self, values: Tensor) -> Tensor:
+        """`summed` without gradient."""
+        return self.reduced(values, dist.ReduceOp.SUM)
 
     def reduced(self, values: Tensor, how: Any) -> Tensor:
         """Every entry over the ranks; no gradient."""
@@ -138,15 +144,15 @@ class Split:
 
     def gathered(self, own: Tensor) -> Tensor:
         """(B, N) from every rank's (B, n); each rank goes on to its own part of the answer."""
-        return _Gathered.apply(self, own) if self.wire.ranks > 1 else own  # pyright: ignore
+        return _linear(self.gather, self.scattered, own) if self.wire.ranks > 1 else own
 
     def scattered(self, parts: Tensor) -> Tensor:
         """(B, n) of the sum over the ranks of (B, N)."""
-        return _Scattered.apply(self, parts) if self.wire.ranks > 1 else parts  # pyright: ignore
+        return _linear(self.scatter, self.gathered, parts) if self.wire.ranks > 1 else parts
 
     def known(self, own: Tensor) -> Tensor:
         """`gathered`, where all ranks go on to compute the same."""
-        return _Known.apply(self, own) if self.wire.ranks > 1 else own  # pyright: ignore
+        return _linear(self.gather, self.part, own) if self.wire.ranks > 1 else own
 
     def owned(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         """Which entries are this rank's, and their places here, 0 for the others."""
@@ -179,60 +185,25 @@ def _exchange(
     dist.all_to_all_single(arrived, sent, list(arriving), list(leaving), group=wire.group)
 
 
-class _Gathered(torch.autograd.Function):
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _linear(there: _Map, back: _Map, values: Tensor) -> Tensor:
+    """A linear map of tensors, of which the second is the transpose."""
+    mapped: Tensor = _Linear.apply(there, back, values)  # pyright: ignore
+    return mapped
+
+
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, split: Split, own: Tensor) -> Tensor:
-        ctx.split = split
-        return split.gather(own)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        return None, ctx.split.scattered(gradient)
-
-
-class _Scattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, split: Split, parts: Tensor) -> Tensor:
-        ctx.split = split
-        return split.scatter(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        return None, ctx.split.gathered(gradient)
-
-
-class _Known(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, split: Split, own: Tensor) -> Tensor:
-        ctx.split = split
-        return split.gather(own)
+    def forward(ctx: Any, there: _Map, back: _Map, values: Tensor) -> Tensor:
+        ctx.back = back
+        return there(values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        return None, ctx.split.part(gradient)
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wire: Wire, values: Tensor) -> Tensor:
-        del ctx
-        return wire.reduced(values, dist.ReduceOp.SUM)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        del ctx
-        return None, gradient
-
-
-class _Pooled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, wire: Wire, values: Tensor) -> Tensor:
-        ctx.wire = wire
-        return wire.reduced(values, dist.ReduceOp.SUM)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        return None, ctx.wire.pooled(gradient)
+        return None, None, ctx.back(gradient)
 
 
 def fingerprint(values: Tensor) -> int:

@@ -14,8 +14,6 @@ from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.network import Network
 from rdpgraph.plan.joingraph import ClusterGraph
 
-_LOWEST = -1e30  # floats of 64 bits hold the logs of all values that are told apart
-
 
 @dataclass(frozen=True, eq=False)
 class UpAndDown(Schedule):
@@ -106,7 +104,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         temperature=1.0,
         batch=network.batch,
         vanishing=True,
-        lowest=_LOWEST,
+        lowest=-math.inf,
         in_values=True,
     )
     scopes = tuple(tuple(own) for group in network.groups for own in group.scopes.tolist())

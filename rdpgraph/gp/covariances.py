@@ -53,6 +53,11 @@ class Covariance(nn.Module, ABC):
         """
 
 
+def _log_scales(shape: tuple[int, ...], scale: float, device: torch.device | None) -> nn.Parameter:
+    scales = torch.full(shape, math.log(scale), dtype=torch.float64, device=device)
+    return nn.Parameter(scales)
+
+
 class DiagonalCovariance(Covariance):
     """Independent whitened functions at the inducing points: V M numbers for each component.
 
@@ -72,10 +77,8 @@ class DiagonalCovariance(Covariance):
     ) -> "Covariance":
         """A new one with parameters, all covariances scale^2 times the identity."""
         started = DiagonalCovariance()
-        scales = torch.full(
-            (components, labels, points), math.log(scale), dtype=torch.float64, device=device
-        )
-        started.log_scales = nn.Parameter(scales)
+        shape = components, labels, points
+        started.log_scales = _log_scales(shape, scale, device)
         return started
 
     def projected(self, given: Conditional, component: int) -> Tensor:
@@ -134,11 +137,9 @@ class FullCovariance(Covariance):
     ) -> "Covariance":
         """A new one with parameters, all covariances scale^2 times the identity."""
         started = FullCovariance()
-        scales = torch.full(
-            (components, labels, points), math.log(scale), dtype=torch.float64, device=device
-        )
-        started.log_scales = nn.Parameter(scales)
-        started.below = nn.Parameter(scales.new_zeros(*scales.shape, points))
+        shape = components, labels, points
+        started.log_scales = _log_scales(shape, scale, device)
+        started.below = nn.Parameter(started.log_scales.new_zeros(*shape, points))
         return started
 
     def roots(self) -> Tensor:

@@ -117,8 +117,8 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         start = clock.now()
         first = grown(best, members, rng)
         lower = max(lower, first.lower)
-        took = max(clock.now() - start, 1e-6)
-        more = (end - clock.now()) / (RUNS * took)
+        took = clock.now() - start
+        more = (end - clock.now()) / (RUNS * took) if took > 0 else math.inf
         if more < 1.5 and runs:
             break
         members = int(min(limit, members * max(min(more, 8.0), 1.5)))

@@ -8,6 +8,7 @@ from torch import Tensor
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING
 from rdpgraph.structures.compact.inside import Inside
+from rdpgraph.structures.compact.layers import drawn_between, uniform
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
 
     def chosen(weights: Tensor) -> Tensor:
         sums = weights.cumsum(-1)
-        return _within(sums, _uniform(len(weights), sums, generator) * sums[:, -1])
+        return _within(sums, uniform(len(weights), sums, generator) * sums[:, -1])
 
     place, label = forest.tops[item], chosen(inside.tops[item].softmax(1))
     done: list[tuple[Tensor, ...]] = [(item[:0], place[:0], label[:0], label[:0] > 0)]
@@ -59,10 +60,7 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
         kind, pair = way // (lefts * rights), way % (lefts * rights)
         whole = place * rules.kinds + kind
         start, stop = forest.before[whole] + pair * ways, forest.before[whole + 1] + pair * ways
-        low = torch.where(start > 0, sums[start - 1], 0.0)
-        target = low + _uniform(len(low), low, generator) * (sums[stop - 1] - low)
-        edge = torch.searchsorted(sums, target, right=True)
-        edge = torch.minimum(torch.maximum(edge, start), stop - 1) - pair * ways
+        edge = drawn_between(sums, start, stop, generator) - pair * ways
         one, other = forest.left[edge], forest.right[edge]
         first = torch.where(rules.left == (pair // rights).unsqueeze(1), left[one], 0.0)
         second = torch.where(rules.right == (pair % rights).unsqueeze(1), right[other], 0.0)
@@ -76,9 +74,3 @@ def _within(sums: Tensor, target: Tensor) -> Tensor:
     """(n,) the first column of running sums (n, m) above a target, so none of weight zero."""
     index = (sums <= target.unsqueeze(1)).sum(1)
     return index.clamp_(max=sums.shape[1] - 1)
-
-
-def _uniform(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = like.device if generator is None else generator.device
-    drawn = torch.rand(count, generator=generator, dtype=torch.float64, device=device)
-    return drawn.to(like.device)

@@ -12,7 +12,8 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.forest import Forest
 
-_LOWEST = -torch.finfo(torch.float64).max
+LOWEST = -torch.finfo(torch.float64).max
+"""What is taken off logs that are all -inf: they stay so, where -inf off -inf is NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +72,11 @@ class Inside:
         right one.
         """
         forest, rules = self.forest, self.forest.rules
-        alive = self.labels.clamp(min=_LOWEST)
+        alive = self.labels.clamp(min=LOWEST)
         ends = (forest.ends - alive).exp()
         joined = (forest.joined - alive).unsqueeze(2) + self._ruled(slice(None))
-        left = (self.labels - self.lefts.clamp(min=_LOWEST)[:, rules.left]).exp()
-        right = (self.labels - self.rights.clamp(min=_LOWEST)[:, rules.right]).exp()
+        left = (self.labels - self.lefts.clamp(min=LOWEST)[:, rules.left]).exp()
+        right = (self.labels - self.rights.clamp(min=LOWEST)[:, rules.right]).exp()
         return ends, joined.exp_(), left, right
 
     @cached_property
@@ -83,7 +84,7 @@ class Inside:
         """(E, L * R) the probability of each way given its whole, kind and classes."""
         forest = self.forest
         logs = _pairs(self.lefts, self.rights, forest.left, forest.right)
-        return logs.sub_(self.sums.clamp(min=_LOWEST)[forest.whole]).exp_()
+        return logs.sub_(self.sums.clamp(min=LOWEST)[forest.whole]).exp_()
 
     def expected(self) -> Expected:
         """From the wholes downwards."""
@@ -162,7 +163,7 @@ def _pairs(lefts: Tensor, rights: Tensor, left: Tensor, right: Tensor) -> Tensor
 
 def segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
     """(n, C) the log-sums of rows (E, C) that stand together."""
-    peak = torch.segment_reduce(logs, "max", lengths=counts, unsafe=True).clamp_(min=_LOWEST)
+    peak = torch.segment_reduce(logs, "max", lengths=counts, unsafe=True).clamp_(min=LOWEST)
     terms = logs.sub_(peak.index_select(0, segment)).exp_()
     total = torch.segment_reduce(terms, "sum", lengths=counts, unsafe=True, initial=0.0)
     return total.log_().add_(peak)

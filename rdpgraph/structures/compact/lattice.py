@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.structures.compact.inside import segments
-
-_LOWEST = -torch.finfo(torch.float64).max
+from rdpgraph.structures.compact.inside import LOWEST, segments
+from rdpgraph.structures.compact.layers import Layered
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice:
+class Lattice(Layered):
     """Paths from the source of each item to its sink, along edges that lead to later layers.
 
     Time and memory are in proportion to the edges.
@@ -49,25 +48,10 @@ class Lattice:
         place[order] = torch.arange(len(order), device=order.device)
         return cls(sources, sinks, rows, before[order], after, logs[order]), place
 
-    @cached_property
-    def counts(self) -> Tensor:
-        """(nodes,) how many edges lead to each."""
-        return torch.bincount(self.after, minlength=self.rows[-1])
-
-    @cached_property
-    def begins(self) -> Tensor:
-        """(nodes + 1,) where those of each node begin."""
-        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
-
-    @cached_property
-    def layers(self) -> list[tuple[slice, slice]]:
-        """The nodes of each layer but the first, and the edges that lead to them."""
-        edges = self.begins[torch.tensor(self.rows, device=self.begins.device)].tolist()
-        return [
-            (slice(a, b), slice(c, d))
-            for a, b, c, d in zip(self.rows[1:], self.rows[2:], edges[1:], edges[2:], strict=False)
-            if c < d
-        ]
+    @property
+    def made(self) -> Tensor:
+        """The nodes that edges lead to."""
+        return self.after
 
     @cached_property
     def sums(self) -> Tensor:
@@ -83,7 +67,7 @@ class Lattice:
     @cached_property
     def shares(self) -> Tensor:
         """(E,) the probability of each edge given the node that it leads to."""
-        whole = self.sums.clamp(min=_LOWEST)[self.after]
+        whole = self.sums.clamp(min=LOWEST)[self.after]
         return (self.sums[self.before] + self.logs - whole).exp()
 
     @property
@@ -103,16 +87,9 @@ class Lattice:
 
     def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:
         """The edges of exact draws of one path of each of some items, which have paths."""
-        sums, device = self.shares.cumsum(0), self.logs.device
-        done, node = [item[:0]], self.sinks[item]
+        sums, done, node = self.shares.cumsum(0), [item[:0]], self.sinks[item]
         while len(node):
-            source = device if generator is None else generator.device
-            drawn = torch.rand(len(node), generator=generator, dtype=sums.dtype, device=source)
-            start, stop = self.begins[node], self.begins[node + 1]
-            low = torch.where(start > 0, sums[start - 1], 0.0)
-            target = low + drawn.to(device) * (sums[stop - 1] - low)
-            edge = torch.searchsorted(sums, target, right=True)
-            edge = torch.minimum(torch.maximum(edge, start), stop - 1)
+            edge = self.drawn(sums, node, generator)
             done.append(edge)
             node = self.before[edge]
             node = node[node >= self.rows[1]]

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.structures.compact.inside import segments
-
-_LOWEST = -torch.finfo(torch.float64).max
+from rdpgraph.structures.compact.inside import LOWEST, segments
+from rdpgraph.structures.compact.layers import Layered
 
 
 @dataclass(frozen=True, eq=False)
-class RuleForest:
+class RuleForest(Layered):
     """The kept places of some items, by size; and the rules that make one of up to three others.
 
     Time and memory are in proportion to the rules.
@@ -32,22 +31,10 @@ class RuleForest:
     logs: Tensor
     tops: Tensor
 
-    @cached_property
-    def counts(self) -> Tensor:
-        """(P,) how many rules make each place."""
-        return torch.bincount(self.whole, minlength=self.rows[-1])
-
-    @cached_property
-    def begins(self) -> Tensor:
-        """(P + 1,) where those of each place begin."""
-        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
-
-    @cached_property
-    def layers(self) -> list[tuple[slice, slice]]:
-        """By size the places, and their rules."""
-        edges = self.begins[torch.tensor(self.rows, device=self.begins.device)].tolist()
-        bounds = zip(self.rows, self.rows[1:], edges, edges[1:], strict=False)
-        return [(slice(a, b), slice(c, d)) for a, b, c, d in bounds if c < d]
+    @property
+    def made(self) -> Tensor:
+        """The places that rules make."""
+        return self.whole
 
     @cached_property
     def sums(self) -> Tensor:
@@ -68,7 +55,7 @@ class RuleForest:
     def shares(self) -> Tensor:
         """(E,) the probability of each rule given its whole."""
         own = self._products(self.sums, slice(None))
-        return (own - self.sums.clamp(min=_LOWEST)[self.whole]).exp()
+        return (own - self.sums.clamp(min=LOWEST)[self.whole]).exp()
 
     @property
     def log_partition(self) -> Tensor:
@@ -89,16 +76,9 @@ class RuleForest:
 
     def draw(self, item: Tensor, generator: torch.Generator | None) -> Tensor:
         """The rules of an exact draw of each of some items, which have trees."""
-        sums, device = self.shares.cumsum(0), self.logs.device
-        done, place = [item[:0]], self.tops[item]
+        sums, done, place = self.shares.cumsum(0), [item[:0]], self.tops[item]
         while len(place):
-            source = device if generator is None else generator.device
-            drawn = torch.rand(len(place), generator=generator, dtype=sums.dtype, device=source)
-            start, stop = self.begins[place], self.begins[place + 1]
-            low = torch.where(start > 0, sums[start - 1], 0.0)
-            target = low + drawn.to(device) * (sums[stop - 1] - low)
-            rule = torch.searchsorted(sums, target, right=True)
-            rule = torch.minimum(torch.maximum(rule, start), stop - 1)
+            rule = self.drawn(sums, place, generator)
             done.append(rule)
             place = self.parts[:, rule].flatten()
             place = place[place < self.rows[-1]]

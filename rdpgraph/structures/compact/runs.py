@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.structures.compact.inside import LOWEST
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of steps (n,), as item and number, and states (n, A) of them and (n, B) of the next: (n, A, B)
 log-values of the transitions."""
-
-_LOWEST = -torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +129,7 @@ class Runs:
         sums, steps = self.sums
         at = self.start[:many] + place
         into = sums[at - 1].unsqueeze(2) + steps[place]
-        return (into - into.logsumexp(1, keepdim=True).clamp(min=_LOWEST)).exp()
+        return (into - into.logsumexp(1, keepdim=True).clamp(min=LOWEST)).exp()
 
     def _beside(self, step: Tensor, state: Tensor, own: Tensor, *, ahead: bool) -> Tensor:
         """(R, K) the transitions between the ends of runs and the fixed steps beside them."""
