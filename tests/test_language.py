@@ -61,3 +61,10 @@ def test_docstrings_stand_alone(path: Path) -> None:
     """Whoever reads one has what it says in front of them, not where it is said."""
     for name, docstring in documented(path):
         assert not REFERENCE.fullmatch(docstring), f"{name} says only: {docstring}"
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_results_are_named_for_what_they_are(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = getattr(node, "id", None) or getattr(node, "arg", None)
+        assert name != "found", f"{path.name}:{getattr(node, 'lineno', 0)} calls a result 'found'"

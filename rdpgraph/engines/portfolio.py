@@ -120,11 +120,11 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         if self.ceiling is None:
             return torch.full((len(states),), math.inf, dtype=torch.float64)
         with self.allowance.spending():
-            found = self.ceiling(_BOUNDING * self.allowance.seconds)
+            ceiling = self.ceiling(_BOUNDING * self.allowance.seconds)
         searched = self.__dict__.get("_found")
         if searched is None or searched.states is not states:
-            return found
-        most = torch.maximum(found, searched.scores.cpu())
+            return ceiling
+        most = torch.maximum(ceiling, searched.scores.cpu())
         return torch.where(searched.optimal, searched.scores.cpu(), most)
 
     def mode_exists(self) -> Tensor | None:

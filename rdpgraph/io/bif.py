@@ -141,8 +141,8 @@ class _Declared:
         tokens.expect(at + 1, b"]", b"{")
         count = int(digits)
         self._make_room(count)
-        found = names_of(data, source, first, last - 1, count, f"state names of {name!r}")
-        states = tuple(state.decode(*CODEC) for state in found)
+        listed = names_of(data, source, first, last - 1, count, f"state names of {name!r}")
+        states = tuple(state.decode(*CODEC) for state in listed)
         if len(states) <= 16 and len(self.shared) < _SHARED:
             states = self.shared.setdefault(states, states)
         mark = next_token(data, last)

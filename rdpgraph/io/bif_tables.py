@@ -256,8 +256,8 @@ class _Probabilities:
             if close is None or close[0] != b")":
                 place = end if close is None else close.start()
                 Tokens(source, data, place, []).fail(0, "')'")
-            found = names_of(data, source, head.end(), close.start(), len(self._codes), self._what)
-            place = self._row(tokens, 0, list(found))
+            listed = names_of(data, source, head.end(), close.start(), len(self._codes), self._what)
+            place = self._row(tokens, 0, list(listed))
             self._take_rows([place], self._read_numbers(close.end(), end, self._size))
         elif head[0] == b"default" and self._default is None:
             self._take_default(self._read_numbers(head.end(), end, self._size))
@@ -271,19 +271,19 @@ class _Probabilities:
         own = self._values
         if own is None or count != len(own) or self._count:
             own = np.empty(count if 2 * count <= end - start + 1 else 0)
-        found, wrong = 0, None
+        seen, wrong = 0, None
         for part in pieces(self._data, self._source, start, end):
             words = [word for word in part.words if word not in (b",", b";")]
-            if wrong is None and found + len(words) <= len(own):
+            if wrong is None and seen + len(words) <= len(own):
                 values = _values_of(words)
                 if values is None:
                     wrong = part, words
                 else:
-                    own[found : found + len(words)] = values
-            found += len(words)
-        if found != count:
+                    own[seen : seen + len(words)] = values
+            seen += len(words)
+        if seen != count:
             tokens = Tokens(self._source, self._data, start, [])
-            tokens.fail(0, f"{count} probabilities here (there are {found})")
+            tokens.fail(0, f"{count} probabilities here (there are {seen})")
         if wrong is not None:
             _probabilities(*wrong)
         return own

@@ -130,11 +130,11 @@ def names_of(
     Names that hold spaces without quotes are read too, where commas alone give the count.
     """
     words = partial(words_of, data, source, start, end)
-    found, plain = 0, True
+    seen, plain = 0, True
     for part in pieces(data, source, start, end):
-        found += len(part.words) - part.words.count(b",")
+        seen += len(part.words) - part.words.count(b",")
         plain = plain and _NO_NAMES.isdisjoint(part.words)
-    if found != count or not plain:
+    if seen != count or not plain:
         return _grouped(Tokens(source, data, start, []), 0, words, count, what)
     return (unquoted(word) for word in words() if word != b",")
 
@@ -186,9 +186,9 @@ def _grouped(
     tokens: Tokens, start: int, words: Callable[[], Iterable[bytes]], count: int, what: str
 ) -> Iterator[bytes]:
     """The names between commas, which may hold spaces; or what is wrong with them."""
-    found = sum(word != b"," for word in words())
-    if found != count and sum(1 for _ in _between_commas(words())) != count:
-        tokens.fail(start, f"{count} {what} here (there are {found})")
+    seen = sum(word != b"," for word in words())
+    if seen != count and sum(1 for _ in _between_commas(words())) != count:
+        tokens.fail(start, f"{count} {what} here (there are {seen})")
     for offset, word in enumerate(words()):
         if word in _NO_NAMES:
             tokens.fail(start + offset, what)

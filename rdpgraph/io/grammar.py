@@ -134,15 +134,15 @@ class Grammar:
         Raises:
             EvidenceError: a word that no rule has.
         """
-        found = self.log_weights.new_full((len(sentence), len(self.symbols)), -math.inf)
+        scores = self.log_weights.new_full((len(sentence), len(self.symbols)), -math.inf)
         rows, starts = self._by_word
         for place, word in enumerate(sentence):
             number = self._numbers.find(word)
             if number < 0:
                 raise EvidenceError(f"The grammar has no rule with the word {shown(word)}.")
             own = rows[int(starts[number]) : int(starts[number + 1])]
-            found[place, self.word_rules[own, 0]] = self.log_word_weights[own]
-        return found
+            scores[place, self.word_rules[own, 0]] = self.log_word_weights[own]
+        return scores
 
 
 def _summed(places: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:

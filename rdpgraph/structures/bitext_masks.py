@@ -13,18 +13,13 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.links import mutual
+from rdpgraph.structures.compact.links import SentencePairs, mutual
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.hypertree.rules import Rules
 
 
-class BitextFields(Protocol):
+class BitextFields(SentencePairs, Protocol):
     """What masks read of a `Bitext`, whose fields are described there."""
-
-    @property
-    def unary(self) -> Tensor:
-        """The potentials."""
-        ...
 
     @property
     def straight(self) -> Rules:
@@ -49,21 +44,6 @@ class BitextFields(Protocol):
     @property
     def allowed(self) -> Tensor | None:
         """The bispans that may be."""
-        ...
-
-    @property
-    def source_lengths(self) -> Tensor | None:
-        """Of the sources."""
-        ...
-
-    @property
-    def target_lengths(self) -> Tensor | None:
-        """Of the targets."""
-        ...
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
         ...
 
 

@@ -201,14 +201,14 @@ def traced_pairs(
         )
     )
     order = c.variables
-    found, open_ = states[:, order].numpy().copy(), free[:, order].numpy()
+    values, open_ = states[:, order].numpy().copy(), free[:, order].numpy()
     items = np.arange(batch).reshape(-1, 1) if len(tables) > 1 else np.zeros((1, 1), np.int64)
     every = bool(open_.all())
     heard = heard.at(links.edge)
 
     def said(some: slice | _Whole) -> "_Sums":
         """What the speakers say in their states, less what was heard before."""
-        index = (items, first[some] + found[:, links.speaker[some]])
+        index = (items, first[some] + values[:, links.speaker[some]])
         finite = rows.finite[index] - heard.finite[:, some]
         return _Sums(finite, rows.zeros[index] - heard.zeros[:, some] if hard else heard.zeros)
 
@@ -229,8 +229,8 @@ def traced_pairs(
         chosen = part.best(slice(None), hard=hard)  # (B, n, K) given the state before
         if not every:
             own = step.variables
-            chosen = np.where(open_[:, own, None], chosen, found[:, own, None])
-        start = np.take_along_axis(chosen, found[:, links.speaker[told], None], 2)
+            chosen = np.where(open_[:, own, None], chosen, values[:, own, None])
+        start = np.take_along_axis(chosen, values[:, links.speaker[told], None], 2)
         own = (step.above[0] == np.arange(len(told)))[:, None]
         chosen = np.where(own, start, chosen)
         for above in step.above:
@@ -251,8 +251,8 @@ def traced_pairs(
         own, told = step.variables, step.told
         best = sums.best(own, hard=hard) if told is None else along(step, told)
         if not every:
-            best = np.where(mine, best, found[:, step.variables])
-        found[:, step.variables] = best
+            best = np.where(mine, best, values[:, step.variables])
+        values[:, step.variables] = best
         if len(step.starts):
             spoken = said(step.links)
             if not every:
@@ -261,7 +261,7 @@ def traced_pairs(
             if hard:
                 sums.zeros[:, step.hearers] += np.add.reduceat(spoken.zeros, step.starts, axis=1)
     result = states.clone()
-    result[:, order] = torch.from_numpy(found)
+    result[:, order] = torch.from_numpy(values)
     return result
 
 

@@ -54,7 +54,7 @@ def traced_rows(
         end: of the time.
     """
     rows, sums = _numbers(equations, logs)
-    found, open_ = states.numpy().copy(), free.numpy()
+    values, open_ = states.numpy().copy(), free.numpy()
     every = bool(open_.all())
     sums[:, steps.hearers.variables] += steps.hearers.sums(rows[:, steps.outset])
     for step in steps.steps:
@@ -62,12 +62,12 @@ def traced_rows(
             break
         best = sums[:, step.variables].argmax(-1)
         if not every:
-            best = np.where(open_[:, step.variables], best, found[:, step.variables])
-        found[:, step.variables] = best
+            best = np.where(open_[:, step.variables], best, values[:, step.variables])
+        values[:, step.variables] = best
         if len(step.hearers.variables):
-            news = step.hear.of(rows, found) - step.heard.of(rows, found)
+            news = step.hear.of(rows, values) - step.heard.of(rows, values)
             sums[:, step.hearers.variables] += step.hearers.sums(news)
-    return torch.from_numpy(found)
+    return torch.from_numpy(values)
 
 
 def climbed(
@@ -79,13 +79,13 @@ def climbed(
     """
     generator = torch.Generator().manual_seed(0)
     rows, unary = _numbers(equations, None)
-    chosen, found = np.arange(equations.batch), states.numpy().copy()
-    own, most = found, unary.shape[-1]
+    chosen, result = np.arange(equations.batch), states.numpy().copy()
+    own, most = result, unary.shape[-1]
     for number in range(int(passes.amax())):
         luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64).T.numpy()
         going = (passes[torch.from_numpy(chosen)] > number).numpy()
         if not going.all():
-            found[chosen] = own
+            result[chosen] = own
             chosen, own = chosen[going], own[going]
             rows, unary = (part[going] if len(part) > 1 else part for part in (rows, unary))
         for step in steps.steps:
@@ -101,8 +101,8 @@ def climbed(
                 else:
                     total[:, np.searchsorted(step.variables, step.asked.variables)] += heard
             own[:, step.variables] = _any_best(total, luck[step.variables])
-    found[chosen] = own
-    return torch.from_numpy(found)
+    result[chosen] = own
+    return torch.from_numpy(result)
 
 
 def _any_best(total: Numbers, luck: Numbers) -> Whole:

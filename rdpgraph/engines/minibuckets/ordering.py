@@ -58,10 +58,10 @@ def tight_order(
         order = best if least is None else None
         if order is None:
             noise = _NOISE[tried % len(_NOISE)]
-            found = min_fill(graph, rng=rng, noise=noise, last=maximised, deadline=end)
-            if found is None:
+            filled = min_fill(graph, rng=rng, noise=noise, last=maximised, deadline=end)
+            if filled is None:
                 break
-            order, tried = whole(found), tried + 1
+            order, tried = whole(filled), tried + 1
         passed = bounded(tables, order, cells=cells, maximised=maximised)
         if passed.exact:
             return order

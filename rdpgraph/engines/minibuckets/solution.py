@@ -67,8 +67,8 @@ class MiniBucketSolution(Solution):
             while len(parts) < RUNS and (not parts or clock.now() < until):
                 run = grown(one.passed, count, rng, recorded=True)
                 if len(run.shares):
-                    found = averages(run, one.passed.bound, starts)
-                    parts.append((run.log_partition, *found))
+                    means = averages(run, one.passed.bound, starts)
+                    parts.append((run.log_partition, *means))
                 if run.whole or clock.now() > until:
                     break
             every.append(_mixed(parts))

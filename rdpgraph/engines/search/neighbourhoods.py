@@ -238,9 +238,9 @@ class Search:
 
 def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
     """With which others each summed variable is summed together, given all that are not."""
-    found: dict[int, Set[int]] = {}
+    components: dict[int, Set[int]] = {}
     for v in summed:
-        if v in found:
+        if v in components:
             continue
         own, queue = {v}, [v]
         while queue:
@@ -248,8 +248,8 @@ def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
                 if u in summed and u not in own:
                     own.add(u)
                     queue.append(u)
-        found.update(dict.fromkeys(own, own))
-    return found
+        components.update(dict.fromkeys(own, own))
+    return components
 
 
 def _narrowest(graph: PrimalGraph, summed: Set[int], rng: Random) -> tuple[list[int], float]:

@@ -81,13 +81,16 @@ def search(
             first = _completed(tables, len(network.numbers), first)
         result = run.run(first, seconds=share, patience=limits.patience * share)
         if result is None:
-            found = best_estimated(network, item, summed, replace(limits, seconds=share))
-            if found is None:
+            candidate = best_estimated(network, item, summed, replace(limits, seconds=share))
+            if candidate is None:
                 raise BudgetError(
                     "The sum over the other variables does not fit, whatever the states of those "
                     "asked for, and no possible configuration was drawn: raise the memory budget."
                 )
-            states[item], scores[item] = torch.from_numpy(found[0]), found[1] + constant[item]
+            states[item], scores[item] = (
+                torch.from_numpy(candidate[0]),
+                candidate[1] + constant[item],
+            )
             continue
         if not tables.is_possible(result.score):
             if result.optimal:
@@ -111,8 +114,8 @@ def bounded_modes(network: Network, best: Searched, limits: Limits) -> Tensor:
     if bool(best.optimal.all()):
         return best.scores
     memory = min(limits.memory, _ROOM)
-    found = ceilings(network, frozenset(), seconds=_BOUNDING * limits.seconds, memory=memory)
-    return torch.where(best.optimal, best.scores, torch.maximum(found, best.scores))
+    above = ceilings(network, frozenset(), seconds=_BOUNDING * limits.seconds, memory=memory)
+    return torch.where(best.optimal, best.scores, torch.maximum(above, best.scores))
 
 
 def _summed(network: Network, numbers: Tensor | None) -> frozenset[int]:

@@ -60,8 +60,8 @@ def start_of_sums(
         states = drawn[0]
     seconds = _JOINT * (end - clock.now())
     modes = Search(joint, Random(limits.seed), memory=limits.memory)
-    found = modes.run(states, seconds=seconds, patience=0.5 * seconds)
-    best = states if found is None else found.states
+    better = modes.run(states, seconds=seconds, patience=0.5 * seconds)
+    best = states if better is None else better.states
     value = run.value(best, deadline=end)
     kept = sorted(set(range(len(tables.sizes))).difference(run.summed))
     seen = set[bytes]()

@@ -1,6 +1,32 @@
-"""Links between the words of two sentences."""
+"""Two sentences, and links between their words."""
+
+from typing import Protocol
 
 from torch import Tensor
+
+
+class SentencePairs(Protocol):
+    """What masks read of any model of two sentences."""
+
+    @property
+    def unary(self) -> Tensor:
+        """The potentials of constituents."""
+        ...
+
+    @property
+    def source_lengths(self) -> Tensor | None:
+        """Of the sources."""
+        ...
+
+    @property
+    def target_lengths(self) -> Tensor | None:
+        """Of the targets."""
+        ...
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front."""
+        ...
 
 
 def mutual(gains: Tensor) -> Tensor:

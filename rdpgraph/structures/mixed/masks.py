@@ -12,20 +12,15 @@ from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.links import mutual
+from rdpgraph.structures.compact.links import SentencePairs, mutual
 from rdpgraph.structures.compact.rule_forest import RuleForest
 from rdpgraph.structures.mixed.emission import Emission
 from rdpgraph.structures.mixed.shapes import MOST_STRETCHES, ORDERS
 from rdpgraph.structures.mixed.ways import Kept
 
 
-class MixedFields(Protocol):
+class MixedFields(SentencePairs, Protocol):
     """What masks read of a `MixedBitext`, whose fields are described there."""
-
-    @property
-    def unary(self) -> Tensor:
-        """The potentials of constituents."""
-        ...
 
     @property
     def pairs(self) -> Tensor:
@@ -45,21 +40,6 @@ class MixedFields(Protocol):
     @property
     def rules(self) -> Tensor | None:
         """Of kinds of rules."""
-        ...
-
-    @property
-    def source_lengths(self) -> Tensor | None:
-        """Of the sources."""
-        ...
-
-    @property
-    def target_lengths(self) -> Tensor | None:
-        """Of the targets."""
-        ...
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
         ...
 
 
