@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from beam import BeamSampler
-from shown import Point, save_curves, show_curves, timed
+from shown import mask_curves, save_curves, show_curves, timed
 from torch import Tensor
 
 import rdpgraph as rg
-from rdpgraph.pruning import Alternating
 
 STOPS = (1, 2, 4, 8)
 SHARES = (1 / 2, 2 / 3)
@@ -51,22 +50,11 @@ def main() -> None:
     def error(marginals: Tensor) -> float:
         return float((marginals - exact).square().sum())
 
-    def run(estimator: Any, generator: torch.Generator) -> tuple[Any, Tensor]:
+    def run(estimator: Any, generator: torch.Generator) -> tuple[Any, float]:
         posterior = rg.infer(chain, estimator=estimator, generator=generator)
-        return posterior, posterior.marginals()
+        return posterior, error(posterior.marginals())
 
-    curves: dict[str, list[Point]] = {}
-    for share in SHARES:
-        posterior, spent, done = None, 0.0, 0
-        generator = torch.Generator().manual_seed(0)
-        for stop in STOPS[:2] if given.small else STOPS:
-            estimator = rg.RandomizedPruning(
-                stop - done, warm_up=0, selected=Alternating(share=share), resume=posterior
-            )
-            (posterior, found), more = timed(partial(run, estimator, generator))
-            spent, done = spent + more, stop
-            own = curves.setdefault(f"masks, {share:.0%} selected", [])
-            own.append((f"{stop}", spent, error(found)))
+    curves, _ = mask_curves(SHARES, STOPS[:2] if given.small else STOPS, run)
     generator, total, path = torch.Generator().manual_seed(0), 0.0, chain.unary.argmax(1)
     sampler, spent = timed(lambda: BeamSampler(chain.unary, chain.transition.exp()))
     for number in range(1, BEAMS + 1):
@@ -75,8 +63,8 @@ def main() -> None:
         curves.setdefault("beam sampling", []).append((f"{number}", spent, error(total / number)))
     for keep in KEPT:
         estimator = rg.Randomized.default(keep=keep, replicates=8)
-        (_, found), spent = timed(partial(run, estimator, torch.Generator().manual_seed(0)))
-        curves.setdefault("Randomized", []).append((f"{keep:.0%}", spent, error(found)))
+        (_, off), spent = timed(partial(run, estimator, torch.Generator().manual_seed(0)))
+        curves.setdefault("Randomized", []).append((f"{keep:.0%}", spent, off))
     title = f"chain of {given.steps} steps, {states:,} states"
     show_curves(title, seconds, curves)
     save_curves(given.output, "chain", seconds, curves, "squared error of all marginals", title)

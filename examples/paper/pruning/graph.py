@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shown import Point, save_curves, show_curves, timed
+from shown import mask_curves, save_curves, show_curves, timed
 
 import rdpgraph as rg
-from rdpgraph.pruning import Alternating, sweeps_of
+from rdpgraph.pruning import sweeps_of
 
 STOPS = (1, 4, 16, 64)
 SHARES = (1 / 6, 1 / 3, 2 / 3)
@@ -55,17 +55,7 @@ def main() -> None:
         posterior = rg.infer(graph, estimator=estimator, generator=generator)
         return posterior, float((posterior.marginal("pixel") - exact).square().sum())
 
-    curves: dict[str, list[Point]] = {}
-    for share in SHARES:
-        posterior, spent, done = None, 0.0, 0
-        generator = torch.Generator().manual_seed(0)
-        for stop in STOPS[:2] if given.small else STOPS:
-            estimator = rg.RandomizedPruning(
-                stop - done, warm_up=0, selected=Alternating(share=share), resume=posterior
-            )
-            (posterior, error), more = timed(partial(run, estimator, generator))
-            spent, done = spent + more, stop
-            curves.setdefault(f"masks, {share:.0%} selected", []).append((f"{stop}", spent, error))
+    curves, posterior = mask_curves(SHARES, STOPS[:2] if given.small else STOPS, run)
     print(f"{sweeps_of(posterior).run.sweeps} sweeps at most")
     for keep in KEPT:
         estimator = rg.Randomized.default(keep=keep, replicates=8)

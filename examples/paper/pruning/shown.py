@@ -1,12 +1,17 @@
 """Tables and pictures of error against time, and seconds of one processor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import process_time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
+
+import rdpgraph as rg
+from rdpgraph.pruning import Alternating
 
 Made = TypeVar("Made")
 Point = tuple[str, float, float]
@@ -20,6 +25,33 @@ def timed(make: Callable[[], Made]) -> tuple[Made, float]:
     start = process_time()
     made = make()
     return made, process_time() - start
+
+
+def mask_curves(
+    shares: Sequence[float],
+    stops: Sequence[int],
+    run: Callable[[Any, torch.Generator], tuple[Any, float]],
+) -> tuple[dict[str, list[Point]], Any]:
+    """For each share of questions selected the error after so many sweeps; and the last posterior.
+
+    Args:
+        shares: of the questions.
+        stops: numbers of sweeps, rising.
+        run: gives the posterior and the error of an estimator.
+    """
+    curves: dict[str, list[Point]] = {}
+    posterior = None
+    for share in shares:
+        posterior, spent, done = None, 0.0, 0
+        generator = torch.Generator().manual_seed(0)
+        for stop in stops:
+            estimator = rg.RandomizedPruning(
+                stop - done, warm_up=0, selected=Alternating(share=share), resume=posterior
+            )
+            (posterior, error), more = timed(partial(run, estimator, generator))
+            spent, done = spent + more, stop
+            curves.setdefault(f"masks, {share:.0%} selected", []).append((f"{stop}", spent, error))
+    return curves, posterior
 
 
 def mean(values: list[float]) -> float:
