@@ -128,3 +128,19 @@ def test_the_encoder_reads_both_ways_and_not_beyond_a_length(loaded):
     changed = tokens.clone()
     changed[0, 3] = 7
     assert not torch.allclose(encoder(changed, torch.tensor([4, 2]))[0, 0], both[0, 0])
+
+
+def test_pieces_of_words_are_packed_and_a_word_is_read_at_its_last(loaded):
+    vae = loaded("vae")
+    words = [[7], [3, 4], [5, 6, 8]]
+    pieces = torch.tensor([[*some, *[0] * (3 - len(some))] for some in words])
+    counts = torch.tensor([len(some) for some in words])
+    tokens, lengths = torch.tensor([[1, 0, 2, 1], [2, 1, 0, 0], [0, 0, 0, 0]]), [4, 2, 1]
+    ids, last = vae.packed(pieces, counts, tokens, torch.tensor(lengths))
+    for row, (line, length) in enumerate(zip(tokens.tolist(), lengths, strict=True)):
+        said = [words[word] for word in line[:length]]
+        whole = [piece for some in said for piece in some]
+        assert ids[row].tolist() == whole + [0] * (ids.shape[1] - len(whole))
+        for place, some in enumerate(said):
+            end = int(last[row, place])
+            assert ids[row, end + 1 - len(some) : end + 1].tolist() == some

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import vae
 from torch import Tensor
 from vae import Options, frequencies, note, replaced, sentences, trained
 
@@ -51,19 +52,19 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(file_okay=False)] = Path("figure2-run"),
-    text: Annotated[Path | None, typer.Option(exists=True, dir_okay=False)] = None,
+    text: vae.Text = None,
     states: Annotated[int, typer.Option(min=2)] = 2000,
     keep: Annotated[int, typer.Option(min=2, help="states, K1 + K2")] = 100,
     seed: int = 0,
-    steps: Annotated[int, typer.Option(min=0)] = 10_000,
-    most: Annotated[int, typer.Option(min=0, help="sentences to train on; 0: all")] = 0,
+    steps: vae.Steps = 10_000,
+    most: vae.Most = 0,
     count: Annotated[int, typer.Option(min=1, help="sentences to draw states of")] = 29_000,
-    least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 5,
-    tokens: Annotated[int, typer.Option(min=1, help="in a batch")] = 448,
-    hidden: Annotated[int, typer.Option(min=1, help="of the decoder")] = 256,
-    dimension: Annotated[int, typer.Option(min=1, help="of embeddings")] = 128,
-    encoder: Annotated[str, typer.Option(help="lstm, or gpt2")] = "lstm",
-    save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
+    least: vae.Least = 5,
+    tokens: vae.Tokens = 448,
+    hidden: vae.Hidden = 256,
+    dimension: vae.Dimension = 128,
+    encoder: vae.EncoderName = vae.Reader.LSTM,
+    save_every: vae.SaveEvery = 60.0,
 ) -> None:
     """Train what is not trained yet, and count."""
     data = sentences(text, least=least, most=most)
@@ -73,7 +74,7 @@ def main(
         tail = max(1, round(share * keep)) if share else 0
         options = Options(
             states, keep - tail, tail, seed, steps, least=least, tokens=tokens, hidden=hidden,
-            dimension=dimension, text=data.text, encoder=encoder,
+            dimension=dimension, text=data.text, encoder=encoder.value,
         )  # fmt: skip
         model, state = trained(out / options.name, options, data, save_every=save_every)
         name = f"{keep - tail}/{tail}"

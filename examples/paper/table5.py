@@ -20,6 +20,7 @@ from statistics import mean, stdev
 from typing import Annotated, Any
 
 import typer
+import vae
 from vae import Options, Sentences, negative_log_likelihood, note, replaced, sentences, trained
 
 # Dev and test of the paper, and their deviations.
@@ -106,21 +107,21 @@ def plot(results: dict[tuple[str, int], list[dict[str, Any]]], path: Path) -> No
 
 def main(
     out: Annotated[Path, typer.Option(file_okay=False)] = Path("table5-run"),
-    text: Annotated[Path | None, typer.Option(exists=True, dir_okay=False)] = None,
+    text: vae.Text = None,
     states: Annotated[int, typer.Option(min=2)] = 100,
     methods: Annotated[str, typer.Option(help="some of them, with commas")] = "full,top,rdp",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
-    steps: Annotated[int, typer.Option(min=0)] = 10_000,
+    steps: vae.Steps = 10_000,
     keep: Annotated[float, typer.Option(min=0, max=1, help="share of states, K1 + K2")] = 0.2,
     samples: Annotated[int, typer.Option(min=1, help="of importance")] = 50,
-    most: Annotated[int, typer.Option(min=0, help="sentences to train on; 0: all")] = 0,
+    most: vae.Most = 0,
     held: Annotated[int, typer.Option(min=0, help="to develop and to test; 0: all")] = 0,
-    least: Annotated[int, typer.Option(min=1, help="occurrences of a word")] = 5,
-    tokens: Annotated[int, typer.Option(min=1, help="in a batch")] = 448,
-    hidden: Annotated[int, typer.Option(min=1, help="of the decoder")] = 256,
-    dimension: Annotated[int, typer.Option(min=1, help="of embeddings")] = 128,
-    encoder: Annotated[str, typer.Option(help="lstm, or gpt2")] = "lstm",
-    save_every: Annotated[float, typer.Option(help="seconds between checkpoints")] = 60.0,
+    least: vae.Least = 5,
+    tokens: vae.Tokens = 448,
+    hidden: vae.Hidden = 256,
+    dimension: vae.Dimension = 128,
+    encoder: vae.EncoderName = vae.Reader.LSTM,
+    save_every: vae.SaveEvery = 60.0,
 ) -> None:
     """Train what is not trained yet, and print the table of all that is."""
     data = sentences(text, least=least, most=most, held=held)
@@ -131,7 +132,7 @@ def main(
             top, tail = kept(method, states, keep)
             options = Options(
                 states, top, tail, seed, steps, least=least, tokens=tokens, hidden=hidden,
-                dimension=dimension, text=data.text, encoder=encoder,
+                dimension=dimension, text=data.text, encoder=encoder.value,
             )  # fmt: skip
             found = evaluated(out / options.name, options, data, samples, save_every)
             results.setdefault((method, states), []).append(found)

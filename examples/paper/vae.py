@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from torch import Tensor, nn
 
 import rdpgraph as rg
@@ -20,6 +22,26 @@ from hmm_lm import alone, batches, digest, numbered, progress, read, refuse, rep
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 HELD = 20  # one sentence in so many is held out to develop, and as many to test
+UNKNOWN, END = "<unk>", "<eos>"
+
+
+class Reader(StrEnum):
+    """The encoders."""
+
+    LSTM = "lstm"
+    GPT2 = "gpt2"
+
+
+# What both scripts ask on the command line.
+Text = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="one sentence a line")]
+Steps = Annotated[int, typer.Option(min=0, help="of training")]
+Most = Annotated[int, typer.Option(min=0, help="sentences to train on; 0: all")]
+Least = Annotated[int, typer.Option(min=1, help="occurrences of a word")]
+Tokens = Annotated[int, typer.Option(min=1, help="in a batch")]
+Hidden = Annotated[int, typer.Option(min=1, help="size of the decoder")]
+Dimension = Annotated[int, typer.Option(min=1, help="of embeddings")]
+EncoderName = Annotated[Reader, typer.Option(help="what reads the sentence")]
+SaveEvery = Annotated[float, typer.Option(help="seconds between checkpoints")]
 
 
 @dataclass(frozen=True)
@@ -77,8 +99,13 @@ class Sentences:
     train: list[Tensor]
     dev: list[Tensor]
     test: list[Tensor]
-    vocabulary: int
+    words: tuple[str, ...]
     text: str
+
+    @property
+    def vocabulary(self) -> int:
+        """How many words have a number."""
+        return len(self.words)
 
 
 def sentences(text: Path | None, *, least: int, most: int = 0, held: int = 0) -> Sentences:
@@ -104,10 +131,10 @@ def sentences(text: Path | None, *, least: int, most: int = 0, held: int = 0) ->
         parts = [lines[2 * some :], lines[:some], lines[some : 2 * some]]
     train, dev, test = parts[0][: most or None], parts[1][: held or None], parts[2][: held or None]
     counts = Counter(word for line in train for word in line)
-    known = sorted(word for word, count in counts.items() if count >= least and word != "<unk>")
-    words = {word: number for number, word in enumerate(["<unk>", *known])}
+    known = sorted(word for word, count in counts.items() if count >= least and word != UNKNOWN)
+    words = {word: number for number, word in enumerate([UNKNOWN, *known])}
     own = digest([train, dev, test])
-    return Sentences(*(numbered(part, words) for part in (train, dev, test)), len(words), own)
+    return Sentences(*(numbered(part, words) for part in (train, dev, test)), tuple(words), own)
 
 
 class Encoder(nn.Module):
@@ -131,32 +158,75 @@ class Encoder(nn.Module):
 
 
 class GPT2Encoder(nn.Module):
-    """GPT-2 of transformers, if its weights are on disk; words are its tokens by their numbers."""
+    """GPT-2 of transformers, if its weights are on disk.
 
-    def __init__(self, dimension: int) -> None:
+    GPT-2 reads pieces of words. A word is what it says at the last piece of the word, where it has
+    read all of them.
+    """
+
+    def __init__(self, words: tuple[str, ...], dimension: int) -> None:
         super().__init__()
         try:
-            from transformers import GPT2Model
+            from transformers import GPT2Model, GPT2Tokenizer
 
+            split = GPT2Tokenizer.from_pretrained("gpt2", local_files_only=True)
             self.body = GPT2Model.from_pretrained("gpt2", local_files_only=True)
         except (ImportError, OSError) as error:
-            refuse(f"--encoder gpt2 needs transformers, and GPT-2's weights on disk: {error}")
+            cause = str(error).strip().splitlines()[0]
+            refuse(f"--encoder gpt2 needs transformers, and GPT-2's weights on disk: {cause}")
+        pieces = [
+            torch.tensor(
+                [split.eos_token_id] if word in (UNKNOWN, END) else split.encode(f" {word}")
+            )
+            for word in words
+        ]
+        self.register_buffer("pieces", nn.utils.rnn.pad_sequence(pieces, batch_first=True))
+        self.register_buffer("counts", torch.tensor([len(some) for some in pieces]))
         self.out = nn.Linear(self.body.config.n_embd, dimension)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        return self.out(self.body(tokens).last_hidden_state)
+        ids, last = packed(self.pieces, self.counts, tokens, lengths)
+        # Attention is causal: no word reads the padding after its sentence.
+        hidden = self.body(ids).last_hidden_state
+        return self.out(hidden.take_along_dim(last.unsqueeze(2), 1))
 
 
-def begun(options: Options, vocabulary: int) -> StructuredVAE:
+def packed(
+    pieces: Tensor, counts: Tensor, tokens: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sentences of words as sentences of pieces.
+
+    Args:
+        pieces: (V, M) of each word, padded.
+        counts: (V,) how many pieces each word has.
+        tokens: (B, T) words.
+        lengths: (B,) words of each sentence.
+
+    Returns:
+        (B, L) pieces, padded by zeros, and (B, T) where the last piece of each word is.
+    """
+    inside = torch.arange(tokens.shape[1]) < lengths.unsqueeze(1)
+    count = counts[tokens] * inside
+    ends = count.cumsum(1)
+    most = int(ends[:, -1].max())
+    number = torch.arange(pieces.shape[1])
+    place = (ends - count).unsqueeze(2) + number
+    place = torch.where(number < count.unsqueeze(2), place, most)  # beyond the end: cut off below
+    ids = tokens.new_zeros(len(tokens), most + 1)
+    ids.scatter_(1, place.flatten(1), pieces[tokens].flatten(1))
+    return ids[:, :most], (ends - 1).clamp_min(0)
+
+
+def begun(options: Options, words: tuple[str, ...]) -> StructuredVAE:
     """A model that nothing has trained."""
     torch.manual_seed(options.seed)
     encoder = (
-        GPT2Encoder(options.dimension)
-        if options.encoder == "gpt2"
-        else Encoder(vocabulary, options.dimension)
+        GPT2Encoder(words, options.dimension)
+        if options.encoder == Reader.GPT2
+        else Encoder(len(words), options.dimension)
     )
     decoder = LSTMDecoder(
-        states=options.states, vocabulary=vocabulary, hidden=options.hidden,
+        states=options.states, vocabulary=len(words), hidden=options.hidden,
         dimension=options.dimension,
     )  # fmt: skip
     return StructuredVAE(
@@ -203,7 +273,7 @@ def trained(
     """
     out.mkdir(parents=True, exist_ok=True)
     with alone(out):
-        model = begun(options, data.vocabulary)
+        model = begun(options, data.words)
         optimiser = torch.optim.Adam(model.parameters(), lr=options.rate, betas=(0.9, 0.98))
         state: dict[str, Any] = {"options": asdict(options), "step": 0, "seconds": 0.0, "log": []}
         path = out / "checkpoint.pt"
