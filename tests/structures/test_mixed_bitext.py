@@ -106,7 +106,8 @@ def test_lists_without_a_mask_are_the_recursion(p, q):
         for w, h in sizes
         for kind in range(10)
     )
-    assert len(masked.forest.whole) == rules
+    # Rules of two and of three parts go by way of two at a time.
+    assert len(masked.forest.whole) < 0.85 * rules
 
 
 def test_gradients():
@@ -128,7 +129,7 @@ def test_links_leave_few_rules():
     none, held = torch.zeros(2, 1, 6, 6, dtype=torch.bool)
     held[0, range(0, 6, 2), range(0, 6, 2)] = True
     masks = model.masks()
-    assert masks.masked(held, none).work < masks.masked(none, none).work / 20
+    assert masks.masked(held, none).work < masks.masked(none, none).work / 12
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,16 @@ class Sampler:
         """A configuration to begin with.
 
         Drawn with a random two thirds of the likely questions that the potentials speak most for
-        held to a yes, or of those with half as many, and so on, until that allows something: the
-        chain may begin anywhere.
+        held to a yes, or with others and fewer of them, and so on, until that allows something:
+        the chain may begin anywhere.
 
         Raises:
             ImpossibleEvidenceError: the model allows nothing.
         """
         masks, likely = self.masks, self.likely
         guess = masks.guess(likely).expand(self.chains, *likely.shape)
-        draws = torch.rand(guess.shape, generator=generator, dtype=torch.float64).to(guess.device)
         none, share = torch.zeros_like(guess), 2 / 3
-        required = guess & (draws < share)
+        required = _part(guess, share, generator)
         while True:
             masked = masks.masked(required, none)
             lost = masked.log_partition == -torch.inf
@@ -74,9 +73,9 @@ class Sampler:
                     "Randomized pruning has nothing to sample: at least one item has no possible "
                     "configuration."
                 )
-            share = share / 2 if share > 0.02 else 0.0
-            held = guess & (draws < share)
-            # Of those that are lost, fewer.
+            share = 0.7 * share if share > 0.02 else 0.0
+            # Of those that are lost, others, and fewer.
+            held = _part(guess, share, generator)
             required = torch.where(_beside(lost, required), held, required)
         selection = self.selected.first(self._flat(likely.expand_as(guess)), generator)
         return State(masked.draw(generator), selection.reshape(guess.shape))
@@ -97,6 +96,12 @@ class Sampler:
     def _flat(self, values: Tensor) -> Tensor:
         batch = math.prod(self.masks.batch_shape)
         return values.reshape(self.chains, batch, self.masks.questions_count)
+
+
+def _part(flags: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """A random share of what is flagged."""
+    draws = torch.rand(flags.shape, generator=generator, dtype=torch.float64)
+    return flags & (draws.to(flags.device) < share)
 
 
 def _beside(flags: Tensor, other: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -30,11 +31,14 @@ class SentencePairs(Protocol):
 
 
 def mutual(gains: Tensor) -> Tensor:
-    """(*batch, p, q) bool: the pairs that are the best ones of both words.
+    """(*batch, p, q) bool: the pairs that are the best ones of both words, one of a word at most.
 
     Args:
         gains: (*batch, p, q) of which the largest are best.
     """
     if not gains.numel():
         return gains > 0
-    return (gains == gains.amax(-1, keepdim=True)) & (gains == gains.amax(-2, keepdim=True))
+    best = [torch.zeros_like(gains, dtype=torch.bool) for _ in range(2)]
+    for own, dim in zip(best, (-1, -2), strict=True):
+        own.scatter_(dim, gains.argmax(dim, keepdim=True), value=True)
+    return best[0] & best[1]

@@ -13,14 +13,14 @@ from rdpgraph.structures.compact.layers import Layered
 
 @dataclass(frozen=True, eq=False)
 class RuleForest(Layered):
-    """The kept places of some items, by size; and the rules that make one of up to three others.
+    """The kept places of some items, by size; and the rules that make one of some others.
 
     Time and memory are in proportion to the rules.
 
     Attributes:
         rows: where each size begins among the places, and P.
         whole: (E,) the place that each rule makes, rising.
-        parts: (3, E) those that it is made of; P: there is none.
+        parts: (m, E) those that it is made of; P: there is none.
         logs: (E,) log-weights (nats) of the rules, potentials of the wholes included.
         tops: (I,) the place of each item's whole; -1: it has none, and Z is 0.
     """
@@ -48,8 +48,10 @@ class RuleForest(Layered):
         return sums
 
     def _products(self, sums: Tensor, rules: slice) -> Tensor:
-        first, second, third = self.parts[:, rules]
-        return self.logs[rules] + sums[first] + sums[second] + sums[third]
+        logs = self.logs[rules]
+        for part in self.parts[:, rules]:
+            logs = logs + sums[part]
+        return logs
 
     @cached_property
     def shares(self) -> Tensor:

@@ -96,7 +96,7 @@ class MaskedSparseHypertree(Masked):
         other = pad(number[other, right[rule]], (0, others), value=none)
         rule = pad(rule, (0, others), value=-1)
         made, order = made.sort(stable=True)
-        parts = torch.stack([one[order], other[order], torch.full_like(made, none)])
+        parts = torch.stack([one[order], other[order]])
         rows = torch.searchsorted(span, torch.tensor(spans.rows, device=span.device)).tolist()
         sums = torch.arange(nodes, none, device=span.device)
         forest = RuleForest((*rows, none), made, parts, scores[order], sums)

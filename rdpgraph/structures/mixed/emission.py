@@ -55,6 +55,50 @@ class Emission:
         either = torch.where(some, sum(alone, zero), sum(others, zero))
         return torch.where(some & more, sum(each, zero), either)
 
+    def around(self, item: Tensor, ends: Tensor, whole: Tensor, part: Tensor) -> Tensor:
+        """(E,) for the words of some bispans that are not in others within them.
+
+        Words of both sides are those of both bispans, each with its own, less those of either with
+        the other's.
+
+        Args:
+            item: (P,) whose the bispans are.
+            ends: (4, P) of the bispans.
+            whole: (E,) the larger ones.
+            part: (E,) those within.
+        """
+        pairs, own, other = self.sums
+        source, target = ends.T.unflatten(1, (2, 2)).unbind(1)
+        rows, columns = source[whole] != source[part], target[whole] != target[part]
+        some, more = rows.any(1), columns.any(1)
+        logs = self.pairs.new_full((len(whole),), -math.inf, dtype=torch.float64)
+        for sums, stretches, alone in ((own, source, some & ~more), (other, target, more & ~some)):
+            at = alone.nonzero().squeeze(1)
+            each = sums.counted(item, stretches)
+            logs[at] = _less(each, whole[at], part[at])
+        at = (some & more).nonzero().squeeze(1)
+        whole, part = whole[at], part[at]
+        each, owner = pairs.counted(item, source, target), item[whole]
+        crossed = [
+            pairs.counted(owner, source[rows], target[columns])
+            for rows, columns in ((whole, part), (part, whole))
+        ]
+        parts = [each, each, *crossed]
+        sums = [own for own, _ in parts]
+        total = sums[0][whole] + sums[1][part] - sums[2] - sums[3]
+        gone = [own for _, own in parts if own is not None]
+        if gone:
+            total.masked_fill_(gone[0][whole] + gone[1][part] > gone[2] + gone[3], -math.inf)
+        logs[at] = total
+        return logs
+
+
+def _less(each: tuple[Tensor, Tensor | None], whole: Tensor, part: Tensor) -> Tensor:
+    """The sums over some stretches less those over others within."""
+    total, gone = each
+    total = total[whole] - total[part]
+    return total if gone is None else total.masked_fill(gone[whole] > gone[part], -math.inf)
+
 
 @dataclass(frozen=True, eq=False)
 class Sums:
@@ -82,15 +126,25 @@ class Sums:
 
     def over(self, item: Tensor | None, *spans: Tensor) -> Tensor:
         """(n,) of items (n,), or (B, n) of all: over stretches (n, 2) of each dim."""
-        corners = list(product((1, 0), repeat=len(spans)))
+        total, gone = self.counted(item, *spans)
+        return total if gone is None else total.masked_fill(gone > 0, -math.inf)
+
+    def counted(self, item: Tensor | None, *spans: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The sum of what is finite over stretches, and how many are not; None: none is."""
+        whole = self.total.shape
+        steps = [math.prod(whole[dim + 1 :]) for dim in range(1, len(whole))]
+        ends = [span * step for span, step in zip(spans, steps, strict=True)]
+        if item is not None:
+            ends[0] = ends[0] + (item % whole[0] * math.prod(whole[1:])).unsqueeze(1)
 
         def summed(own: Tensor) -> Tensor:
             covered = own.new_zeros(())
-            for corner in corners:
-                at = tuple(span[:, end] for span, end in zip(spans, corner, strict=True))
-                value = own[:, *at] if item is None else own[item % len(own), *at]
+            own = own.flatten(1) if item is None else own.flatten()
+            for corner in product((1, 0), repeat=len(ends)):
+                at = sum((end[:, c] for end, c in zip(ends[1:], corner[1:], strict=True)),
+                         ends[0][:, corner[0]])  # fmt: skip
+                value = own.index_select(-1, at)
                 covered = covered - value if corner.count(0) % 2 else covered + value
             return covered
 
-        total = summed(self.total)
-        return total if self.gone is None else total.masked_fill(summed(self.gone) > 0, -math.inf)
+        return summed(self.total), None if self.gone is None else summed(self.gone)

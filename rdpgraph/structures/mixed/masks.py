@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
@@ -14,9 +13,11 @@ from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.links import SentencePairs, mutual
 from rdpgraph.structures.compact.rule_forest import RuleForest
+from rdpgraph.structures.mixed.boxes import Boxes
 from rdpgraph.structures.mixed.emission import Emission
-from rdpgraph.structures.mixed.shapes import MOST_STRETCHES, ORDERS
-from rdpgraph.structures.mixed.ways import Kept
+from rdpgraph.structures.mixed.listed import Listed
+from rdpgraph.structures.mixed.shapes import ORDERS
+from rdpgraph.structures.mixed.ways import AROUND, PARTIAL, Nodes
 
 
 class MixedFields(SentencePairs, Protocol):
@@ -110,10 +111,7 @@ class MixedMasks(Masks):
         i, k, j, m = spans.ends
         own = unary[spans.item % max(batch, 1), i, k, j, m].double()
         some = ((k > i) & (m > j) & (own > -math.inf)).nonzero().squeeze(1)
-        kept, own = Kept(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
-        size = (kept.ends[1] - kept.ends[0] + kept.ends[3] - kept.ends[2]).contiguous()
-        bounds = torch.arange(1, p + q + 2, device=size.device)
-        rows = tuple(torch.searchsorted(size, bounds).tolist())
+        kept, own = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
         pairs = model.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
         emission = Emission(
             pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
@@ -121,33 +119,13 @@ class MixedMasks(Masks):
             model.target.detach().reshape(batch, q),
         )
         weights = own.new_zeros(len(ORDERS)) if model.rules is None else model.rules.detach()
-        listed: list[tuple[Tensor, ...]] = []
-        for rules in kept.rules():
-            logs = emission.scores(kept.item[rules.whole], rules.source, rules.target)
-            logs = logs + own[rules.whole] + weights[rules.kind].double()
-            real = (logs > -math.inf).nonzero().squeeze(1)
-            missing = 3 - len(rules.parts)
-            parts = pad(rules.parts[:, real], (0, 0, 0, missing), value=len(own))
-            source, target = (
-                pad(side[real], (0, 0, 0, MOST_STRETCHES[1] - side.shape[1])).to(torch.int16)
-                for side in (rules.source, rules.target)
-            )
-            kind = torch.full_like(real, rules.kind)
-            listed.append((rules.whole[real], parts.T, logs[real], kind, source, target))
-        whole, parts, logs, kind, source, target = (
-            torch.cat(part) for part in zip(*listed, strict=True)
-        )
-        whole, order = whole.sort(stable=True)
         top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
         top &= kept.ends[1] == lengths[0][kept.item]
         top &= kept.ends[3] == lengths[1][kept.item]
-        tops = torch.full((items,), -1, device=whole.device)
+        tops = torch.full((items,), -1, device=own.device)
         tops[kept.item[top]] = top.nonzero().squeeze(1)
-        forest = RuleForest(rows, whole, parts[order].T.contiguous(), logs[order], tops)
-        empty = (lengths[0] == 0) & (lengths[1] == 0)
-        return MaskedMixed(
-            self, lead, kept, forest, kind[order], source[order], target[order], empty
-        )
+        listed = Listed.of(Nodes.of(kept, emission), own, weights, tops, p + q)
+        return MaskedMixed(self, lead, kept, listed, (lengths[0] == 0) & (lengths[1] == 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,21 +136,20 @@ class MaskedMixed(Masked):
         masks: of the bitext.
         lead: chains and batch dims.
         kept: the bispans.
-        forest: their rules.
-        kind: (E,) of each rule.
-        source: (E, S, 2) the stretches of source words of each.
-        target: (E, S, 2) and of target words.
+        listed: what they are made of.
         empty: (I,) bool: sentences without words.
     """
 
     masks: MixedMasks
     lead: tuple[int, ...]
-    kept: Kept
-    forest: RuleForest
-    kind: Tensor
-    source: Tensor
-    target: Tensor
+    kept: Boxes
+    listed: Listed
     empty: Tensor
+
+    @property
+    def forest(self) -> RuleForest:
+        """The ways to make the bispans by rules."""
+        return self.listed.forest
 
     @property
     def log_partition(self) -> Tensor:
@@ -181,8 +158,8 @@ class MaskedMixed(Masked):
 
     @property
     def work(self) -> int:
-        """Bispans and rules."""
-        return len(self.kept.item) + len(self.forest.whole)
+        """Bispans and what stands between them, and the ways to make these."""
+        return len(self.listed.item) + len(self.forest.whole)
 
     @cached_property
     def places(self) -> Tensor:
@@ -194,15 +171,17 @@ class MaskedMixed(Masked):
     def expected(self) -> Expected:
         """By the sums of the forest."""
         chances, used = self.forest.expected()
-        item, seen = self.kept.item[self.forest.whole], chances > 0
+        chances, item = chances[self.listed.place], self.listed.item[self.forest.whole]
+        seen = chances > 0
         score = used.new_zeros(len(self.empty))
         score.index_add_(0, item, torch.where(used > 0, used * self.forest.logs, 0.0))
-        counts = used.new_zeros(len(self.empty), len(ORDERS))
-        counts.index_put_((item, self.kind), used, accumulate=True)
+        counts = used.new_zeros(len(self.empty) * (PARTIAL + 1))
+        counts.index_add_(0, item * (PARTIAL + 1) + self.listed.kind, used)
+        counts = counts.reshape(*self.lead, PARTIAL + 1)[..., :PARTIAL]
         rules = (used > 0).nonzero().squeeze(1)
         return Expected(
             self._aligned(rules, used[rules]), score.reshape(self.lead), self.places[seen],
-            chances[seen], {"orders": counts.reshape(*self.lead, len(ORDERS))},
+            chances[seen], {"orders": counts},
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
@@ -211,20 +190,44 @@ class MaskedMixed(Masked):
             raise ImpossibleEvidenceError(NOTHING)
         rules = self.forest.draw((~self.empty).nonzero().squeeze(1), generator)
         ones = torch.ones(len(rules), dtype=torch.float64, device=rules.device)
-        return Draw(self._aligned(rules, ones) > 0.5, self.places[self.forest.whole[rules]])
+        made = self.forest.whole[rules[self.listed.kind[rules] < PARTIAL]]
+        return Draw(self._aligned(rules, ones) > 0.5, self.places[self.number[made]])
 
-    def _aligned(self, rules: Tensor, weights: Tensor) -> Tensor:
-        """(*lead, p, q) the summed weights of the rules that have both words, by corners."""
+    @cached_property
+    def number(self) -> Tensor:
+        """(nodes,) which of the bispans each is; -1: none."""
+        number = torch.full((len(self.listed.item),), -1, device=self.listed.item.device)
+        number[self.listed.place] = torch.arange(len(self.kept), device=number.device)
+        return number
+
+    def _aligned(self, ways: Tensor, weights: Tensor) -> Tensor:
+        """(*lead, p, q) the summed weights of the ways that have both words, by corners."""
         p, q = self.masks.questions
-        item = self.kept.item[self.forest.whole[rules]]
-        counts = weights.new_zeros(len(self.empty), p + 1, q + 1)
-        source, target = self.source[rules].long(), self.target[rules].long()
-        for rows, columns in ((s, t) for s in source.unbind(1) for t in target.unbind(1)):
-            some = ((rows[:, 1] > rows[:, 0]) & (columns[:, 1] > columns[:, 0])).nonzero()[:, 0]
+        counts = weights.new_zeros(len(self.empty) * (p + 1) * (q + 1))
+
+        def add(rows: Tensor, columns: Tensor, own: Tensor, sign: int = 1) -> None:
             for a in (0, 1):
                 for b in (0, 1):
-                    own = weights[some] if a == b else -weights[some]
-                    at = item[some], rows[some, a], columns[some, b]
-                    counts.index_put_(at, own, accumulate=True)
-        counts = counts.cumsum(1).cumsum(2).clamp_(0.0, 1.0)
-        return counts[:, :p, :q].reshape(*self.lead, p, q)
+                    at = rows[:, a] * (q + 1) + columns[:, b]
+                    counts.index_add_(0, at, own, alpha=sign if a == b else -sign)
+
+        whole, kept, listed = self.forest.whole[ways], self.kept, self.listed
+        around = listed.kind[ways] == AROUND
+        some = (~around).nonzero().squeeze(1)
+        words = listed.words[ways[some]]
+        both = (words[:, 1] > 0).all(1).nonzero().squeeze(1)
+        some, words = some[both], words[both].long()
+        first = (listed.item[whole[some]] * (p + 1)).unsqueeze(1)
+        add(words[:, :, 0] + first, words[:, :, 1], weights[some])
+        # Words around a part: those of both bispans, less those of either with the other's.
+        some = around.nonzero().squeeze(1)
+        outer, inner = self.number[whole[some]], self.number[self.forest.parts[0, ways[some]]]
+        rows = (kept.item * (p + 1)).unsqueeze(1) + kept.ends[:2].T
+        columns, weights = kept.ends[2:].T, weights[some]
+        both = weights.new_zeros(len(kept)).index_add_(0, outer, weights)
+        add(rows, columns, both.index_add_(0, inner, weights))
+        add(rows[outer], columns[inner], weights, -1)
+        add(rows[inner], columns[outer], weights, -1)
+        sums = counts.reshape(-1, p + 1, q + 1).cumsum(1).cumsum(2).clamp_(0.0, 1.0)
+        return sums[:, :p, :q].reshape(*self.lead, p, q)
+

@@ -1,20 +1,50 @@
-"""The rules over the bispans that a mask keeps, found by the ends that bispans share."""
+"""The ways to make bispans by rules, two nodes at a time.
 
-from collections.abc import Iterator, Sequence
+A rule of two parts and a stretch of words lays out three blocks, and so does one of three parts. Of
+three blocks two are side by side, so either is made by way of a node of these two: O(p^3 q^3) ways
+of each sort, where the rules are O(p^4 q^4). Rules of one part and words around it are ways of
+their own, for how words before it and after it are aligned with each other parts no further.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph.structures.mixed.boxes import Boxes, Pairs, matched
+from rdpgraph.structures.mixed.emission import Emission
 from rdpgraph.structures.mixed.shapes import ORDERS
 
-Triple = tuple[Tensor, Tensor, Tensor]
+PARTIAL = len(ORDERS)
+"""The kind of a way that makes no constituent yet."""
+AROUND = 1
+"""The kind of rules of one part, with words before it and after it."""
+NONE = -1
+"""The number of no part."""
 
-_BLOCK = 1 << 22  # pairs of bispans that are compared at once
+
+class Where(IntEnum):
+    """Where on one side words stand, beside what is within: the ends of it that are shared."""
+
+    NOWHERE = 0
+    BEFORE = 1
+    AFTER = 2
+
+
 _SHARED = ((0, 1), (1,), (0,))
-"""Which ends a whole shares with its parts, if words stand nowhere, before them, or after them."""
+_LATE = (
+    (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE), (Where.AFTER, Where.AFTER),
+    (Where.AFTER, Where.NOWHERE), (Where.NOWHERE, Where.AFTER),
+)  # fmt: skip
+"""Words of the source and of the target beside the second of two straight parts, as the words of
+their rule; and those beside the first one, with these:"""
+_EARLY = (
+    (Where.BEFORE, Where.BEFORE), (Where.BEFORE, Where.NOWHERE), (Where.NOWHERE, Where.BEFORE),
+)  # fmt: skip
+_BOTH = (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE)
+"""Words beside both: all others that may stand beside one part have another place."""
 _THREE = {
     (0, 1, 2): (False, False, True),
     (1, 0, 2): (True, False, True),
@@ -28,199 +58,237 @@ them; and whether that is the last one in the source."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rules:
-    """Rules of one kind.
+class Ways:
+    """Ways of one sort to make nodes.
 
     Attributes:
-        kind: its number, as in `ORDERS`.
-        whole: (E,) the bispan that each makes.
-        parts: (parts, E) those that it is made of, in the order of the source.
-        source: (E, S, 2) the stretches of source words that it has itself, some of them empty.
-        target: (E, S, 2) of the target.
+        kind: of the rule that each ends, as in `ORDERS`; `PARTIAL`: of none.
+        made: (E,) the node that each makes.
+        first: (E,) a part, or `NONE`.
+        second: (E,) likewise.
+        logs: (E,) the score of the words of each, nats; None: it has none.
+        words: (E, 2, 2) where they begin, on either side, and where they end; None: there are none,
+            or they are around a part.
     """
 
     kind: int
-    whole: Tensor
-    parts: Tensor
-    source: Tensor
-    target: Tensor
+    made: Tensor
+    first: Tensor
+    second: Tensor
+    logs: Tensor | None = None
+    words: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """The kept bispans of some items.
+class Halves:
+    """What stands between kept bispans and their rules, straight or inverted.
+
+    All bispans are read forwards if straight, and with the target backwards if inverted.
 
     Attributes:
-        item: (P,) whose.
-        ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
-        longest: the words of the longest sentence.
+        kept: the bispans.
+        inverted: how they are read.
+        pairs: what two of them side by side make.
+        joined: (E,) which of those, and the first part and the second one.
+        late: what is left of a bispan beside one in its first corner, or in its last corner.
+        begins: (E,) the whole, the part in its first corner, and which of `late` is left.
+        stops: (E,) the whole, the part in its last corner, and which of `early` is left.
+        early: (A,) those of `late` that are left beside one in the last corner.
     """
 
-    item: Tensor
-    ends: Tensor
-    longest: int
+    kept: Boxes
+    inverted: bool
+    pairs: Boxes
+    joined: tuple[Tensor, Tensor, Tensor]
+    late: Boxes
+    begins: tuple[Tensor, Tensor, Tensor]
+    stops: tuple[Tensor, Tensor, Tensor]
+    early: Tensor
 
-    def rules(self) -> Iterator[Rules]:
-        """All of them, kind by kind."""
-        every = torch.arange(len(self.item), device=self.item.device)
-        own = self.ends.T.unflatten(1, (2, 2))
-        yield Rules(0, every, every.new_empty(0, len(every)), own[:, :1], own[:, 1:])
+    @classmethod
+    def of(cls, kept: Boxes, nested: Pairs, *, inverted: bool) -> "Halves":
+        """Of kept bispans, of which some are nested."""
+        own = kept.turned() if inverted else kept
+        ends, longest = own.ends, own.longest
+        first, second = matched(own.at((1, 3)), own.at((0, 2)))
+        both = torch.stack([ends[0, first], ends[1, second], ends[2, first], ends[3, second]])
+        pairs, pair = Boxes(own.item[first], both, longest).distinct()
+        corners: list[tuple[Tensor, Tensor]] = []
+        rests: list[Tensor] = []
+        for end, rest in ((0, (1, 5, 3, 7)), (1, (4, 0, 6, 2))):
+            whole, part = nested
+            same = ends[end, whole] == ends[end, part]
+            some = same.nonzero().squeeze(1)
+            whole, part = whole[some], part[some]
+            other = 1 - end
+            apart = ends[2 + end, whole] == ends[2 + end, part]
+            apart &= (ends[other, whole] != ends[other, part])
+            apart &= ends[2 + other, whole] != ends[2 + other, part]
+            whole, part = whole[apart], part[apart]
+            all_ends = torch.cat([ends[:, part], ends[:, whole]])
+            corners.append((whole, part))
+            rests.append(all_ends[list(rest)])
+        item = torch.cat([own.item[whole] for whole, _ in corners])
+        late, place = Boxes(item, torch.cat(rests, 1), longest).distinct()
+        at_first, at_last = place.split([len(whole) for whole, _ in corners])
+        early, at_last = at_last.unique(return_inverse=True)
+        return cls(own, inverted, pairs, (pair, first, second), late, (*corners[0], at_first),
+                   (*corners[1], at_last), early)  # fmt: skip
+
+    def true(self, boxes: Boxes) -> Boxes:
+        """As they are read forwards."""
+        return boxes.turned() if self.inverted else boxes
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """All nodes: kept bispans, then for either orientation pairs, late and early ones.
+
+    Attributes:
+        kept: the bispans.
+        emission: what words score.
+    """
+
+    kept: Boxes
+    emission: Emission
+    nested: Pairs
+    halves: tuple[Halves, Halves]
+
+    @classmethod
+    def of(cls, kept: Boxes, emission: Emission) -> "Nodes":
+        """Of kept bispans."""
+        nested = kept.nested()
+        straight, inverted = (Halves.of(kept, nested, inverted=side) for side in (False, True))
+        return cls(kept, emission, nested, (straight, inverted))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each sort begins, and how many there are."""
+        starts = [0, len(self.kept)]
+        for half in self.halves:
+            for count in (len(half.pairs), len(half.late), len(half.early)):
+                starts.append(starts[-1] + count)
+        return tuple(starts)
+
+    @property
+    def boxes(self) -> tuple[Tensor, Tensor]:
+        """(nodes,) the item of each, and its rank: parts are of lower ranks."""
+        item, rank = [self.kept.item], [_size(self.kept) * 2 + 1]
+        for half in self.halves:
+            for boxes, more in ((half.pairs, 0), (half.late, 0), (half.late.some(half.early), 1)):
+                item.append(boxes.item)
+                rank.append(_size(boxes) * 2 + more)
+        return torch.cat(item), torch.cat(rank)
+
+    def ways(self) -> Iterator[Ways]:
+        """All of them, sort by sort."""
+        every = torch.arange(len(self.kept), device=self.kept.item.device)
+        none, (i, k, j, m) = torch.full_like(every, NONE), self.kept.ends
+        source, target = torch.stack([i, k], 1), torch.stack([j, m], 1)
+        yield self._scored(0, every, none, self.kept.item, source, target)
         whole, part = self.nested
-        outer, inner = self.ends[:, whole], self.ends[:, part]
-        sides = (
-            torch.stack([outer[a], inner[a], inner[b], outer[b]], 1).unflatten(1, (2, 2))
-            for a, b in ((0, 1), (2, 3))
-        )
-        yield Rules(1, whole, part.unsqueeze(0), *sides)
-        for turned in (False, True):
-            yield self._of_two(turned=turned)
-        yield from self._of_three()
+        logs = self.emission.around(self.kept.item, self.kept.ends, whole, part)
+        yield _possible(Ways(AROUND, whole, part, torch.full_like(part, NONE), logs))
+        for number in (0, 1):
+            yield from self._of_two(number)
+            yield from self._of_three(number)
 
-    @cached_property
-    def nested(self) -> tuple[Tensor, Tensor]:
-        """All pairs of a bispan and another one within it."""
-        order = self.item.argsort(stable=True)
-        sizes = torch.bincount(self.item).tolist() if len(self.item) else []
-        nested: list[tuple[Tensor, Tensor]] = [(order[:0], order[:0])]
-        for own in order.split(sizes):
-            inner = self.ends[:, own].to(torch.int16)
-            for rows in own.split(max(_BLOCK // max(len(own), 1), 1)):
-                outer = self.ends[:, rows].to(torch.int16).unsqueeze(2)
-                within = (outer[0] <= inner[0]) & (outer[1] >= inner[1])
-                within &= (outer[2] <= inner[2]) & (outer[3] >= inner[3])
-                row, column = within.nonzero().T
-                nested.append((rows[row], own[column]))
-        whole, part = (torch.cat(own) for own in zip(*nested, strict=True))
-        other = whole != part
-        return whole[other], part[other]
+    def _of_two(self, number: int) -> Iterator[Ways]:
+        half, starts = self.halves[number], self.starts[1 + 3 * number :]
+        kept, kind = half.kept, 2 + number
+        pair, first, second = half.joined
+        yield Ways(PARTIAL, starts[0] + pair, first, second)
+        whole, pair = matched(kept.at(range(4)), half.pairs.at(range(4)))
+        yield Ways(kind, whole, starts[0] + pair, torch.full_like(pair, NONE))
+        for sides in _BOTH:
+            yield self._beside(half, kind, (kept, 0), (half.pairs, starts[0]), sides)
+        alive = torch.zeros(len(half.late), dtype=torch.bool, device=pair.device)
+        for sides in _LATE:
+            ways = self._beside(half, PARTIAL, (half.late, starts[1]), (kept, 0), sides)
+            alive[ways.made - starts[1]] = True
+            yield ways
+        early = half.late.some(half.early)
+        on = alive[half.early].nonzero().squeeze(1)
+        yield Ways(PARTIAL, starts[2] + on, starts[1] + half.early[on], torch.full_like(on, NONE))
+        begun = alive[half.early]
+        for sides in _EARLY:
+            ways = self._beside(half, PARTIAL, (early, starts[2]), (kept, 0), sides)
+            begun[ways.made - starts[2]] = True
+            yield ways
+        whole, part, rest = half.begins
+        on = alive[rest].nonzero().squeeze(1)
+        yield Ways(kind, whole[on], part[on], starts[1] + rest[on])
+        whole, part, rest = half.stops
+        on = begun[rest].nonzero().squeeze(1)
+        yield Ways(kind, whole[on], starts[2] + rest[on], part[on])
 
-    def _of_two(self, *, turned: bool) -> Rules:
-        """Rules of two parts, straight or inverted."""
-        ends = self.ends
-        if turned:
-            # With the target read backwards inverted is straight.
-            ends = torch.cat([ends[:2], self.longest - ends[[3, 2]]])
-        swapped = ends[[2, 3, 0, 1]]
-        triples = [
-            self._around(ends), *self._beside(ends), *self._between(ends), *self._between(swapped)
-        ]  # fmt: skip
-        whole, first, second = (torch.cat(own) for own in zip(*triples, strict=True))
-        source = _gap(self.ends[:2], whole, first, second)
-        target = _gap(self.ends[2:], whole, *((second, first) if turned else (first, second)))
-        return Rules(3 if turned else 2, whole, torch.stack([first, second]), source, target)
+    def _of_three(self, number: int) -> Iterator[Ways]:
+        """Two side by side, and a third on either hand of both."""
+        half, start = self.halves[number], self.starts[1 + 3 * number]
+        pairs = half.true(half.pairs).at(range(4))
+        for order, (inner, outer, late) in _THREE.items():
+            if inner != half.inverted:
+                continue
+            other = self.halves[outer]
+            whole, third, rest = other.stops if late else other.begins
+            boxes = other.late.some(other.early) if late else other.late
+            # What is left is a pair.
+            found, pair = matched(other.true(boxes).at(range(4)), pairs)
+            place = torch.full((len(boxes),), NONE, device=pair.device)
+            place[found] = pair
+            place = place[rest]
+            on = (place >= 0).nonzero().squeeze(1)
+            yield Ways(ORDERS.index(order), whole[on], start + place[on], third[on])
 
-    def _corners(self, ends: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Of nested pairs those of which the part begins where the whole does; and ends."""
-        whole, part = self.nested
-        same = ends[:, whole] == ends[:, part]
-        begins, stops = (same[a] & same[b] for a, b in ((0, 2), (1, 3)))
-        return (whole[begins], part[begins]), (whole[stops], part[stops])
-
-    def _around(self, ends: Tensor) -> Triple:
-        """Words between the two parts, on either side or none."""
-        (whole, first), (other, second) = self._corners(ends)
-        row, column = _matched(whole, other)
-        whole, first, second = whole[row], first[row], second[column]
-        apart = (ends[1, first] <= ends[0, second]) & (ends[3, first] <= ends[2, second])
-        return whole[apart], first[apart], second[apart]
-
-    def _beside(self, ends: Tensor) -> Iterator[Triple]:
-        """Words before or after both parts, on either side or both; none between them."""
-        first, second = self._adjacent((self.item, ends), (self.item, ends), turned=False)
-        item, box = self.item[first], _joined(ends[:, first], ends[:, second], turned=False)
-        for places in product(_SHARED, repeat=2):
-            if all(len(shared) == 2 for shared in places):
-                continue  # as found around the words
-            shared = [2 * side + end for side, own in enumerate(places) for end in own]
-            row, whole = _matched(self._key(item, box[shared]), self._key(self.item, ends[shared]))
-            wider = torch.ones_like(row, dtype=torch.bool)
-            for side, own in enumerate(places):
-                if 0 not in own:
-                    wider &= ends[2 * side, whole] < box[2 * side, row]
-                elif 1 not in own:
-                    wider &= ends[2 * side + 1, whole] > box[2 * side + 1, row]
-            yield whole[wider], first[row][wider], second[row][wider]
-
-    def _between(self, ends: Tensor) -> Iterator[Triple]:
-        """Words before or after both parts in the source, and between them in the target."""
-        (after, early), (before, late) = self._corners(ends)
-        row, first = _matched(
-            self._key(self.item[before], [ends[2, before], ends[0, late]]),
-            self._key(self.item, ends[[2, 1]]),
-        )
-        whole, second = before[row], late[row]
-        some = (ends[0, whole] < ends[0, first]) & (ends[3, first] < ends[2, second])
-        yield whole[some], first[some], second[some]
-        row, second = _matched(
-            self._key(self.item[after], [ends[3, after], ends[1, early]]),
-            self._key(self.item, ends[[3, 0]]),
-        )
-        whole, first = after[row], early[row]
-        some = (ends[1, second] < ends[1, whole]) & (ends[3, first] < ends[2, second])
-        yield whole[some], first[some], second[some]
-
-    def _of_three(self) -> Iterator[Rules]:
-        """Rules of three parts: of two side by side, and of a third on either hand of both."""
-        every, full = (self.item, self.ends), self._key(self.item, self.ends)
-        for turned in (False, True):
-            first, second = self._adjacent(every, every, turned=turned)
-            pair = (
-                self.item[first],
-                _joined(self.ends[:, first], self.ends[:, second], turned=turned),
+    def _beside(
+        self, half: Halves, kind: int, outer: tuple[Boxes, int], inner: tuple[Boxes, int],
+        sides: tuple[Where, Where],
+    ) -> Ways:  # fmt: skip
+        """What is within the one and shares some ends, and words beside it."""
+        (boxes, start), (own, begin) = outer, inner
+        shared = [2 * side + end for side, where in enumerate(sides) for end in _SHARED[where]]
+        row, column = matched(boxes.at(shared), own.at(shared))
+        wider = torch.ones_like(row, dtype=torch.bool)
+        for side, where in enumerate(sides):
+            if where == Where.BEFORE:
+                wider &= boxes.ends[2 * side, row] < own.ends[2 * side, column]
+            elif where == Where.AFTER:
+                wider &= boxes.ends[2 * side + 1, row] > own.ends[2 * side + 1, column]
+        row, column = row[wider], column[wider]
+        words: list[Tensor] = []
+        for side, where in enumerate(sides):
+            outside, within = boxes.ends[2 * side : 2 * side + 2], own.ends[2 * side : 2 * side + 2]
+            if where == Where.NOWHERE:
+                words.append(torch.zeros(len(row), 2, dtype=torch.long, device=row.device))
+                continue
+            before = where == Where.BEFORE
+            ends = (outside[0, row], within[0, column]) if before else (
+                within[1, column], outside[1, row]
             )
-            for order, (inner, outer, late) in _THREE.items():
-                if inner != turned:
-                    continue
-                if late:
-                    row, third = self._adjacent(pair, every, turned=outer)
-                    whole = _joined(pair[1][:, row], self.ends[:, third], turned=outer)
-                    parts = torch.stack([first[row], second[row], third])
-                else:
-                    third, row = self._adjacent(every, pair, turned=outer)
-                    whole = _joined(self.ends[:, third], pair[1][:, row], turned=outer)
-                    parts = torch.stack([third, first[row], second[row]])
-                matching, place = _matched(self._key(self.item[third], whole), full)
-                words = self.ends.new_empty(len(matching), 0, 2)
-                yield Rules(ORDERS.index(order), place, parts[:, matching], words, words)
+            if side and half.inverted:
+                ends = own.longest - ends[1], own.longest - ends[0]
+            words.append(torch.stack(ends, 1))
+        return self._scored(kind, start + row, begin + column, boxes.item[row], *words)
 
-    def _adjacent(
-        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], *, turned: bool
-    ) -> tuple[Tensor, Tensor]:
-        """All pairs, of items and ends (4, n), that are side by side, straight or inverted."""
-        (item, ends), (other, others) = left, right
-        return _matched(
-            self._key(item, ends[[1, 2 if turned else 3]]),
-            self._key(other, others[[0, 3 if turned else 2]]),
-        )
-
-    def _key(self, item: Tensor, ends: Tensor | Sequence[Tensor]) -> Tensor:
-        """(n,) a number for an item and some ends (m, n)."""
-        for end in ends:
-            item = item * (self.longest + 1) + end
-        return item
+    def _scored(
+        self, kind: int, made: Tensor, part: Tensor, item: Tensor, source: Tensor, target: Tensor
+    ) -> Ways:
+        """Those of words that may be."""
+        logs = self.emission.scores(item, source.unsqueeze(1), target.unsqueeze(1))
+        words = torch.stack([source, target], 2)
+        return _possible(Ways(kind, made, part, torch.full_like(part, NONE), logs, words))
 
 
-def _joined(left: Tensor, right: Tensor, *, turned: bool) -> Tensor:
-    """(4, n) the ends of two bispans side by side."""
-    low, high = (right, left) if turned else (left, right)
-    return torch.stack([left[0], right[1], low[2], high[3]])
+def _possible(ways: Ways) -> Ways:
+    """Those of words that may be."""
+    assert ways.logs is not None
+    some = (ways.logs > -torch.inf).nonzero().squeeze(1)
+    if len(some) == len(ways.made):
+        return ways
+    made, first, second = (own[some] for own in (ways.made, ways.first, ways.second))
+    words = None if ways.words is None else ways.words[some]
+    return Ways(ways.kind, made, first, second, ways.logs[some], words)
 
 
-def _gap(ends: Tensor, whole: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """(E, 1, 2) the words of one side beside two parts in turn, which are one stretch or none."""
-    bounds = torch.stack(
-        [ends[0, whole], ends[0, first], ends[1, first], ends[0, second], ends[1, second],
-         ends[1, whole]], 1,
-    ).unflatten(1, (3, 2))  # fmt: skip
-    some = (bounds[:, :, 1] > bounds[:, :, 0]).long().argmax(1)
-    return bounds.gather(1, some.reshape(-1, 1, 1).expand(-1, 1, 2))
-
-
-def _matched(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of places in which two lists of numbers are equal."""
-    values, order = right.sort(stable=True)
-    begin = torch.searchsorted(values, left)
-    many = torch.searchsorted(values, left, right=True) - begin
-    row = torch.repeat_interleave(torch.arange(len(left), device=left.device), many)
-    within = torch.arange(len(row), device=left.device) - (many.cumsum(0) - many)[row]
-    return row, order[begin[row] + within]
+def _size(boxes: Boxes) -> Tensor:
+    return boxes.ends[1] - boxes.ends[0] + boxes.ends[3] - boxes.ends[2]
