@@ -20,6 +20,7 @@ from rdpgraph.model.domain import Entry
 from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
 
+CONFIDENCE = 0.95
 _MOST_ROWS = 400
 _BAR = 24
 _CLOSED = 1e-6
@@ -36,11 +37,13 @@ class Answer:
         states: the names of their states, or None.
         log_partition: log Z per row, nats; NaN where it was not asked for.
         values: per row and variable the probabilities (MAR) or the state (MAP, MMAP).
-        scores: per row the log-score of the configuration (MAP), nats.
+        scores: per row the log-score of the configuration (MAP), or what the log of its mass is,
+            or is at least (MMAP), nats.
         numbers: the variables' places in the model.
         optimal: per row whether no configuration is better (MAP, MMAP), as far as that is known.
-        mode_bounds: per row what no score exceeds (MAP), nats; +inf where that is not known.
+        mode_bounds: per row what no score exceeds, nats; +inf where that is not known.
         bounds: per row between which log Z lies for certain, nats; empty where not asked for.
+        interval: the same with a probability of `CONFIDENCE`.
     """
 
     posterior: Posterior
@@ -54,6 +57,7 @@ class Answer:
     optimal: tuple[bool, ...]
     mode_bounds: tuple[float, ...] = ()
     bounds: tuple[tuple[float, float], ...] = ()
+    interval: tuple[tuple[float, float], ...] = ()
 
 
 def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool = True) -> Answer:
@@ -91,11 +95,15 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
     ceilings: list[float] = []
     if task is Task.MAP and mode is not None:
         scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
-        optimal = posterior.mode_is_consistent().reshape(-1).tolist()
         if sums:
+            optimal = posterior.mode_is_optimal().reshape(-1).tolist()
             ceilings = posterior.mode_bound().reshape(-1).tolist()
     elif mode is not None and mode.optimal is not None:
+        assert mode.score is not None
+        assert mode.bound is not None
         optimal = mode.optimal.reshape(-1).tolist()
+        scores = mode.score.reshape(-1).tolist()
+        ceilings = mode.bound.reshape(-1).tolist()
     return Answer(
         posterior=posterior,
         task=task,
@@ -107,7 +115,8 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
         numbers=tuple(places),
         optimal=tuple(optimal),
         mode_bounds=tuple(ceilings),
-        bounds=_bounds(posterior) if sums else (),
+        bounds=_bounds(posterior, 1.0) if sums else (),
+        interval=_bounds(posterior, CONFIDENCE) if sums else (),
     )
 
 
@@ -121,8 +130,8 @@ def _mode(posterior: Posterior, task: Task, entries: Sequence[Entry]) -> Assignm
     return None
 
 
-def _bounds(posterior: Posterior) -> tuple[tuple[float, float], ...]:
-    lower, upper = posterior.bounds()
+def _bounds(posterior: Posterior, confidence: float) -> tuple[tuple[float, float], ...]:
+    lower, upper = posterior.bounds(confidence=confidence)
     return tuple(zip(lower.reshape(-1).tolist(), upper.reshape(-1).tolist(), strict=True))
 
 
@@ -170,10 +179,14 @@ def print_table(answer: Answer, console: Console) -> None:
         if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
         console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
-        between = _between(answer, row)
+        between = _between(answer.bounds, row)
         if between is not None:
             least, most = between
             console.print(f"log Z is at least {_shown(least)} and at most {_shown(most)} nats")
+        likely = _between(answer.interval, row)
+        if likely is not None and likely != between:
+            least, most = map(_shown, likely)
+            console.print(f"with confidence {CONFIDENCE:.0%} between {least} and {most} nats")
         bar = _error_bar(answer.posterior, row)
         if bar is not None:
             console.print(
@@ -195,11 +208,11 @@ def print_table(answer: Answer, console: Console) -> None:
         console.print(status.remedy)
 
 
-def _between(answer: Answer, row: int) -> tuple[float, float] | None:
+def _between(ends: Sequence[tuple[float, float]], row: int) -> tuple[float, float] | None:
     """Bounds of log Z; None where it is known, or nothing is."""
-    if not answer.bounds:
+    if not ends:
         return None
-    lower, upper = answer.bounds[row]
+    lower, upper = ends[row]
     return None if lower == upper or (math.isinf(lower) and math.isinf(upper)) else (lower, upper)
 
 
@@ -309,9 +322,13 @@ def _json(answer: Answer) -> str:
             entry["standard_error"] = bar.error
             entry["effective_sample_size"] = bar.size
             entry["replicates"] = bar.replicates
-        between = _between(answer, row)
+        between = _between(answer.bounds, row)
         if between is not None:
             entry["lower_bound"], entry["upper_bound"] = map(_finite, between)
+        likely = _between(answer.interval, row)
+        if likely is not None and likely != between:
+            entry["confidence"] = CONFIDENCE
+            entry["confidence_lower"], entry["confidence_upper"] = map(_finite, likely)
         if answer.mode_bounds:
             entry["score_bound"] = _finite(answer.mode_bounds[row])
         if answer.optimal:

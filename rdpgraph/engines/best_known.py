@@ -105,7 +105,17 @@ class BestKnown(Delegate):
         """(B,) and (B,): the largest lower and the smallest upper bound of all routes."""
         if self._exact is not None:
             return self._exact.bounds()
-        lower, upper = self._drawn.bounds()
+        return self._within(self._drawn.bounds())
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): by estimates, and within the bounds of all routes."""
+        if self._exact is not None:
+            return self._exact.bounds()
+        return self._within(self._drawn.interval(confidence))
+
+    def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Two ends, and what messages and a mode say besides."""
+        lower, upper = torch.maximum(ends[0], self.messages.mass_at_least()), ends[1]
         if "tried" not in self.messages.__dict__:
             return lower, upper
         below, above = (bound.double().cpu() for bound in self.messages.bounds())

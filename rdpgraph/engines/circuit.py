@@ -207,6 +207,10 @@ class CircuitSolution(Solution):
         """(1, n) by contraction."""
         return self._general.marginal_mode(numbers)
 
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(1,) and (1,) by contraction."""
+        return self._general.marginal_mode_scores(numbers)
+
     def gradient(self) -> Tensor:
         """(entries,) that of log Z: for each entry the probability of its configuration."""
         own = self.circuit

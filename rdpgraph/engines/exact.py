@@ -186,8 +186,33 @@ class ExactSolution(Solution):
         )  # fmt: skip
         return full_states(self.network, drawn)
 
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) it is."""
+        return torch.ones(self.network.batch, dtype=torch.bool)
+
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) the best states of some variables with the others summed; ties go to the first."""
+        return self._marginal_mode(numbers)[0]
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) the log of the mass, twice."""
+        mass = self._marginal_mode(numbers)[1]
+        return mass, mass
+
+    @cached_property
+    def _marginal_modes(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
+        return {}
+
+    def _marginal_mode(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, n) states and (B,) the log of their mass; those asked for last are kept."""
+        key, kept = tuple(numbers.tolist()), self._marginal_modes
+        if key not in kept:
+            best = self._best_of(numbers)
+            kept.clear()
+            kept[key] = best
+        return kept[key]
+
+    def _best_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         network = self.network
         wanted = network.active[numbers]
         last = frozenset(wanted[wanted >= 0].tolist())
@@ -196,7 +221,9 @@ class ExactSolution(Solution):
         chosen = traceback(
             up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
         )
-        return full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
+        mass = log_total(up).detach().double().cpu() + network.constant.detach().double().cpu()
+        states = full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
+        return states, mass.expand(network.batch)
 
 
 def _belief(leaf: Value | None, message: Value) -> Tensor:

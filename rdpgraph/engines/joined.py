@@ -247,6 +247,10 @@ class JoinedSolution(Approximation):
         """(B,) that of loopy max-product."""
         return self._other.mode_is_consistent()
 
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) that of loopy max-product."""
+        return self._other.mode_is_optimal()
+
 
 def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
     """(B, *sizes) of some variables, in their order, from a joint over an ascending scope."""

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.search.solution import Searched, SearchedMarginalModes
+from rdpgraph.engines.search.solution import Searched, SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.solution import Delegate, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
@@ -26,9 +25,6 @@ _BOUNDING = 0.05
 _STARTED = 0.4
 """The part of that after which messages end, and the search begins with what they say."""
 
-SearchFrom: TypeAlias = Callable[[Tensor | None, Tensor | None, float], Searched]
-"""From the variables to maximise over (None: all), where to begin (or None), and seconds."""
-
 
 @dataclass(frozen=True, eq=False)
 class FirstConverged(SearchedMarginalModes, Delegate):
@@ -41,16 +37,14 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         attempts: give the solutions, the better ones first, from the seconds that are left; run
             only when they are needed.
         modal: gives messages for modes and max-marginals from the seconds there are.
-        search: finds better modes.
+        seeker: finds better modes, and bounds them.
         allowance: seconds for all of them.
-        ceiling: bounds the scores of modes in some seconds; None: nothing does.
     """
 
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
     modal: Callable[[float], Solution] = field(repr=False)
-    search: SearchFrom = field(repr=False)
+    seeker: Seeker = field(repr=False)
     allowance: Allowance
-    ceiling: Callable[[float], Tensor] | None = field(default=None, repr=False)
 
     @cached_property
     def tried(self) -> tuple[Solution, ...]:
@@ -88,16 +82,22 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _best(self) -> tuple[Tensor, Tensor]:
         """The best modes, and whether messages or a proof say that none is better."""
         states, sure = self._messages.mode(), self._messages.mode_is_consistent()
-        known = self._messages.mode_exists()
-        if bool(sure.all()) or (known is not None and not bool(known.all())):
+        if self._told:
             return states, sure
         return self._found.states, self._found.optimal
+
+    @cached_property
+    def _told(self) -> bool:
+        """Whether messages say what the mode is, or that there is none."""
+        known = self._messages.mode_exists()
+        nothing = known is not None and not bool(known.all())
+        return nothing or bool(self._messages.mode_is_consistent().all())
 
     @cached_property
     def _found(self) -> Searched:
         states = self._messages.mode()
         with self.allowance.spending(), torch.no_grad():
-            return self.search(None, states, self.allowance.left(_MODES))
+            return self.seeker.sought(None, states, self.allowance.left(_MODES))
 
     def _ask(self, question: Callable[[Solution], Value]) -> Value:
         return question(self.chosen)
@@ -112,20 +112,30 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def mode_bound(self) -> Tensor:
         """(B,) nats, by mini-buckets; the mode's score where a search proved it."""
-        return self._bound
+        return self._proved[1]
+
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) whether a search, messages on a tree or the bound prove it."""
+        return self._proved[0].optimal
 
     @cached_property
-    def _bound(self) -> Tensor:
-        states = self.mode()
-        if self.ceiling is None:
-            return torch.full((len(states),), math.inf, dtype=torch.float64)
+    def _proved(self) -> tuple[Searched, Tensor]:
+        if not self._told:
+            return proved(self._found, partial(self._above, None))
+        known = self.seeker.scored(self.mode())
+        known = replace(known, optimal=self._messages.mode_is_optimal())
+        return proved(known, partial(self._above, None))
+
+    def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
         with self.allowance.spending():
-            ceiling = self.ceiling(_BOUNDING * self.allowance.seconds)
-        searched = self.__dict__.get("_found")
-        if searched is None or searched.states is not states:
-            return ceiling
-        most = torch.maximum(ceiling, searched.scores.cpu())
-        return torch.where(searched.optimal, searched.scores.cpu(), most)
+            return self.seeker.above(numbers, scores, _BOUNDING * self.allowance.seconds)
+
+    def mass_at_least(self) -> Tensor:
+        """(B,) the largest score of a mode or a marginal mode that was found: log Z is no less."""
+        every = list(self._results.values())
+        every += [self._found] if "_found" in self.__dict__ else []
+        scores = [one.scores.cpu() for one in every]
+        return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf)
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by the messages for modes."""
@@ -137,7 +147,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _search(self, numbers: Tensor) -> Searched:
         with self.allowance.spending(), torch.no_grad():
-            return self.search(numbers, None, self.allowance.left(_MODES))
+            return self.seeker.sought(numbers, None, self.allowance.left(_MODES))
 
 
 def _unrest(solution: Solution) -> tuple[bool, float]:
@@ -191,13 +201,23 @@ class ExactFirst(Delegate):
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) states."""
-        try:
-            return self.exact.marginal_mode(numbers)
-        except BudgetError:
-            return self._other.marginal_mode(numbers)
+        return self._maximising(numbers).marginal_mode(numbers)
 
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
-        """(B,) bool."""
-        if "_other" not in self.__dict__:
-            return self.exact.marginal_mode_is_optimal(numbers)
-        return self._other.marginal_mode_is_optimal(numbers)
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,), by the solution that gives the states."""
+        return self._maximising(numbers).marginal_mode_scores(numbers)
+
+    def _maximising(self, numbers: Tensor) -> Solution:
+        """The solution that answers marginal modes of some variables."""
+        key = tuple(numbers.tolist())
+        if key not in self._of_marginal_modes:
+            try:
+                self.exact.marginal_mode(numbers)
+                self._of_marginal_modes[key] = self.exact
+            except BudgetError:
+                self._of_marginal_modes[key] = self._other
+        return self._of_marginal_modes[key]
+
+    @cached_property
+    def _of_marginal_modes(self) -> dict[tuple[int, ...], Solution]:
+        return {}

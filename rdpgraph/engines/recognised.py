@@ -116,6 +116,10 @@ class RecognisedSolution(Solution):
         """(B, n)."""
         return self._general.marginal_mode(numbers)
 
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._general.marginal_mode_scores(numbers)
+
     def _placed(self, states: Tensor, lead: tuple[int, ...]) -> Tensor:
         """(*lead, B, V): states of sites under the numbers of their variables."""
         numbers = self.match.numbers.reshape(-1)

@@ -100,6 +100,10 @@ class LeftSolution(Solution):
         """(B, n)."""
         return self._general.marginal_mode(numbers)
 
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._general.marginal_mode_scores(numbers)
+
     @property
     def _alive(self) -> Tensor:
         return self.log_partition().detach() > -math.inf

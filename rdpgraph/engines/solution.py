@@ -14,6 +14,9 @@ from rdpgraph.model.graph import FactorGraph
 
 Value = TypeVar("Value")
 
+_ROUNDING = 1e-6
+"""The part of a score, or nats if that is less, below which a difference is rounding."""
+
 
 class Solution(ABC):
     """A solved factor graph, in numbers: B batch items (flattened), V variables, S states in all.
@@ -43,6 +46,14 @@ class Solution(ABC):
         above = sure or status.bound == "upper"
         infinite = torch.full_like(log_z, math.inf)
         return (log_z if below else -infinite), (log_z if above else infinite)
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): log Z of an item lies between them with a probability, for certain if 1.
+
+        Both numbers are random where draws were made; the probability is that of the draws.
+        """
+        del confidence  # nothing is drawn
+        return self.bounds()
 
     @abstractmethod
     def variable_marginals(self) -> Tensor:
@@ -102,6 +113,10 @@ class Solution(ABC):
         """(B,) whether every factor's best configurations include the mode's."""
         return torch.ones(len(self.log_partition()), dtype=torch.bool)
 
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) whether it is proved that no configuration is better than the mode."""
+        return torch.full((len(self.mode()),), self.status().exact)
+
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) independent draws."""
@@ -118,9 +133,20 @@ class Solution(ABC):
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, len(numbers)) the most probable configuration of some variables, the rest summed."""
 
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
-        """(B,) whether it is proved that no configuration of these variables is more probable."""
-        return torch.ones(len(self.log_partition()), dtype=torch.bool)
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,), in float64: the log of the marginal mode's mass, and what none exceeds.
+
+        The first is what the mass is at least where its sum does not fit; both are log Z for no
+        variables and the mode's score for all. -inf and +inf: nothing is known.
+        """
+        infinite = torch.full((len(self.marginal_mode(numbers)),), math.inf, dtype=torch.float64)
+        return -infinite, infinite
+
+
+def meets(scores: Tensor, bounds: Tensor) -> Tensor:
+    """Whether nothing but rounding lies between scores (nats) and what no score exceeds."""
+    slack = _ROUNDING * scores.abs().clamp(min=1.0)
+    return (scores > -math.inf) & (bounds <= scores + torch.where(slack.isfinite(), slack, 0.0))
 
 
 class Approximation(Solution):
@@ -217,13 +243,21 @@ class Delegate(Solution):
         """(count, B, V)."""
         return self._ask(lambda one: one.sample(count, generator))
 
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
+    def mode_is_optimal(self) -> Tensor:
         """(B,)."""
-        return self._ask(lambda one: one.marginal_mode_is_optimal(numbers))
+        return self._ask(lambda one: one.mode_is_optimal())
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._ask(lambda one: one.marginal_mode_scores(numbers))
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,)."""
         return self._ask(lambda one: one.bounds())
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._ask(lambda one: one.interval(confidence))
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S)."""

@@ -113,6 +113,10 @@ class StructureSolution(Solution):
         """Of the graph."""
         return self.general.solution.marginal_mode(numbers)
 
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the graph."""
+        return self.general.solution.marginal_mode_scores(numbers)
+
 
 def _only(answers: dict[Entry, Tensor]) -> Tensor:
     (value,) = answers.values()

@@ -120,6 +120,10 @@ class SummedOut(Lifted):
         """Of the plain model."""
         return self._whole.mode_is_consistent()
 
+    def mode_is_optimal(self) -> Tensor:
+        """Of the plain model."""
+        return self._whole.mode_is_optimal()
+
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """By the added variables."""
         return self.inner.sample(count, generator)[..., : self.lift.plain.num_variables]
@@ -132,3 +136,7 @@ class SummedOut(Lifted):
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Of the plain model."""
         return self._whole.marginal_mode(numbers)
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the plain model."""
+        return self._whole.marginal_mode_scores(numbers)

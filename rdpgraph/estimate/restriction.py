@@ -265,6 +265,12 @@ class KeptSolution(Solution):
             return self._split(self._unweighted.mode_is_consistent()).all(0)
         return torch.zeros(self._layout.batch, dtype=torch.bool)
 
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) False unless all states were kept."""
+        if self.kept.exact:
+            return self._split(self._unweighted.mode_is_optimal()).all(0)
+        return torch.zeros(self._layout.batch, dtype=torch.bool)
+
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws: a replicate in proportion to its Z, then a configuration of it."""
         chosen, other = self.replicates.choose(count, generator), self._possible

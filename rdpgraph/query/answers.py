@@ -83,9 +83,14 @@ class Assignment(Answers):
     `FactorGraph.state_names` says them by name.
 
     Attributes:
+        score: (*batch,) of a marginal mode, the log of its mass (nats, float64), unnormalised: the
+            other variables are summed. What it is at least, where that sum does not fit. Else None.
+        bound: (*batch,) of a marginal mode, what no configuration's score exceeds; else None.
         optimal: (*batch,) of a marginal mode, whether it is proved that none is better; else None.
     """
 
+    score: Tensor | None = None
+    bound: Tensor | None = None
     optimal: Tensor | None = None
 
     def to_frame(self) -> Any:

@@ -17,7 +17,7 @@ from rdpgraph.errors import (
     ModelError,
     UnsupportedError,
 )
-from rdpgraph.model.domain import Entry, Named
+from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
@@ -25,6 +25,7 @@ from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
+from rdpgraph.query.modes import marginal_mode
 from rdpgraph.query.scopes import found_in, several
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
@@ -62,14 +63,24 @@ class Posterior(Inferred):
         """That of the graph."""
         return self.graph.batch_shape
 
-    def bounds(self) -> Bounds:
+    def bounds(self, *, confidence: float = 1.0) -> Bounds:
         """Between which two numbers log Z lies for certain, as far as that is known (nats).
 
         Both are log Z where inference is exact. Tree-reweighted messages that converged give an
         upper bound, `MiniBuckets` both, and so does `Auto` where exact inference does not fit; -inf
         and +inf say that nothing is known. Of the estimator's model, if there is one that rewrites.
+
+        Args:
+            confidence: below 1, the least probability with which the draws of `MiniBuckets` come to
+                numbers that log Z of an item lies between, however few there are.
+
+        Raises:
+            ModelError: a confidence that is not above 0 and at most 1.
         """
-        lower, upper = self.solution.bounds()
+        if not 0.0 < confidence <= 1.0:
+            raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence}.")
+        known = self.solution
+        lower, upper = known.bounds() if confidence == 1.0 else known.interval(confidence)
         shape = self.graph.batch_shape
         return Bounds(lower.reshape(shape), upper.reshape(shape))
 
@@ -259,9 +270,14 @@ class Posterior(Inferred):
         mini-buckets where exact inference does not fit: its part of the time is small. In float64.
         """
         known = self.solution.mode_bound().reshape(self.graph.batch_shape)
-        if bool(known.isfinite().all()) or not self.status.exact:
+        if bool(known.isfinite().all()):
             return known
-        return self.graph.score({**self.mode()}).detach().double().cpu()
+        score = self.graph.score({**self.mode()}).detach().double().cpu()
+        return torch.where(self.mode_is_optimal(), score, known)
+
+    def mode_is_optimal(self) -> Tensor:
+        """(*batch,) bool: whether it is proved that no configuration is better than the mode."""
+        return self.solution.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
 
     def max_marginals(self) -> StateValues:
         """For every state the largest score (nats, unnormalised) of a configuration with it."""
@@ -277,7 +293,8 @@ class Posterior(Inferred):
 
         Along an order that eliminates the summed variables first, which may be much wider than the
         unconstrained one. Where it does not fit, `Auto` and `Search` give the best configuration
-        that a search finds; `Assignment.optimal` of the answer says whether none is better.
+        that a search finds; `Assignment.score`, `bound` and `optimal` of the answer say its mass,
+        what none exceeds, and whether it is proved to be the best.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
@@ -285,24 +302,10 @@ class Posterior(Inferred):
                 none comes to a possible configuration.
         """
         self._require_mode("marginal mode")
-        domain, items = self.graph.domain, several("marginal_mode", variables)
-        numbers = [domain.numbers(item).reshape(-1) for item in items]
-        if not numbers:
+        items = several("marginal_mode", variables)
+        if not items:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
-        states = self.solution.marginal_mode(torch.cat(numbers))
-        optimal = self.solution.marginal_mode_is_optimal(torch.cat(numbers))
-        result: dict[Entry, Tensor] = {}
-        for item, own, part in zip(
-            items, numbers, states.split([len(n) for n in numbers], 1), strict=True
-        ):
-            entry: Entry = domain.variable(int(own[0])) if isinstance(item, str) else item
-            shape = tuple(domain.numbers(item).shape)
-            if isinstance(item, str) and shape:
-                entry = domain.entries[domain.place(item)]
-            result[entry] = part.reshape([*self.graph.batch_shape, *shape])
-        answer = Assignment(result, domain)
-        answer.optimal = optimal.reshape(self.graph.batch_shape)
-        return answer
+        return marginal_mode(self.solution, self.graph.domain, items, self.graph.batch_shape)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Assignment:
         """Independent exact draws: (count, *batch, *shape) state indices per variable or array.

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._cache import cached_property, recording
@@ -15,14 +14,13 @@ from rdpgraph.engines.best_known import BestKnown
 from rdpgraph.engines.exact import UP, ExactSolution
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
-from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.portfolio import ExactFirst, FirstConverged, SearchFrom
+from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.recognised_left import LeftSolution, graph_left
-from rdpgraph.engines.search.solution import Limits, Searched, search
+from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
@@ -52,6 +50,9 @@ _INVERSE, _DRAWN = 4e-9, 200
 
 _PATIENCE = 0.5
 """The part of the time after which a search for modes that finds nothing better ends."""
+
+_BOUNDED = 400
+"""Factors for each second of the budget, of which modes are bounded in any case."""
 
 _FORWARD = 0.25
 """The part of the time in which log Z alone is exact, as predicted."""
@@ -161,10 +162,10 @@ class Auto(Scheduler):
         loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
         memory = budget_of(self.memory, self.seconds).memory_bytes
-        search = partial(_searched, network, memory)
         joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
-        ceiling = partial(_ceiling, network, memory) if joint <= MOST_JOINED else None
-        messages = partial(_first_converged, (*before, *loopy), loopy[0], search, ceiling, seconds)
+        bounding = joint <= max(MOST_JOINED, _BOUNDED * self.seconds)
+        seeker = Seeker(network, memory, _PATIENCE, bounding)
+        messages = partial(_first_converged, (*before, *loopy), loopy[0], seeker, seconds)
         trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
         if trained or joint > MOST_JOINED or network.batch > _ITEMS:
             return messages
@@ -223,16 +224,11 @@ convex counting numbers converge as slowly as one over the number of sweeps."""
 def _first_converged(
     attempts: _Attempts,
     modal: Callable[[float], Solution],
-    search: SearchFrom,
-    ceiling: Callable[[float], Tensor] | None,
+    seeker: Seeker,
     seconds: float,
     spent: float = 0.0,
 ) -> FirstConverged:
-    return FirstConverged(attempts, modal, search, Allowance(seconds, spent), ceiling)
-
-
-def _ceiling(network: Network, memory: float, seconds: float) -> Tensor:
-    return ceilings(network, frozenset(), seconds=seconds, memory=memory)
+    return FirstConverged(attempts, modal, seeker, Allowance(seconds, spent))
 
 
 def _best_known(
@@ -269,12 +265,6 @@ def _upwards(network: Network, tree: ContractionTree, seconds: float) -> ExactSo
 
 def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
     raise BudgetError("Only log Z is exact here.")
-
-
-def _searched(
-    network: Network, memory: float, numbers: Tensor | None, start: Tensor | None, seconds: float
-) -> Searched:
-    return search(network, Limits(seconds, memory, _PATIENCE), numbers=numbers, start=start)
 
 
 def _exact_first(

@@ -22,8 +22,9 @@ class Search(Scheduler):
     Fixes a random cutset of the variables, finds the best states of all others exactly, and goes on
     from there with another cutset; where that brings nothing more the tables grow, and some fixed
     variables are changed at random. A configuration of probability 0 is never the answer. A mode is
-    optimal for sure (`Posterior.mode_is_consistent`) once no variable had to be fixed. For a
-    marginal mode the sums over the other variables must fit, given all that are asked for.
+    optimal for sure (`Posterior.mode_is_optimal`) once no variable had to be fixed, or its score
+    meets a bound by mini-buckets, which takes a tenth of the seconds more. For a marginal mode the
+    sums over the other variables must fit, given all that are asked for.
 
     Cost: a move visits every factor once, and its largest table has 2,048 to 4 million entries.
 

@@ -104,6 +104,7 @@ def test_configurations_say_whether_they_are_the_best(run, tmp_path):
     for task, query in (("MAP", ()), ("MMAP", ("--query", "lung", "--query", "asia"))):
         found = json.loads(run("infer", ASIA, "--task", task, *query, "--format", "json")[1])
         assert found["optimal"] is True
+        assert found["log_score"] == pytest.approx(found["score_bound"])
     generator = random.Random(0)
     side, lines = 12, []
     pairs = [(i, i + 1) for i in range(side * side) if (i + 1) % side]
@@ -123,6 +124,22 @@ def test_configurations_say_whether_they_are_the_best(run, tmp_path):
     exact = json.loads(run("infer", str(path), "--task", "MAP", "--format", "json")[1])
     assert exact["optimal"] is True
     assert said["log_score"] <= exact["log_score"] + 1e-6
+    asked = ("infer", str(path), "--task", "MMAP", *(f"--query={i}" for i in range(0, 144, 9)))
+    limits = ("--memory", "2kB", "--time", "2s")
+    said, sure = (
+        json.loads(run(*asked, *more, "--format", "json")[1])
+        for more in (limits, ("--time", "60s"))
+    )
+    assert sure["optimal"] is True
+    assert said["log_score"] <= sure["log_score"] + 1e-6 <= said["score_bound"] + 2e-6
+    assert said["lower_bound"] <= sure["log10_partition"] * math.log(10) <= said["upper_bound"]
+    if "confidence" in said:
+        assert said["lower_bound"] <= said["confidence_lower"]
+        assert said["confidence_lower"] <= said["confidence_upper"] <= said["upper_bound"]
+    told = run(*asked, *limits)[1]
+    assert "log-score" in told
+    if "there may be better ones" in told:
+        assert "is better by more than" in told
 
 
 def test_tables_for_people(run):

@@ -166,13 +166,14 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
         watch.time += 2.0
         return rg.Loopy(sweeps=2, tolerance=0.0).plan(graph)[1]()
 
-    def search(numbers, start, seconds):
-        begun.append(seconds)
-        said = messages(0.0).mode()
-        torch.testing.assert_close(start, said)
-        return Searched(1 - start, torch.zeros(1, dtype=DOUBLE), torch.tensor([False]))
+    class Seeker:
+        def sought(self, numbers, start, seconds):
+            begun.append(seconds)
+            said = messages(0.0).mode()
+            torch.testing.assert_close(start, said)
+            return Searched(1 - start, torch.zeros(1, dtype=DOUBLE), torch.tensor([False]))
 
-    together = FirstConverged((messages,), messages, search, Allowance(10.0))
+    together = FirstConverged((messages,), messages, Seeker(), Allowance(10.0))
     mode = together.mode()
     torch.testing.assert_close(mode, 1 - messages(0.0).mode())
     assert not bool(together.mode_is_consistent().any())

@@ -315,6 +315,11 @@ class LoopySolution(Approximation):
         """(B,) whether every factor's best configuration agrees with the mode."""
         return self.decoded.consistent
 
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) whether it agrees on a tree, or with tree-reweighted messages."""
+        proving = self.network_is_forest or self.counting.bounds_above
+        return self.decoded.consistent & proving
+
 
 def _spent(allowance: Allowance | None) -> AbstractContextManager[None]:
     return nullcontext() if allowance is None else allowance.spending()

@@ -10,6 +10,7 @@ from torch import Tensor
 from rdpgraph.engines.minibuckets.bounds import bounded
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.network import Network
+from rdpgraph.engines.solution import meets
 from rdpgraph.engines.tables import Tables, tables_of
 from rdpgraph.plan import clock
 
@@ -19,27 +20,40 @@ _ORDER = 0.3
 _BYTES = 24.0
 
 
-def ceilings(network: Network, summed: Set[int], *, seconds: float, memory: float) -> Tensor:
+def ceilings(
+    network: Network,
+    summed: Set[int],
+    *,
+    seconds: float,
+    memory: float,
+    scores: Tensor | None = None,
+) -> Tensor:
     """(B,) upper bounds (nats, float64) of the best score, by mini-buckets at temperature zero.
+
+    Tables grow until a bound meets what was found, or the time or the memory is used.
 
     Args:
         network: reduced, without whole potentials.
         summed: active variables that are summed out; the bound is of the largest sum.
         seconds: for all items.
         memory: bytes for the tables of a pass.
+        scores: (B,) that were found.
     """
     constant = network.constant.detach().double().cpu().expand(network.batch)
     if network.impossible:
         return torch.full_like(constant, -math.inf)
     share = seconds / max(network.batch, 1)
-    each = [
-        _ceiling(tables_of(network, item, zeros=True), summed, share, memory)
-        for item in range(network.batch)
-    ]
-    return torch.tensor(each, dtype=torch.float64) + constant
+    each = constant.clone()
+    for item in range(network.batch):
+        tables = tables_of(network, item, zeros=True)
+        known = None if scores is None else scores[item].cpu() - constant[item]
+        each[item] += _ceiling(tables, summed, share, memory, known)
+    return each
 
 
-def _ceiling(tables: Tables, summed: Set[int], seconds: float, memory: float) -> float:
+def _ceiling(
+    tables: Tables, summed: Set[int], seconds: float, memory: float, known: Tensor | None
+) -> float:
     begin, best = clock.now(), math.inf
     maximised = frozenset(range(len(tables.sizes))).difference(summed)
     most = max(memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
@@ -54,6 +68,7 @@ def _ceiling(tables: Tables, summed: Set[int], seconds: float, memory: float) ->
         took = clock.now() - start
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + seconds
-        if passed.exact or late or _GROWTH * held * _BYTES > memory:
+        met = known is not None and bool(meets(known, torch.tensor(best)))
+        if passed.exact or met or late or _GROWTH * held * _BYTES > memory:
             return best
         cells *= _GROWTH

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.tables import Tables
@@ -66,6 +67,7 @@ class Estimate:
         each: the logs of these estimates.
         passed: the mini-buckets that gave the bound.
         members: of a population.
+        draws: all estimates that were made, in groups.
     """
 
     lower: float
@@ -76,11 +78,21 @@ class Estimate:
     each: tuple[float, ...]
     passed: Elimination
     members: int
+    draws: tuple[Draws, ...] = ()
 
     @property
     def reliable(self) -> bool:
         """Whether the error is to be believed."""
         return self.error <= _SPREAD
+
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Between what log Z lies with a probability: in any case between the bounds."""
+        if confidence >= 1.0 or self.lower >= self.upper:
+            return self.lower, self.upper
+        least, most = interval(self.draws, confidence)
+        if least > self.upper or most < self.lower:
+            return self.lower, self.upper
+        return max(least, self.lower), min(most, self.upper)
 
 
 def estimated(tables: Tables, sampling: Sampling) -> Estimate:
@@ -91,9 +103,10 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
     choice = Random(sampling.seed)
     soon = begin + _ORDER * sampling.seconds
     order = tight_order(tables, cells=most, seconds=0.0, rng=choice, deadline=soon)
-    draws = _MOST * RUNS if sampling.draws is None else sampling.draws
-    limit = max(min(draws // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
+    count = _MOST * RUNS if sampling.draws is None else sampling.draws
+    limit = max(min(count // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
     cells, best, runs, lower = min(_CELLS, most), None, list[Grown](), -math.inf
+    draws = list[Draws]()
     finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
     while True:
         start = clock.now()
@@ -105,6 +118,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
             best = passed
             runs = _runs(best, min(_FEW, limit), rng, end)
             lower = max(lower, *(run.lower for run in runs))
+            draws.append(_drawn(runs, best))
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
         if _is_settled(runs) or late or _GROWTH * held * _BYTES > sampling.memory:
@@ -117,6 +131,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         start = clock.now()
         first = grown(best, members, rng)
         lower = max(lower, first.lower)
+        draws.append(_drawn([first], best))
         took = clock.now() - start
         more = (end - clock.now()) / (RUNS * took) if took > 0 else math.inf
         if more < 1.5 and runs:
@@ -125,8 +140,9 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         if more <= 8.0 or members == limit:
             runs = _runs(best, members, rng, end)
             lower = max(lower, *(run.lower for run in runs))
+            draws.append(_drawn(runs, best))
             break
-    return _summary(best, runs, lower, members)
+    return _summary(best, runs, lower, members, tuple(draws))
 
 
 def _runs(passed: Elimination, members: int, rng: np.random.Generator, end: float) -> list[Grown]:
@@ -137,6 +153,10 @@ def _runs(passed: Elimination, members: int, rng: np.random.Generator, end: floa
         if runs[-1].whole:
             return runs[-1:]
     return runs
+
+
+def _drawn(runs: list[Grown], passed: Elimination) -> Draws:
+    return Draws(tuple(_logs(runs).tolist()), passed.bound)
 
 
 def _is_settled(runs: list[Grown]) -> bool:
@@ -159,7 +179,9 @@ def _error(logs: np.ndarray) -> float:
     return error * math.sqrt((len(logs) - 1) / (len(logs) - 3))
 
 
-def _summary(passed: Elimination, runs: list[Grown], lower: float, members: int) -> Estimate:
+def _summary(
+    passed: Elimination, runs: list[Grown], lower: float, members: int, draws: tuple[Draws, ...]
+) -> Estimate:
     logs = _logs(runs)
     peak = float(logs.max())
     if runs[0].whole:
@@ -170,4 +192,4 @@ def _summary(passed: Elimination, runs: list[Grown], lower: float, members: int)
     # An estimate outside the bounds is wrong for certain.
     inside = min(max(mean, lower), passed.bound)
     each = tuple(logs.tolist())
-    return Estimate(lower, passed.bound, inside, _error(logs), size, each, passed, members)
+    return Estimate(lower, passed.bound, inside, _error(logs), size, each, passed, members, draws)

@@ -139,6 +139,14 @@ class MiniBucketSolution(Solution):
         upper = torch.tensor([one.upper for one in self.estimates], dtype=torch.float64)
         return lower + self._constant, upper + self._constant
 
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,), in float64, by the estimates and the bounds."""
+        if self.network.impossible:
+            return self.bounds()
+        ends = [one.interval(confidence) for one in self.estimates]
+        lower, upper = torch.tensor(ends, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        return lower + self._constant, upper + self._constant
+
     def variable_marginals(self) -> Tensor:
         """(B, S) means over the configurations of populations."""
         network = self.network

@@ -2,7 +2,9 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import NoReturn
 
@@ -16,7 +18,7 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.tables import Integers, Tables, tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
@@ -35,7 +37,7 @@ class Searched:
 
     Attributes:
         states: (B, V) of all variables; of summed ones any.
-        scores: (B,) their log-values in nats, in float64.
+        scores: (B,) their log-values in nats, in float64; what sums that do not fit are at least.
         optimal: (B,) whether it is proved that none is better.
     """
 
@@ -60,10 +62,8 @@ def search(
         ImpossibleEvidenceError: it is proved that there is none.
     """
     begin, active = clock.now(), len(network.sizes)
-    summed = _summed(network, numbers)
-    states = torch.zeros(network.batch, active, dtype=torch.long)
-    if start is not None:
-        states[:, : len(network.numbers)] = _left_states(network, start)
+    summed = summed_by(network, numbers)
+    states = _begun(network, start)
     scores = torch.zeros(network.batch, dtype=torch.float64)
     optimal = torch.zeros(network.batch, dtype=torch.bool)
     constant = network.constant.detach().double().cpu().expand(network.batch)
@@ -109,16 +109,76 @@ def search(
     return Searched(full.to(device), scores.to(device), optimal)
 
 
-def bounded_modes(network: Network, best: Searched, limits: Limits) -> Tensor:
-    """(B,) upper bounds of the best scores, no less than those found."""
+@dataclass(frozen=True, eq=False)
+class Seeker:
+    """Finds, scores and bounds modes of a network.
+
+    Attributes:
+        network: reduced, without whole potentials.
+        memory: bytes for the tables of a move, or of a bound.
+        patience: the part of the seconds after which a search without a gain ends.
+        bounding: whether there are few enough factors for bounds.
+    """
+
+    network: Network
+    memory: float
+    patience: float
+    bounding: bool
+
+    def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
+        """The best configurations that some seconds lead to, of some variables or of all."""
+        limits = Limits(seconds, self.memory, self.patience)
+        return search(self.network, limits, numbers=numbers, start=start)
+
+    def scored(self, states: Tensor) -> Searched:
+        """Configurations (B, V) as they are."""
+        return scored(self.network, states)
+
+    def above(self, numbers: Tensor | None, scores: Tensor, seconds: float) -> Tensor:
+        """(B,) what no score exceeds, given those found."""
+        if not self.bounding:
+            return torch.full_like(scores, math.inf)
+        summed, memory = summed_by(self.network, numbers), self.memory
+        return ceilings(self.network, summed, seconds=seconds, memory=memory, scores=scores)
+
+
+def scored(network: Network, states: Tensor) -> Searched:
+    """Configurations (B, V) with their scores, of which nothing is proved."""
+    left = _begun(network, states)
+    scores = network.constant.detach().double().cpu().expand(network.batch).clone()
+    for item in range(network.batch):
+        tables, own = tables_of(network, item), left[item].numpy()
+        if len(own) > len(network.numbers):
+            own = _completed(tables, len(network.numbers), own)
+        value = tables.score(own)
+        scores[item] += value if tables.is_possible(value) else -math.inf
+    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool))
+
+
+def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
+    """Configurations with what their bounds prove, and (B,) these bounds.
+
+    Args:
+        best: those that a search came to.
+        above: gives what no score exceeds from the scores that were found.
+    """
+    scores = best.scores.cpu()
     if bool(best.optimal.all()):
-        return best.scores
-    memory = min(limits.memory, _ROOM)
-    above = ceilings(network, frozenset(), seconds=_BOUNDING * limits.seconds, memory=memory)
-    return torch.where(best.optimal, best.scores, torch.maximum(above, best.scores))
+        return best, scores
+    bounds = torch.maximum(above(scores), scores)
+    optimal = best.optimal | meets(scores, bounds)
+    return replace(best, optimal=optimal), torch.where(best.optimal, scores, bounds)
 
 
-def _summed(network: Network, numbers: Tensor | None) -> frozenset[int]:
+def _begun(network: Network, states: Tensor | None) -> Tensor:
+    """(B, active) where a search begins, the first states by default."""
+    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long)
+    if states is not None:
+        begun[:, : len(network.numbers)] = _left_states(network, states)
+    return begun
+
+
+def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
     """The active variables to sum over."""
     if numbers is None:
         return frozenset()
@@ -155,13 +215,21 @@ class SearchedMarginalModes(Solution):
     def _search(self, numbers: Tensor) -> Searched:
         """The best configurations of some variables, the others summed out."""
 
+    @abstractmethod
+    def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
+        """(B,) what no score exceeds, given those found; of some variables, or of all."""
+
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) states, the best that a search came to."""
         return self._searched(numbers).states[:, numbers]
 
-    def marginal_mode_is_optimal(self, numbers: Tensor) -> Tensor:
-        """(B,) bool."""
-        return self._searched(numbers).optimal
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): of what was found, and by mini-buckets."""
+        best = self._searched(numbers)
+        key = tuple(numbers.tolist())
+        if key not in self._limits:
+            self._limits[key] = proved(best, partial(self._above, numbers))[1]
+        return best.scores.cpu(), self._limits[key]
 
     def _searched(self, numbers: Tensor) -> Searched:
         key = tuple(numbers.tolist())
@@ -171,6 +239,10 @@ class SearchedMarginalModes(Solution):
 
     @cached_property
     def _results(self) -> dict[tuple[int, ...], Searched]:
+        return {}
+
+    @cached_property
+    def _limits(self) -> dict[tuple[int, ...], Tensor]:
         return {}
 
 
@@ -195,7 +267,8 @@ class SearchSolution(SearchedMarginalModes):
         """Exact where the mode is proved to be one."""
         if self.network.impossible:
             return Status(method="search")
-        sure = bool(self.best.optimal.all())
+        best = self._proved[0] if "_proved" in self.__dict__ else self.best
+        sure = bool(best.optimal.all())
         remedy = "" if sure else "more seconds may find better configurations"
         return Status(exact=sure, method="search", remedy=remedy)
 
@@ -209,14 +282,27 @@ class SearchSolution(SearchedMarginalModes):
 
     def mode_bound(self) -> Tensor:
         """(B,) by mini-buckets, in a tenth of the seconds more; the mode's score where proved."""
-        return bounded_modes(self.network, self.best, self.limits)
+        return self._proved[1]
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) whether the mode is proved optimal."""
+        """(B,) whether the search was a proof."""
         return self.best.optimal
+
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) whether the search was a proof, or its bound is met."""
+        return self._proved[0].optimal
+
+    @cached_property
+    def _proved(self) -> tuple[Searched, Tensor]:
+        return proved(self.best, partial(self._above, None))
 
     def _search(self, numbers: Tensor) -> Searched:
         return search(self.network, self.limits, numbers=numbers)
+
+    def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
+        limits = self.limits
+        seeker = Seeker(self.network, min(limits.memory, _ROOM), limits.patience, bounding=True)
+        return seeker.above(numbers, scores, _BOUNDING * limits.seconds)
 
     def log_partition(self) -> Tensor:
         """-inf where that is known; else refused."""

@@ -119,12 +119,13 @@ def best_estimated(
     """The best of some configurations by estimates of their sums, where these do not fit.
 
     Returns:
-        (V,) states, and the log of the estimate of the sum; None where none is possible.
+        (V,) states, and the log of what their sum is at least; None where none is possible.
     """
     end = clock.now() + limits.seconds
     tables = tables_of(network, item, zeros=True)
     drawn, bounds = _drawn(tables, summed, limits), _by_bounds(tables, summed, limits)
     best: tuple[Integers, float] | None = None
+    highest = -math.inf
     for number, states in enumerate(np.concatenate([bounds[:_FEW], drawn[:_FEW]])):
         share = (end - clock.now()) / max(2 * _FEW - number, 1)
         if number and share <= 0:
@@ -133,9 +134,9 @@ def best_estimated(
         sampling = Sampling(max(share, 0.01 * limits.seconds), limits.memory, None, limits.seed)
         if constant == -math.inf:
             continue
-        value = constant + estimated(part, sampling).log_partition
-        if value > -math.inf and (best is None or value > best[1]):
-            best = states, value
+        sums = estimated(part, sampling)
+        if constant + sums.log_partition > highest:
+            best, highest = (states, constant + sums.lower), constant + sums.log_partition
     return best
 
 

@@ -69,6 +69,23 @@ def scores(tables: Tables) -> np.ndarray:
     return total
 
 
+def test_no_best_score_of_a_thousand_models_is_above_its_bound():
+    """Of modes, and of marginal modes, whose sums come first."""
+    for seed in range(1000):
+        tables = random_tables(seed, zeros=0.3 * (seed % 2))
+        every = scores(tables)
+        order = shuffled(seed, len(tables.sizes))
+        summed = order[: seed % 3]
+        masses = np.logaddexp.reduce(every, axis=tuple(summed)) if summed else every
+        best = float(masses.max())
+        most = frozenset(order[len(summed) :])
+        for cells in ((1, 6)[seed % 2], 1e6):
+            above = bounded(tables, order, cells=cells, maximised=most)
+            assert above.bound >= best - 1e-9
+        assert above.exact
+        assert above.bound == pytest.approx(best, abs=1e-9)
+
+
 def test_log_z_of_a_thousand_models_lies_between_the_bounds():
     for seed in range(1000):
         zeros = 0.3 * (seed % 2)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -13,6 +14,7 @@ from rdpgraph.engines.minibuckets import estimate
 from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.search import neighbourhoods
+from rdpgraph.engines.search import solution as search_solution
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.tables import tables_of
@@ -236,8 +238,68 @@ def test_sums_that_do_not_fit_are_estimated(monkeypatch):
     for seed in range(3):
         graph = random_graph(seed, zeros=0.2)
         found = rg.infer(graph, scheduler=rg.Search(3.0, memory=64.0)).marginal_mode(["x0"])
-        assert {**found} == {**rg.infer(graph).marginal_mode(["x0"])}
-        assert not bool(found.optimal)
+        exact = rg.infer(graph).marginal_mode(["x0"])
+        assert {**found} == {**exact}
+        assert float(found.score) <= float(exact.score) + 1e-9 <= float(found.bound) + 2e-9
+        assert bool(found.optimal) == (float(found.bound - found.score) < 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bound_that_a_score_meets_proves_it(seed, monkeypatch):
+    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 8)
+    monkeypatch.setattr(neighbourhoods, "_CELLS", 8)
+    graph = random_graph(seed, zeros=0.3 * (seed % 2))
+    network = reduce_graph(graph)
+    monkeypatch.setattr(search_solution, "Search", partial(Search, most=8))
+    posterior = rg.infer(graph, scheduler=rg.Search(1.0, memory=1e6))
+    best = brute_force(graph).maximum.item()
+    found = float(graph.score({**posterior.mode()}))
+    bound = posterior.mode_bound()
+    assert float(bound) == pytest.approx(best, abs=1e-6)  # its tables are as large as they need
+    assert bool(posterior.mode_is_optimal()) == (found > best - 1e-6)
+    assert posterior.status.exact == (found > best - 1e-6)
+    tight = ceilings(network, frozenset(), seconds=9.0, memory=1e6, scores=torch.tensor([best]))
+    assert float(tight) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_marginal_modes_come_with_their_mass_and_what_none_exceeds(seed):
+    graph = random_graph(seed, zeros=0.3 * (seed % 2))
+    names = Random(seed).sample([v.name for v in graph.variables], 3)
+    for scheduler in (rg.Contraction(), rg.Auto(), rg.Search(seconds=1.0)):
+        found = rg.infer(graph, scheduler=scheduler).marginal_mode(names)
+        given = graph.condition({name: int(found[name]) for name in names})
+        mass = brute_force(given).log_partition.item()
+        assert float(found.score) == pytest.approx(mass, abs=1e-6)
+        assert float(found.bound) == pytest.approx(mass, abs=1e-6)
+        assert bool(found.optimal)
+
+
+SCHEDULERS = (
+    rg.Contraction(),
+    rg.Auto(memory=300.0, seconds=1.0),
+    rg.Search(seconds=1.0, memory=300.0),
+    rg.Loopy(damping=0.3),
+    rg.Loopy(damping=0.3, counting=rg.loopy.TreeReweighted(), sweeps=200),
+    rg.JoinGraph(memory=200.0),
+)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda one: type(one).__name__)
+def test_what_is_called_optimal_is(scheduler, monkeypatch):
+    """And nothing is better than its bound."""
+    looks = itertools.count()
+    monkeypatch.setattr(clock, "now", lambda: 1e-3 * next(looks))  # as many moves on any machine
+    for seed in range(4):
+        graph = random_graph(seed, zeros=0.3 * (seed % 2))
+        best = brute_force(graph).maximum.item()
+        posterior = rg.infer(graph, scheduler=scheduler)
+        found = float(graph.score({**posterior.mode()}))
+        assert found <= best + 1e-9 <= float(posterior.mode_bound()) + 2e-6
+        if bool(posterior.mode_is_optimal()):
+            assert found == pytest.approx(best, abs=1e-6)
+        if isinstance(scheduler, rg.Auto | rg.Search):
+            assert found > -math.inf
 
 
 def test_parts_about_a_variable_are_solved_with_their_sums():
