@@ -253,6 +253,14 @@ class OnGraph:
         return self.graph.score({self.graph.variables[0]: states.clamp(min=0)})
 
     @property
+    def enumerated(self) -> Enumeration:
+        """The configurations by the states of sites; those of sites that an item lacks count."""
+        states = torch.arange(self.structure.unary.shape[-1])
+        uses = (self.brute.configurations.unsqueeze(-1) == states).long()
+        scores = self.brute.scores.reshape(-1, *self.graph.batch_shape)
+        return Enumeration(self.structure, uses, scores)
+
+    @property
     def most(self) -> Tensor:
         """() how often a configuration uses a site."""
         return torch.tensor(1)

@@ -15,6 +15,7 @@ from rdpgraph._agreement import agree as _agree
 from rdpgraph._agreement import close as _close
 from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
+from rdpgraph._estimated import check_on_few
 from rdpgraph._estimators import check_estimator
 from rdpgraph._masking import check_masks
 from rdpgraph._shapes import broadcast_shapes
@@ -92,8 +93,9 @@ def check_structure(structure: Structure) -> None:
 
     log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
     them, the gradient in `unary`, hard zeros in it, every batch item on its own, what its
-    `sites` make of all states in another order if it offers them, its masks if it has any, and, if
-    its class recognises the graph, that it is the same model.
+    `sites` make of all states in another order if it offers them, and every answer of `Randomized`
+    on a few of them, its masks if it has any, and, if its class recognises the graph, that it is
+    the same model.
 
     Args:
         structure: small enough to enumerate, every item possible; float64.
@@ -136,6 +138,7 @@ def check_structure(structure: Structure) -> None:
             log_z,
             "log Z of sites() on all states in another order",
         )
+        check_on_few(structure)
     if type(structure).masks is not Structure.masks:
         check_masks(structure)
     if isinstance(truth, OnGraph):

@@ -19,6 +19,8 @@ from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, draws_before, repaired, taken, unweighted
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
+from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 from rdpgraph.structures.relaxation import perturbed_graph
 
@@ -146,6 +148,17 @@ class KeptSolution(Solution):
         """(B, S) of weighted values (replicates, B, S') of the kept states; else zero."""
         empty = values.new_zeros(self._layout.batch, self._layout.num_states)
         return empty.scatter_add(1, self._places, self._merged(values))
+
+    def potentials(self) -> list[Tensor]:
+        """Of each replicate a structure's on all states, weights added; -inf: not kept."""
+        structure, states = self.kept.original, self._layout.num_states
+        assert isinstance(structure, Structure)
+        rows = torch.arange(self._layout.batch, device=structure.unary.device).unsqueeze(1) * states
+        logs = [
+            soft_scatter(weights.flatten(), (places + rows).flatten(), len(rows) * states)
+            for weights, places in zip(self._layout.log_weights, self._layout.places, strict=True)
+        ]
+        return [structure.unary + own.reshape(structure.unary.shape) for own in logs]
 
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""

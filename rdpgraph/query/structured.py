@@ -87,7 +87,8 @@ class StructuredPosterior(Inferred):
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
 
         By the general engine, exactly, as `Posterior.joint`: one more site multiplies the cost by
-        the number of its states. A site that an item lacks is in state 0 there.
+        the number of its states. A site that an item lacks is in state 0 there. Of an estimate the
+        mean of the replicates, each at the cost of all states, those left out forbidden.
 
         Args:
             sites: for a chain steps, as ``[0, 3]``; else tuples, as ``[(0, 1), (2, 2)]``.
@@ -95,23 +96,23 @@ class StructuredPosterior(Inferred):
         Raises:
             ModelError: no site, one named twice, or one that the structure does not have.
             BudgetError: the joint does not fit.
-            UnsupportedError: the structure was solved on some of its states.
+            UnsupportedError: the structure has no general form, or was not solved by itself.
         """
-        if self.solved is None or self.solved.structure.unary.shape != self.structure.unary.shape:
+        asked, kept = list(sites), self.solution
+        if isinstance(kept, KeptSolution) and self.solved is not None:
+            parts = [
+                _joint(self.solved.solve(self.structure.with_unary(own).factor_graph()), asked)
+                for own in kept.potentials()
+            ]
+            ends = parts[0].shape[len(self.batch_shape) :]
+            rows = torch.stack([part.reshape(-1, *ends) for part in parts])
+            return kept.replicates.mean(rows).reshape(parts[0].shape)
+        if self._direct is None:
             raise UnsupportedError(
-                "Joints of sites on sampled states have no estimate here; use estimator=Exact(), "
-                "or infer(structure.factor_graph(), estimator=...).joint(...)."
+                "Joints of sites have no estimate here; use estimator=Exact(), or "
+                "infer(structure.factor_graph(), estimator=...).joint(...)."
             )
-        general = self.solved.general
-        (entry,) = general.graph.variables
-        items: list[Named] = []
-        for site in sites:
-            try:
-                item = entry[site] if isinstance(entry, VariableArray) else entry
-            except IndexError as error:
-                raise ModelError(f"There is no site {site!r}. {error}") from None
-            items.append(item)
-        return general.joint(items)
+        return _joint(self._direct.general, asked)
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
@@ -193,3 +194,15 @@ class StructuredPosterior(Inferred):
         (support,) = self.solution.kept.supports
         assert support is not None
         return support
+
+
+def _joint(general: Any, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
+    """Of sites by their positions in the one array of a general graph."""
+    (entry,) = general.graph.variables
+    items: list[Named] = []
+    for site in sites:
+        try:
+            items.append(entry[site] if isinstance(entry, VariableArray) else entry)
+        except IndexError as error:
+            raise ModelError(f"There is no site {site!r}. {error}") from None
+    return general.joint(items)

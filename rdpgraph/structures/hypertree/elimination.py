@@ -95,21 +95,26 @@ def eliminated(unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: f
 
 
 @torch.no_grad()
-def max_marginals(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Arcs:
+def max_marginals(
+    unary: Arcs, lengths: Lengths, *, multiroot: bool, others: Arcs | None = None
+) -> Arcs:
     """(B, n, n + 1) the score of the best tree with each arc, -inf where there is none. O(n^3).
 
     Such a tree is a forest of two parts, rooted at the root and at the arc's word, in which the
-    arc's head is in the first part. Arguments as for `eliminated`.
+    arc's head is in the first part. Arguments as for `eliminated`; those of ``others`` may be
+    beside the arc, in the place of all.
     """
     words = unary.shape[1]
     if not words:
         return unary
-    pairs = _pairs(unary, lengths, multiroot=multiroot)
+    pairs = _pairs(unary if others is None else others, lengths, multiroot=multiroot)
     # Words of which only the root is a head, as many as make halves come out even.
     more = (1 << (words - 1).bit_length()) - words
     wide = torch.nn.functional.pad(pairs, (0, more, 0, more), value=-math.inf)
     wide[..., words:, 0] = 0.0
     forests, first = _by_word(wide)
+    if others is not None:
+        pairs = _pairs(unary, lengths, multiroot=multiroot)
     through = pairs + forests[..., :words, None] + first[..., :words, : words + 1]
     there = _fits(through, lengths) & (unary > -math.inf)
     return torch.where(there, through[-1], -math.inf).to(unary)

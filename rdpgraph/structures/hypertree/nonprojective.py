@@ -1,5 +1,6 @@
 """Dependency trees of any kind."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import arborescence, edmonds, elimination, tree_lists
 from rdpgraph.structures.hypertree.dependencies import Dependencies
+from rdpgraph.structures.hypertree.faint import faint_arcs
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -28,7 +30,7 @@ class NonProjectiveDependencies(Dependencies):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; twice differentiable."""
-        unary, lengths = self._parts()
+        unary, lengths = self._strong_parts()
         log_z = arborescence.log_partition(unary, lengths, multiroot=self.multiroot)
         return log_z.reshape(self.batch_shape)
 
@@ -52,7 +54,13 @@ class NonProjectiveDependencies(Dependencies):
         Not differentiable. Of all arcs at once, O(n^3).
         """
         unary, lengths = self._parts()
+        strong, _ = self._strong_parts()
         scores = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
+        if bool((strong != unary).any()):
+            among = elimination.max_marginals(
+                unary, lengths, multiroot=self.multiroot, others=strong
+            )
+            scores = torch.where(among > -math.inf, among, scores)
         return scores.reshape(self.unary.shape)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -69,8 +77,14 @@ class NonProjectiveDependencies(Dependencies):
         ways = edmonds if edmonds.quicker(*unary.shape[:2]) else tree_lists
         return ways.k_best(unary, lengths, k, multiroot=self.multiroot)
 
-    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+    def _strong_parts(self) -> tuple[Tensor, Tensor]:
+        """As `_parts`, without arcs that add nothing to a sum."""
         unary, lengths = self._parts()
+        faint = None if self.multiroot else faint_arcs(unary, lengths)
+        return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths
+
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+        unary, lengths = self._strong_parts()
         eliminated = elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )

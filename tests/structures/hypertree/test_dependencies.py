@@ -90,6 +90,39 @@ def test_scores_that_stand_for_forbidden_arcs_leave_the_others_exact(multiroot):
     torch.testing.assert_close(model.k_best(10).scores, expected, **CLOSE)
 
 
+@pytest.mark.parametrize("low", [-1e30, -1e9, -1e4])
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_low_scores_that_stand_for_no_arc_take_no_digits_from_others(kind, multiroot, low):
+    trees = all_trees(4, kind, multiroot=multiroot)
+    models, tables, expected = [], [], []
+    for seed in range(12):
+        unary = normal(4, 5, seed=seed)
+        gone = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed)) < 0.6
+        only = scores_of(unary.masked_fill(gone, -math.inf), trees)
+        if bool((only == -math.inf).all()):
+            continue
+        unary = unary.masked_fill(gone, low)
+        scores = scores_of(unary, trees)
+        uses = torch.nn.functional.one_hot(trees, 5) > 0
+        best = torch.where(uses, scores.reshape(-1, 1, 1), -math.inf).amax(0)
+        chances = torch.where(uses, scores.softmax(0).reshape(-1, 1, 1), 0.0).sum(0)
+        expected.append((scores.logsumexp(0), scores.amax(), best, chances))
+        tables.append(unary)
+        models.append(kind(unary, multiroot=multiroot))
+    assert len(models) > 2
+    for model in (kind(torch.stack(tables), multiroot=multiroot), *models):
+        log_z, most, best, chances = (torch.stack(part) for part in zip(*expected, strict=True))
+        if not model.batch_shape:
+            log_z, most, best, chances = expected[models.index(model)]
+        torch.testing.assert_close(model.log_partition(), log_z, **CLOSE)
+        torch.testing.assert_close(model.score(model.mode()), most, **CLOSE)
+        torch.testing.assert_close(model.max_marginals(), best, rtol=1e-9, atol=1e-7)
+        torch.testing.assert_close(model.marginals(), chances, rtol=1e-9, atol=1e-9)
+        drawn = model.sample(20, torch.Generator().manual_seed(0))
+        assert bool((model.score(drawn) > 0.5 * low).all())
+
+
 def test_short_sentences_are_taken_in_lists():
     assert edmonds.quicker(1, 20)
     assert edmonds.quicker(4, 8)

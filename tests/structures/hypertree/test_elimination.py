@@ -108,6 +108,22 @@ def test_scores_far_apart_leave_the_root_alone():
     assert int((heads == 0).sum()) == 1
 
 
+def test_finite_scores_for_absent_arcs_change_nothing_in_long_sentences():
+    hard = trees(3, 40, multiroot=False, hard=0.9, lengths=torch.tensor([40, 33, 20]))
+    unary = torch.where(hard.unary > -math.inf, hard.unary, -1e30)
+    soft = hard.with_unary(unary)
+    possible = hard.max_marginals() > -math.inf
+    assert int(possible.sum()) > 100
+    torch.testing.assert_close(
+        soft.max_marginals()[possible], hard.max_marginals()[possible], **CLOSE
+    )
+    assert bool(
+        (soft.max_marginals()[~possible & (soft.max_marginals() > -math.inf)] < -1e29).all()
+    )
+    for ask in ("log_partition", "marginals", "entropy", "mode"):
+        torch.testing.assert_close(getattr(soft, ask)(), getattr(hard, ask)(), **CLOSE)
+
+
 def test_all_items_and_arcs_are_taken_at_once(monkeypatch):
     counted = []
     own = elimination._Step.of
