@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.io.bif_tables import Headers, read_tables
 from rdpgraph.io.bif_tokens import (
-    CODEC,
+    PLAIN_HEADER,
+    PLAIN_VARIABLE,
     PUNCTUATION,
     Tokens,
     after,
@@ -21,19 +21,18 @@ from rdpgraph.io.bif_tokens import (
     unquoted,
     words_of,
 )
-from rdpgraph.io.names import Names
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.tables import find_cycle
 from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes
+from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.names import CODEC, Names, NumberedNames
 
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
-_MOST_STATES = 1 << 18  # of all variables together
-_BYTES_PER_STATE = 40  # of text, beyond that many: a name is a string of 70, and is sought in sets
+_FEW = 1 << 12  # names that are looked for among each other in a set
+_MOST_OF_A_LIST = 1 << 8  # bytes of names of states that are remembered as they stand in the file
 _SHARED = 1 << 10
-"""Tuples of few states that are remembered, so that variables of the same states share one."""
 
 
 def read_bif(
@@ -43,8 +42,8 @@ def read_bif(
 
     Every ``probability`` block becomes the factor P(X | parents) over (X, *parents); the
     variables keep the file's order and the names of their states. The sum of a row may be off by
-    a file's rounding (0.1), and a row may be all zeros. Memory is at most six times the text, and
-    34 MB for the names of the first 262,144 states.
+    a file's rounding (0.1), and a row may be all zeros. Time is linear in the text, and memory at
+    most six times as much, beyond 1 MB.
 
     Args:
         path: the file.
@@ -54,7 +53,6 @@ def read_bif(
 
     Raises:
         FileFormatError: with the line that does not fit.
-        BudgetError: more than 262,144 states, in less than 40 bytes of text each.
     """
     return parse_bif(read_bytes(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
 
@@ -78,15 +76,13 @@ def parse_bif(
     probabilities = array("q")  # where each begins, and the span in its braces
     for block in blocks_of(data, source, declared.add):
         probabilities.extend(block)
-    if not declared.variables:
-        fail(source, "expected a variable; the file declares none.")
-    variables, names = declared.variables, declared.names
+    variables, lists = declared.variables(), declared.lists
     del declared
-    headers = _read_headers(data, source, probabilities, names)
-    _refuse_cycles(source, headers, names)
-    del names, probabilities
-    blocks = read_tables(data, source, variables, headers, dtype)
-    return FactorGraph.from_blocks(Domain(tuple(variables)), blocks)
+    headers = _read_headers(data, source, probabilities, variables.names)
+    _refuse_cycles(source, headers, variables.names)
+    del probabilities
+    blocks = read_tables(data, source, variables, lists, headers, dtype)
+    return FactorGraph.from_blocks(Domain(variables.made()), blocks)
 
 
 @dataclass(eq=False)
@@ -95,40 +91,77 @@ class _Declared:
 
     data: Bytes
     source: str
-    variables: list[Variable] = field(default_factory=list[Variable])
     names: Names = field(default_factory=Names)
-    states: int = 0
-    shared: dict[tuple[str, ...], tuple[str, ...]] = field(
-        default_factory=dict[tuple[str, ...], tuple[str, ...]]
+    sizes: "array[int]" = field(default_factory=lambda: array("q"))
+    lists: StateLists = field(default_factory=StateLists)
+    list_of: "array[int]" = field(default_factory=lambda: array("i"))
+    known: dict[tuple[bytes, bytes], tuple[int, int]] = field(
+        default_factory=dict[tuple[bytes, bytes], tuple[int, int]]
     )
+
+    def variables(self) -> CompactVariables:
+        """All of them."""
+        if not self.sizes:
+            fail(self.source, "expected a variable; the file declares none.")
+        sizes = np.frombuffer(self.sizes, dtype=np.int64)
+        return CompactVariables(self.names, sizes, (self.lists, self.list_of))
 
     def add(self, start: int) -> int:
         """Read ``variable NAME { type discrete [ k ] { names }; }``; the place after it."""
+        plain = PLAIN_VARIABLE.match(self.data, start)
+        if plain is not None:
+            name, *listed = plain.groups()
+            number, size = self._known(*listed)
+            if size and self.names.add_bytes(name) == len(self.sizes):
+                self.sizes.append(size)
+                self.list_of.append(number)
+                return plain.end()
+        return self._add(start)
+
+    def _known(self, digits: bytes, text: bytes) -> tuple[int, int]:
+        """The number of a list of states as it stands in a file, and its length; 0 if unusual."""
+        key = digits, text
+        known = self.known.get(key)
+        if known is None:
+            if len(text) > _MOST_OF_A_LIST:
+                return 0, 0
+            names = [
+                word for word in Tokens.of(text, self.source, 0, len(text)).words if word != b","
+            ]
+            if len(names) != int(digits) or len(set(names)) < len(names):
+                return 0, 0
+            known = self.lists.add(b"\n".join(names)), len(names)
+            if len(self.known) < _SHARED:
+                self.known[key] = known
+        return known
+
+    def _add(self, start: int) -> int:
         data, source = self.data, self.source
         tokens = Tokens.first(data, source, start, 3)
-        name = tokens.name(1, "the name of a variable").decode(*CODEC)
+        name = tokens.name(1, "the name of a variable")
         tokens.expect(2, b"{")
         at = after(data, source, start, b"{")
-        states: tuple[str, ...] | None = None
+        known: tuple[int, int] | None = None
         while (mark := next_token(data, at)) is None or mark[0] != b"}":
             if mark is not None and mark[0] == b"property":
                 at = after(data, source, mark.end(), b";")
-            elif states is not None:
-                Tokens(source, data, at, []).fail(0, f"the closing brace of variable {name!r}")
+            elif known is not None:
+                what = f"the closing brace of variable {name.decode(*CODEC)!r}"
+                Tokens(source, data, at, []).fail(0, what)
             else:
-                states, at = self._read_states(name, at)
-        if states is None:
-            Tokens(source, data, at, []).fail(0, f"the type of variable {name!r}")
-        try:
-            variable = Variable(name, states)
-        except ModelError as error:
-            tokens.fail(1, f"a variable; {error}")
-        if self.names.add(name) < len(self.variables):
+                known, at = self._read_states(tokens, name.decode(*CODEC), at)
+        if known is None:
+            what = f"the type of variable {name.decode(*CODEC)!r}"
+            Tokens(source, data, at, []).fail(0, what)
+        if not name:
+            tokens.fail(1, "a variable; its name is empty")
+        if self.names.add_bytes(name) < len(self.sizes):
             tokens.fail(1, "a variable that is not declared yet")
-        self.variables.append(variable)
+        self.list_of.append(known[0])
+        self.sizes.append(known[1])
         return mark.end()
 
-    def _read_states(self, name: str, start: int) -> tuple[tuple[str, ...], int]:
+    def _read_states(self, variable: Tokens, name: str, start: int) -> tuple[tuple[int, int], int]:
         """The states of a variable from its ``type`` on, and the place after them."""
         data, source = self.data, self.source
         tokens = Tokens.first(data, source, start, 6)
@@ -140,60 +173,46 @@ class _Declared:
             tokens.fail(at, f"a number of states that {name!r} lists")
         tokens.expect(at + 1, b"]", b"{")
         count = int(digits)
-        self._make_room(count)
-        listed = names_of(data, source, first, last - 1, count, f"state names of {name!r}")
-        states = tuple(state.decode(*CODEC) for state in listed)
-        if len(states) <= 16 and len(self.shared) < _SHARED:
-            states = self.shared.setdefault(states, states)
+        text, hashes = bytearray(), array("q")
+        for state in names_of(data, source, first, last - 1, count, f"state names of {name!r}"):
+            text += state + b"\n"
+            hashes.append(hash(state))
+        states = bytes(memoryview(text)[:-1])
+        del text
+        repeated = _repeated(states, hashes)
+        if repeated is not None:
+            state = repeated.decode(*CODEC)
+            variable.fail(1, f"a variable; {name!r} has the state name {state!r} twice")
         mark = next_token(data, last)
-        return states, mark.end() if mark is not None and mark[0] == b";" else last
-
-    def _make_room(self, count: int) -> None:
-        self.states += count
-        most = max(_MOST_STATES, len(self.data) // _BYTES_PER_STATE)
-        if self.states > most:
-            raise BudgetError(
-                f"{self.source}: the names of {self.states:,} states take about "
-                f"{self.states * 130 / 1e6:.0f} MB; a BIF file of this length may have {most:,}. "
-                "Write it as a UAI file, where states have no names."
-            )
+        stop = mark.end() if mark is not None and mark[0] == b";" else last
+        return (self.lists.add(states), count), stop
 
 
-def _read_headers(data: Bytes, source: str, spans: "array[int]", names: Names) -> Headers:
+def _repeated(names: bytes, hashes: "array[int]") -> bytes | None:
+    """A name that stands twice among some, with newlines between them, or None."""
+    ranked = np.frombuffer(hashes, dtype=np.int64).copy()
+    ranked.sort()
+    again = frozenset(ranked[1:][ranked[1:] == ranked[:-1]].tolist())
+    met: set[bytes] = set()
+    for name in names.split(b"\n") if again else ():
+        if hash(name) in again:
+            if name in met:
+                return name
+            met.add(name)
+    return None
+
+
+def _read_headers(data: Bytes, source: str, spans: "array[int]", names: NumberedNames) -> Headers:
     """The scope of every variable's block, in the file's order."""
+    assert isinstance(names, Names)
     headers = Headers(array("q", [0]), array("i"), array("q"))
     defined = bytearray(len(names))
     for at in range(0, len(spans), 3):
         start, body, end = spans[at : at + 3]
-        tokens, place = Tokens(source, data, start, []), 1
-        words = enumerate(words_of(data, source, start, body))  # the last one is a brace
-        next(words)
-        if next(words)[1] != b"(":
-            tokens.fail(1, "'('")
-        scope: dict[int, None] = {}
-        for place, word in words:
-            if word in (b",", b"|"):
-                continue
-            if word in (b")", b"{"):
-                break
-            if word in PUNCTUATION:
-                tokens.fail(place, "the name of a variable")
-            number = names.find(unquoted(word).decode(*CODEC))
-            if number < 0:
-                tokens.fail(place, "a declared variable")
-            if number in scope:
-                tokens.fail(place, "a variable that its scope does not hold yet")
-            if not scope and defined[number]:
-                tokens.fail(place, "a variable that no probability block has defined yet")
-            scope[number] = None
-        following = next(words, None)
-        if following is None:
-            tokens.fail(place, "')'")
-        if not 1 <= len(scope) <= _MOST_SLOTS:
-            tokens.fail(2, f"a scope of 1 to {_MOST_SLOTS} variables (it has {len(scope)})")
-        if following[1] != b"{":
-            tokens.fail(following[0], "'{'")
-        defined[next(iter(scope))] = 1
+        scope = _plain_scope(data, start, body, names)
+        if not scope or defined[scope[0]]:
+            scope = _read_scope(data, source, start, body, names, defined)
+        defined[scope[0]] = 1
         headers.members.extend(scope)
         headers.starts.append(len(headers.members))
         headers.bodies.extend((body, end - 1))
@@ -203,11 +222,58 @@ def _read_headers(data: Bytes, source: str, spans: "array[int]", names: Names) -
     return headers
 
 
-def _refuse_cycles(source: str, headers: Headers, names: Names) -> None:
+def _plain_scope(data: Bytes, start: int, end: int, names: Names) -> list[int]:
+    """The variables of a header of the usual form; none for any other, and for a wrong one."""
+    match = PLAIN_HEADER.fullmatch(data, start, end)
+    if match is None:
+        return []
+    words = [match[1]] if match[2] is None else [match[1], *match[2].replace(b",", b" ").split()]
+    scope = list(map(names.find_bytes, words))
+    good = min(scope) >= 0 and len(scope) <= _MOST_SLOTS and len(set(scope)) == len(scope)
+    return scope if good else []
+
+
+def _read_scope(
+    data: Bytes, source: str, start: int, body: int, names: Names, defined: bytearray
+) -> list[int]:
+    tokens, place = Tokens(source, data, start, []), 1
+    words = enumerate(words_of(data, source, start, body))  # the last one is a brace
+    next(words)
+    if next(words)[1] != b"(":
+        tokens.fail(1, "'('")
+    scope: dict[int, None] = {}
+    for place, word in words:
+        if word in (b",", b"|"):
+            continue
+        if word in (b")", b"{"):
+            break
+        if word in PUNCTUATION:
+            tokens.fail(place, "the name of a variable")
+        number = names.find_bytes(unquoted(word))
+        if number < 0:
+            tokens.fail(place, "a declared variable")
+        if number in scope:
+            tokens.fail(place, "a variable that its scope does not hold yet")
+        if not scope and defined[number]:
+            tokens.fail(place, "a variable that no probability block has defined yet")
+        scope[number] = None
+    following = next(words, None)
+    if following is None:
+        tokens.fail(place, "')'")
+    if not 1 <= len(scope) <= _MOST_SLOTS:
+        tokens.fail(2, f"a scope of 1 to {_MOST_SLOTS} variables (it has {len(scope)})")
+    if following[1] != b"{":
+        tokens.fail(following[0], "'{'")
+    return list(scope)
+
+
+def _refuse_cycles(source: str, headers: Headers, names: NumberedNames) -> None:
     starts, members = np.frombuffer(headers.starts, np.int64), np.frombuffer(headers.members, "i")
     children = members[starts[:-1]]
     blocks = np.empty(len(children), dtype=np.int32)
     blocks[children] = np.arange(len(children))
+    if (blocks[members] <= np.repeat(np.arange(len(blocks)), np.diff(starts))).all():
+        return  # parents come first
     cycle = find_cycle((starts[:-1] + 1).data, starts[1:].data, blocks[members].data)
     if cycle is not None:
         shown = " - ".join(repr(names[int(children[block])]) for block in cycle[:8])

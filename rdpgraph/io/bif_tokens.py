@@ -9,9 +9,9 @@ from itertools import islice
 from typing import NoReturn
 
 from rdpgraph.io.text import Bytes, encoding_of, fail, shown
+from rdpgraph.model.names import CODEC
 
-CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
-PIECE = 1 << 16
+PIECE = 1 << 14
 """Bytes that are cut into tokens at once; a token may be longer."""
 
 # Comments count where a token may begin, so a name may hold slashes. No alternative can fail
@@ -36,6 +36,15 @@ _COMMENTS = (b"//", b"/*")
 PUNCTUATION = frozenset(bytes([mark]) for mark in b'{}()[]|,;"')
 _NO_NAMES = PUNCTUATION - {b","}
 _TOKENS_AT_ONCE = 1 << 11
+# What is usual, without quotes and comments; what does not match is read token by token.
+_NAME = rb'[^\s\x1c-\x1f{}()\[\]|,;"/]++'
+_NAMES = rb'[^\x1c-\x1f{}()\[\]|;"/]*+'
+PLAIN_VARIABLE = re.compile(
+    rb"variable\s++(%b)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
+    rb"(%b)\}\s*+;?\s*+\}\s*+" % (_NAME, _NAMES)
+)
+PLAIN_HEADER = re.compile(rb"probability\s*+\(\s*+(%b)\s*+(?:\|(%b))?\)\s*+\{" % (_NAME, _NAMES))
+_PLAIN_PROBABILITY = re.compile(rb'(probability\s*+\([^{}"/]*+\{)[^{}"/]*+\}\s*+')
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
 
 
@@ -221,7 +230,13 @@ def blocks_of(
         FileFormatError: another word, or a brace or semicolon that lacks.
     """
     at = 0
-    while (match := next_token(data, at)) is not None:
+    while True:
+        while plain := _PLAIN_PROBABILITY.match(data, at):
+            yield plain.start(), plain.end(1), data.rfind(b"}", plain.end(1), plain.end()) + 1
+            at = plain.end()
+        match = next_token(data, at)
+        if match is None:
+            return
         word, start, body = match[0], match.start(), match.end()
         if word == b"variable":
             at = read_variable(start)

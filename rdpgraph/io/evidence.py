@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.text import Bytes, PathLike, read_bytes
 from rdpgraph.io.tokens import Numbers
+from rdpgraph.model.names import Decimals
 
 LIMIT = 1 << 25
 """The most bytes of text by default, 32 MiB."""
-_PIECE = 1 << 15
+_PIECE = 1 << 13
 """Numbers that are turned at once."""
 _MOST = 2.0**53
 Array = NDArray[np.signedinteger[Any]]
@@ -28,23 +29,17 @@ class Row(Mapping[str, int]):
         pairs: (n, 2) variables, each once, and their states.
     """
 
-    __slots__ = ("_pairs", "_sorted")
+    __slots__ = ("_names", "_pairs")
 
     def __init__(self, pairs: Array) -> None:
         self._pairs = pairs
-        self._sorted: tuple[Array, Array] | None = None
+        self._names = Decimals(pairs[:, 0])
 
     def __getitem__(self, name: str) -> int:
-        if self._sorted is None:
-            order = self._pairs[:, 0].argsort()
-            self._sorted = self._pairs[order, 0], order
-        known, order = self._sorted
-        # A number may be written in several ways, but a variable has one name.
-        if isinstance(name, str) and name.isdecimal() and len(name) < 19:
-            at = int(np.searchsorted(known, int(name)))
-            if at < len(known) and str(known[at]) == name:
-                return int(self._pairs[order[at], 1])
-        raise KeyError(name)
+        place = self._names.find(name) if isinstance(name, str) else -1
+        if place < 0:
+            raise KeyError(name)
+        return int(self._pairs[place, 1])
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -110,18 +105,21 @@ def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Map
     count = listed.whole(0, "a number of observed variables, or of samples", listed.end - 1)
     if listed.end == 1 + 2 * count:
         return [_row(listed, 0)[0]]
-    starts, at = np.empty(count, dtype=listed.values.dtype), 1
-    for number in range(count):
-        starts[number] = at
-        at = _row(listed, at)[1]
+    starts, at = _starts(listed, count)
+    _check_rows(listed, starts, at)
+    if len(starts) < count:
+        _length(listed, at)
     if at < listed.end:
         expected = f"the end of the file after {count} samples, or {1 + 2 * count} tokens in all"
         listed.numbers.fail(at, expected)
     return Rows(listed, starts)
 
 
-def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> list[str]:
+def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> Sequence[str]:
     """The query variables of a marginal MAP file (``n v1 ... vn``), by name.
+
+    Returns:
+        Names as `read_uai` gives them, equal to a tuple. Memory is at most six times the text.
 
     Raises:
         FileFormatError: with the line and the token that do not fit.
@@ -129,19 +127,27 @@ def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> lis
     return parse_query(read_bytes(path, limit=limit, wait=wait), source=str(path))
 
 
-def parse_query(text: str | Bytes, *, source: str = "<text>") -> list[str]:
-    """The query variables of a marginal MAP file's text; see `read_query`."""
+def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
+    """The query variables of a marginal MAP file's text; see `read_query`.
+
+    Example:
+        >>> parse_query("2  3 0")
+        ('3', '0')
+    """
     listed = _Listed(text, source)
     count = listed.whole(0, "a number of query variables", max(listed.end - 1, 0))
-    names: dict[str, None] = {}
-    for at in range(1, 1 + count):
-        name = str(listed.whole(at, "a variable"))
-        if name in names:
-            listed.numbers.fail(at, "a variable that the query does not hold yet")
-        names[name] = None
+    variables = listed.values[1 : 1 + count]
+    ranked = np.sort(variables)
+    if (ranked[:1] < 0).any() or (ranked[1:] == ranked[:-1]).any():
+        known: set[int] = set()
+        for at, variable in enumerate(map(int, variables), 1):
+            listed.whole(at, "a variable")
+            if variable in known:
+                listed.numbers.fail(at, "a variable that the query does not hold yet")
+            known.add(variable)
     if listed.end > 1 + count:
         listed.numbers.fail(1 + count, f"the end of the file after {count} variables")
-    return list(names)
+    return Decimals(variables)
 
 
 class Rows(Sequence[Mapping[str, int]]):
@@ -194,11 +200,53 @@ class _Listed:
         return self.numbers.checked_whole(value, place, expected, most)
 
 
+def _starts(listed: _Listed, count: int) -> tuple[Array, int]:
+    """Where the rows begin, up to one whose length does not fit, and the place after them."""
+    starts, at, end = np.empty(count, dtype=listed.values.dtype), 1, listed.end
+    values, places = listed.values.data, starts.data
+    for number in range(count):
+        stop = at + 1 + 2 * values[at] if at < end else 0
+        if not at < stop <= end:
+            return starts[:number], at
+        places[number], at = at, stop
+    return starts, at
+
+
+def _check_rows(listed: _Listed, starts: Array, end: int) -> None:
+    """Raise an error about the first row that does not fit, several at a time."""
+    first, piece = 0, np.array(_PIECE, starts.dtype)
+    while first < len(starts):
+        last = int(np.searchsorted(starts, starts[first] + piece, side="right")) - 1
+        last = max(last, first + 1)
+        stop = int(starts[last]) if last < len(starts) else end
+        if not _fit(listed.values[starts[first] : stop], starts[first:last] - starts[first]):
+            for at in starts[first:last]:
+                _row(listed, int(at))
+        first = last
+
+
+def _fit(values: Array, starts: Array) -> bool:
+    """Whether rows hold whole numbers only, and no two states of a variable."""
+    lengths = np.diff(starts, append=len(values)) // 2
+    is_length = np.zeros(len(values), dtype=np.bool_)
+    is_length[starts] = True
+    variables, states = values[~is_length].reshape(-1, 2).T
+    rows = np.repeat(np.arange(len(starts)), lengths)
+    order = np.lexsort((states, variables, rows))
+    rows, variables, states = rows[order], variables[order], states[order]
+    same = (rows[1:] == rows[:-1]) & (variables[1:] == variables[:-1])
+    return bool((values >= 0).all()) and not (same & (states[1:] != states[:-1])).any()
+
+
+def _length(listed: _Listed, at: int) -> int:
+    """How many variables a row observes."""
+    left = (listed.end - at - 1) // 2
+    return listed.whole(at, "a number of observed variables", max(left, 0))
+
+
 def _row(listed: _Listed, at: int) -> tuple[Row, int]:
     """One ``n v1 s1 ... vn sn``, and the place after it."""
-    left = (listed.end - at - 1) // 2
-    count = listed.whole(at, "a number of observed variables", max(left, 0))
-    end = at + 1 + 2 * count
+    end = at + 1 + 2 * _length(listed, at)
     pairs = listed.values[at + 1 : end].reshape(-1, 2)
     if (pairs < 0).any():
         pair, is_state = divmod(int((pairs < 0).argmax()), 2)

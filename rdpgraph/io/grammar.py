@@ -14,10 +14,10 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError
-from rdpgraph.io.names import Names
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.text import Bytes, PathLike, encoding_of, fail, read_bytes, shown
 from rdpgraph.io.tokens import is_number
+from rdpgraph.model.names import Names
 from rdpgraph.model.semiring import soft_scatter
 
 _TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")

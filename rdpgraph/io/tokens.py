@@ -12,7 +12,7 @@ from rdpgraph.io.text import Bytes, fail, shown
 
 Array = NDArray[np.float64]
 
-_PIECE = 1 << 16
+_PIECE = 1 << 14
 """Bytes that are cut into tokens at once; a token, or a line with a comment, may be longer."""
 _MOST_OF_A_TOKEN = 1 << 20
 _COMMENT = re.compile(rb"#[^\n]*|//[^\n]*|^[ \t]*c(?:[ \t\r][^\n]*)?$", re.MULTILINE)

@@ -19,10 +19,11 @@ from rdpgraph.io.text import (
 )
 from rdpgraph.io.uai_content import Content, read_content
 from rdpgraph.model.block import Block
+from rdpgraph.model.compact import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.names import Decimals
 from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
 
 
 def read_uai(
@@ -31,7 +32,7 @@ def read_uai(
     """The model of a UAI file, plain or gzipped; its variables are named "0", "1", ....
 
     Factors of like shape become one block, constants one. Time is linear in the bytes; memory is
-    at most six times the text, and 300 bytes for each of the first million variables.
+    at most six times the text, beyond 1 MB.
 
     Args:
         path: a file that begins with ``MARKOV`` or ``BAYES``; both hold tables of values >= 0,
@@ -42,7 +43,7 @@ def read_uai(
 
     Raises:
         FileFormatError: with the line and the token that do not fit.
-        BudgetError: more than a million variables, in less than 50 bytes of text each.
+        BudgetError: factors of more than 16,384 shapes, in less than 700 bytes of text each.
     """
     return parse_uai(read_bytes(path, limit=limit, wait=wait), source=str(path), dtype=dtype)
 
@@ -105,9 +106,7 @@ def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV
 
 def _graph(content: Content, source: str, dtype: torch.dtype) -> FactorGraph:
     """The graph; its tables lie in the one array that was read."""
-    domain = Domain(
-        tuple(Variable(str(number), size) for number, size in enumerate(content.sizes.tolist()))
-    )
+    domain = Domain(CompactVariables(Decimals(range(len(content.sizes))), content.sizes).made())
     blocks: list[Block] = []
     start = declared = 0
     for group in content.groups:

@@ -17,9 +17,9 @@ _KINDS = ("MARKOV", "BAYES")
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
 _ARITIES = {float(arity): arity for arity in range(_MOST_SLOTS + 1)}
 _MOST_UNSUPPORTED_STATES = 1 << 20  # of a variable whose states no table lists
-_MOST_VARIABLES = 1 << 20
-_BYTES_PER_VARIABLE = 50  # of text, beyond that many: an object of 300 bytes is six times as much
-_ROWS = 1 << 16
+_MOST_SHAPES = 1 << 14
+_BYTES_PER_SHAPE = 700  # of text, beyond that many: a block of factors takes six times as much
+_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,33 +45,31 @@ def read_content(data: Bytes, source: str, dtype: torch.dtype) -> Content:
 
     Raises:
         FileFormatError: with the line and the token that do not fit.
-        BudgetError: more than a million variables, in less than 50 bytes of text each.
+        BudgetError: factors of more than 16,384 shapes, in less than 700 bytes of text each.
     """
-    most = max(_MOST_VARIABLES, len(data) // _BYTES_PER_VARIABLE)
+    most_shapes = max(_MOST_SHAPES, len(data) // _BYTES_PER_SHAPE)
     numbers = Numbers(data, source, kinds=_KINDS)
     del data
-    sizes = _read_sizes(numbers, most)
+    sizes = _read_sizes(numbers)
     arities, members = _read_scopes(numbers, len(sizes))
-    groups = _by_shape(numbers, sizes, arities, members)
+    groups = _by_shape(numbers, sizes, arities, members, most_shapes)
     del members
     return Content(sizes, groups, _read_tables(numbers, groups, dtype))
 
 
-def _read_sizes(numbers: Numbers, most_variables: int) -> NDArray[np.int64]:
+def _read_sizes(numbers: Numbers) -> NDArray[np.int64]:
     count = numbers.whole("a number of variables", max(numbers.total - 1, 0))
-    if count > most_variables:
-        raise BudgetError(
-            f"{numbers.source}: {count:,} variables take about {count * 300 / 1e9:.1f} GB; a file "
-            f"of this length may have {most_variables:,}."
-        )
-    place = numbers.place
-    sizes = numbers.take(count)
+    sizes = np.empty(min(count, numbers.total - numbers.place), dtype=np.int64)
     most = max(numbers.total, _MOST_UNSUPPORTED_STATES)
-    numbers.check((sizes >= 1) & (sizes % 1 == 0), place, "a number of states >= 1")
-    numbers.check(sizes <= most, place, f"at most {most} states in a file of this length")
+    for at in range(0, len(sizes), _ROWS):
+        place = numbers.place
+        piece = numbers.take(min(_ROWS, len(sizes) - at))
+        numbers.check((piece >= 1) & (piece % 1 == 0), place, "a number of states >= 1")
+        numbers.check(piece <= most, place, f"at most {most} states in a file of this length")
+        sizes[at : at + len(piece)] = piece
     if len(sizes) < count:
         numbers.fail(numbers.total, "a number of states")
-    return sizes.astype(np.int64)
+    return sizes
 
 
 def _read_scopes(numbers: Numbers, variables: int) -> tuple[NDArray[np.int8], NDArray[np.int32]]:
@@ -115,10 +113,11 @@ def _by_shape(
     sizes: NDArray[np.int64],
     arities: NDArray[np.int8],
     members: NDArray[np.int32],
+    most_shapes: int,
 ) -> list[Alike]:
     """The factors of like shape, by arity and size; no scope holds a variable twice."""
     groups: list[Alike] = []
-    distinct, kinds = np.unique(sizes, return_inverse=True)
+    distinct = _distinct(sizes)
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
@@ -129,29 +128,43 @@ def _by_shape(
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
             if repeats.any():
                 _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
-        for part in _alike(scopes, kinds.astype(np.int32), len(distinct)):
+        parts = _alike(scopes, sizes, distinct)
+        if len(groups) + len(parts) > most_shapes:
+            raise BudgetError(
+                f"{numbers.source}: the factors have more than {most_shapes:,} different shapes, "
+                "of about 4 kB each; a file of this length may have no more."
+            )
+        for part in parts:
             shape = tuple(sizes[scopes[part][0]].tolist())
             groups.append(Alike(scopes[part], rows[part], shape))
     return groups
 
 
+def _distinct(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The different sizes, in order."""
+    parts = [np.unique(sizes[at : at + _ROWS]) for at in range(0, len(sizes), _ROWS)]
+    return np.unique(np.concatenate([*parts, sizes[:0]]))
+
+
 def _alike(
-    scopes: NDArray[np.int32], kinds: NDArray[np.int32], count: int
-) -> list[NDArray[np.int64] | slice]:
-    """The rows of scopes of one arity whose variables are of like kinds, slot by slot."""
+    scopes: NDArray[np.int32], sizes: NDArray[np.int64], distinct: NDArray[np.int64]
+) -> list[NDArray[np.int64]] | list[slice]:
+    """The rows of scopes of one arity whose variables have like sizes, slot by slot."""
     codes = np.zeros(len(scopes), dtype=np.int64)
-    most = 1
+    most, count = 1, len(distinct)
     for column in range(scopes.shape[1] if count > 1 else 0):
         if most > 2**62 // count:  # again from 0, as many as there are
             codes = np.unique(codes, return_inverse=True)[1].ravel()
             most = int(codes.max()) + 1
-        codes *= count
-        codes += kinds[scopes[:, column]]
+        for at in range(0, len(scopes), _ROWS):
+            piece = codes[at : at + _ROWS]
+            piece *= count
+            piece += np.searchsorted(distinct, sizes[scopes[at : at + _ROWS, column]])
         most *= count
     if (codes == codes[0]).all():
         return [slice(None)]
     order = np.argsort(codes, kind="stable")
-    return list(np.split(order, np.flatnonzero(np.diff(codes[order])) + 1))
+    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
 
 
 def _fail_at_repeat(

@@ -9,6 +9,8 @@ from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.variable import VariableArray
 
+_SHOWN = 6
+
 
 def described(
     domain: Domain, blocks: Sequence[Block], observed: Tensor | None, batch_shape: tuple[int, ...]
@@ -18,12 +20,14 @@ def described(
     lines = [f"FactorGraph of {domain.count:,} variables and {factors:,} factors"]
     if batch_shape:
         lines[0] += f", batch {batch_shape}"
-    lines.append(f"  variables: {_some([_described(entry) for entry in domain.entries])}")
+    lines.append(
+        f"  variables: {_some(list(map(_described, domain.entries[:_SHOWN])), len(domain.entries))}"
+    )
     kinds = [
         f"{b.count:,} of shape {b.sizes}{' (one table)' if b.shared and b.count > 1 else ''}"
         for b in blocks
     ]
-    lines.append(f"  factors: {_some(kinds)}")
+    lines.append(f"  factors: {_some(kinds[:_SHOWN], len(kinds))}")
     if observed is not None:
         seen = (observed != MISSING).reshape(-1, domain.count).any(0)
         lines.append(f"  observed: {int(seen.sum()):,} variables")
@@ -38,6 +42,7 @@ def _described(entry: Entry) -> str:
     return f"{entry.name} ({entry.size} states)"
 
 
-def _some(parts: Sequence[str], most: int = 6) -> str:
-    shown = "; ".join(parts[:most]) or "none"
-    return shown if len(parts) <= most else f"{shown}; and {len(parts) - most:,} more"
+def _some(shown: Sequence[str], count: int) -> str:
+    """The first parts of several, and how many more there are."""
+    listed = "; ".join(shown) or "none"
+    return listed if count == len(shown) else f"{listed}; and {count - len(shown):,} more"

@@ -4,8 +4,9 @@ import difflib
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter, ge
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
+from rdpgraph.model.compact import CompactVariables
 from rdpgraph.model.variable import Variable, VariableArray
 
 Entry: TypeAlias = Variable | VariableArray
@@ -31,7 +33,7 @@ class Domain:
         entries: single variables and whole arrays, in order of declaration.
     """
 
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
 
     @staticmethod
     def of(items: Iterable[Entry]) -> "Domain":
@@ -59,13 +61,17 @@ class Domain:
         return Domain(tuple(entries.values()))
 
     @cached_property
-    def by_name(self) -> dict[str, int]:
+    def by_name(self) -> Mapping[str, int]:
         """The place of each entry."""
+        if isinstance(self.entries, CompactVariables):
+            return self.entries.numbers
         return {entry.name: place for place, entry in enumerate(self.entries)}
 
     @cached_property
-    def starts(self) -> tuple[int, ...]:
+    def starts(self) -> Sequence[int]:
         """The number of each entry's first variable, and at the end their count."""
+        if isinstance(self.entries, CompactVariables):
+            return range(len(self.entries) + 1)
         starts = [0]
         for entry in self.entries:
             starts.append(starts[-1] + math.prod(entry.shape))
@@ -79,6 +85,8 @@ class Domain:
     @cached_property
     def sizes(self) -> Tensor:
         """(V,) int64: the number of states of each variable."""
+        if isinstance(self.entries, CompactVariables):
+            return torch.from_numpy(self.entries.sizes)
         counts = torch.tensor([math.prod(entry.shape) for entry in self.entries], dtype=torch.long)
         sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long)
         with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
@@ -87,6 +95,8 @@ class Domain:
     @cached_property
     def total_states(self) -> int:
         """The summed numbers of states of all variables."""
+        if isinstance(self.entries, CompactVariables):
+            return int(self.entries.sizes.sum())
         return sum(math.prod(entry.shape) * entry.size for entry in self.entries)
 
     @property
@@ -220,12 +230,12 @@ class Domain:
         return member
 
     def _unknown(self, name: str) -> str:
-        names = list(self.by_name)
-        close = difflib.get_close_matches(name, names[:20000], n=3)
+        names, count = list(islice(self.by_name, 20000)), len(self.entries)
+        close = difflib.get_close_matches(name, names, n=3)
         shown = close or names[:5]
         hint = "did you mean" if close else "it has"
         listed = ", ".join(repr(known) for known in shown) or "no variables"
-        more = "" if close or len(names) <= 5 else f", ... ({len(names)} in all)"
+        more = "" if close or count <= 5 else f", ... ({count} in all)"
         return f"Variable {name!r} is not in this graph; {hint} {listed}{more}."
 
 

@@ -1,7 +1,7 @@
 """The factor graph: what a user declares, and every engine reads."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -127,8 +127,11 @@ class FactorGraph:
         return cls(network_factors(items, tolerance), [child for child, _, _ in items])
 
     @property
-    def variables(self) -> tuple[Entry, ...]:
-        """The variables and arrays, in order of declaration."""
+    def variables(self) -> Sequence[Entry]:
+        """The variables and arrays, in order of declaration; equal to a tuple of them.
+
+        A tuple, unless a file has many, whose objects are then made when they are asked for.
+        """
         return self.domain.entries
 
     def __contains__(self, item: object) -> bool:

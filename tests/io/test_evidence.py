@@ -1,5 +1,7 @@
 """Evidence and queries in both dialects."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given
@@ -83,10 +85,31 @@ def test_refused(text, fragments):
     refused(lambda: parse_evidence(text, source="m.evid"), "m.evid: ", *fragments)
 
 
+def test_many_rows_are_those_that_are_read_alone():
+    """More than are checked at once, of lengths from nothing to most of a piece."""
+    generator = random.Random(0)
+    rows = [{str(n): n % 3 for n in range(generator.randrange(20))} for _ in range(3_000)]
+    rows[1234] = {str(n): 1 for n in range(40_000)}
+    lines = [" ".join([str(len(row)), *(f"{n} {s}" for n, s in row.items())]) for row in rows]
+    lines[7] = "3 5 1 4 0 5 1"  # says one thing twice
+    rows[7] = {"4": 0, "5": 1}
+    assert parse_evidence(f"{len(rows)}\n" + "\n".join(lines)) == rows
+    for wrong, line, fragments in (
+        ("2 5 1 5 0", 2500, ("the state 1 that variable 5 has already", "'0'")),
+        ("1 5 x", 1, ("a finite number", "'x'")),
+        ("1 -5 1", 1234, ("a variable", "'-5'")),
+        ("1 5 0.5", 2999, ("a state of variable 5", "'0.5'")),
+        ("-1", 2998, ("a number of observed variables", "'-1'")),
+    ):
+        others = [*lines[:line], wrong, *lines[line + 1 :]]
+        text = f"{len(rows)}\n" + "\n".join(others)
+        refused(lambda text=text: parse_evidence(text), f"line {line + 2}, ", *fragments)
+
+
 def test_queries(tmp_path):
     (tmp_path / "m.map").write_text("3 4 0 2\n")
-    assert read_query(tmp_path / "m.map") == ["4", "0", "2"]
-    assert parse_query("0") == []
+    assert read_query(tmp_path / "m.map") == ("4", "0", "2")
+    assert parse_query("0") == ()
     for text in ("", "2 1", "1 1 2", "2 1 1", "1 -1", "99999999999999"):
         refused(lambda text=text: parse_query(text))
 

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from rdpgraph.io.names import Names
+from rdpgraph.model.names import Names
 
 
 def test_names_are_those_of_a_dictionary():
