@@ -13,46 +13,17 @@ from rdpgraph.estimate.pruning import run as runs
 from rdpgraph.estimate.pruning.averages import Averages, student
 from rdpgraph.pruning import Alternating, Given, LikelyBy, Selected, masks_of, sweeps_of
 from rdpgraph.testing import check_masks
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def bitext(p=4, q=4, *batch):
-    return rg.Bitext.words(
-        1.5 * draw(*batch, p, q), draw(*batch, p, seed=1), draw(*batch, q, seed=2), inverted=-0.5
-    )
-
-
-def hypertree(words=6, states=2, *batch):
-    return rg.Hypertree(
-        draw(*batch, words, words, states), rg.trees.DenseRules(draw(states, states, states))
-    )
-
-
-def chain(steps=5, states=3, *batch):
-    return rg.Chain(draw(*batch, steps, states), draw(states, states, seed=1))
-
-
-def mixed(p=3, q=4, *batch):
-    return rg.MixedBitext.words(
-        1.5 * draw(*batch, p, q), draw(*batch, p, seed=1), draw(*batch, q, seed=2)
-    )
-
-
-def segments(steps=5, states=3, *batch):
-    return rg.SemiMarkov(draw(*batch, steps, 3, states), draw(states, states, seed=1))
-
-
-def pruned(model, sweeps, seed=0, **options):
-    estimator = rg.RandomizedPruning(sweeps, **options)
-    return rg.infer(model, estimator=estimator, generator=seeded(seed))
+from tests.estimate.pruning_models import (
+    bitext,
+    chain,
+    draw,
+    graph,
+    hypertree,
+    mixed,
+    pruned,
+    seeded,
+    segments,
+)
 
 
 @pytest.mark.parametrize("model", [bitext(), mixed(), hypertree(), chain(), segments()])
@@ -71,44 +42,6 @@ def test_all_selected_is_gibbs_sampling_of_the_rest():
     assert_close(sweeps_of(posterior).answers, torch.where(shapes[0], 1.0, 0.0).double())
     of_shape = model.masked(shapes[0])
     assert_close(posterior.marginals(), of_shape.marginals())
-
-
-def copies(model, count):
-    """As many runs at once, for items have chains of their own."""
-    return model.with_unary(model.unary.expand(count, *model.unary.shape))
-
-
-@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 1), chain(), segments(5, 2)])
-def test_squared_errors_fall_as_one_over_the_sweeps(model):
-    runs, exact, generator = copies(model, 48), model.marginals(), seeded()
-    errors, posterior = [], None
-    for sweeps in (16, 112):
-        estimator = rg.RandomizedPruning(
-            sweeps, warm_up=16, selected=Alternating(share=1 / 3), resume=posterior
-        )
-        posterior = rg.infer(runs, estimator=estimator, generator=generator)
-        errors.append(float((posterior.marginals() - exact).square().sum()))
-    slope = math.log(errors[1] / errors[0]) / math.log(8)
-    assert -1.2 < slope < -0.8
-
-
-def test_intervals_cover_the_exact_expectations_as_often_as_they_say():
-    model = chain(4, 2)
-    runs = copies(model, 500)
-    posterior = pruned(runs, 300, selected=Alternating(share=1 / 3))
-    low, high = sweeps_of(posterior).interval(0.9)
-    covered = ((low <= model.marginals()) & (model.marginals() <= high)).double().mean(0)
-    assert 0.85 <= float(covered.mean()) <= 0.95
-
-
-@pytest.mark.parametrize("sweeps", [1, 4, 16, 64])
-def test_soft_counts_beat_hard_ones(sweeps):
-    model = copies(bitext(3, 3), 48)
-    exact = model.pair_marginals()
-    posterior = pruned(model, sweeps)
-    pairs = (posterior.sample(sweeps) > 0).diagonal(1, -4, -3).diagonal(1, -3, -2)
-    hard = pairs.double().mean(0)
-    assert (sweeps_of(posterior).answers - exact).square().sum() < (hard - exact).square().sum()
 
 
 def test_rules_in_a_list_are_those_of_a_table():
@@ -244,6 +177,37 @@ def test_masks_leave_less_to_do():
     held = none.clone()
     held[0, range(0, 6, 2), range(0, 6, 2)] = True
     assert masks.masked(held, none).work < masks.masked(none, none).work / 5
+
+
+def test_chains_of_which_the_same_is_left_share_a_graph():
+    masks = masks_of(graph(), rg.infer)
+    required = torch.tensor([[True, False, False, False], [False, False, True, False]])[
+        [0, 1, 0, 0, 1]
+    ]
+    # That a variable of two states is not in one of them is that it is in the other.
+    forbidden = torch.zeros_like(required)
+    required[3], forbidden[3] = False, torch.tensor([False, True, False, False])
+    masked = masks.masked(required, forbidden)
+    assert len(masked.graphs) == 2
+    for chain_ in range(5):
+        one = masks.masked(required[chain_, None], forbidden[chain_, None])
+        assert_close(masked.expected().answers[chain_, None], one.expected().answers)
+        assert_close(masked.log_partition[chain_, None], one.log_partition)
+    drawn = masked.draw(seeded()).answers
+    assert bool((drawn | ~required).all())
+    assert drawn.sum(1).tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("kind", [rg.Bitext, rg.MixedBitext])
+def test_a_start_takes_no_word_twice(kind):
+    # Sentences in which words come again: all links of these are as good.
+    same = torch.tensor([0, 1, 2, 0, 1])
+    scores = torch.where(same.unsqueeze(1) == same, 4.0, 0.0).double()
+    model = kind.words(scores, torch.zeros(5).double(), torch.zeros(5).double())
+    masks = masks_of(model, rg.infer)
+    guess = masks.guess(masks.open())
+    assert int(guess.sum()) > 1
+    assert int(guess.sum(0).max()) == int(guess.sum(1).max()) == 1
 
 
 def test_there_is_no_z():

@@ -1,16 +1,17 @@
 """Randomized pruning of word alignments: figure 4 of the paper, on English and German captions.
 
     python examples/paper/pruning/bitext.py FOLDER [--mixed] [--pairs 200] [--least 1] [--most 130]
-        [--train 10000] [--long 1493] [--square 30] [--output FOLDER] [--small]
+        [--train 10000] [--aligner 500] [--long 1493] [--square 30] [--output FOLDER] [--small]
 
 FOLDER holds multi30k. Model 1 is trained on all pairs by EM; its tables are the word scores of a
 `Bitext`, of two parts, or with --mixed of a `MixedBitext`, the paper's grammar; its links in both
-directions are the likely questions. Prints, and draws as ``bitext.png`` or ``mixed.png``, (a, b)
-the seconds of the full recursion and of a sweep by the product of the lengths, (c) the bias in half
-of the exact time, and (d) bias against time, beside tic-tac-toe pruning and one mask by Model 1, of
-pairs whose product of lengths is in a range; with --long the time of a sweep over that many pairs
-of a product below 1,000, and with --square the times of both on a pair of that many words each.
-Seconds of one processor.
+directions are the likely questions. With --aligner what prunes, links and merits, is made of
+another Model 1, trained on the first so many pairs. Prints, and draws as ``bitext.png`` or
+``mixed.png``, (a, b) the seconds of the full recursion and of a sweep by the product of the
+lengths, (c) the bias in half of the exact time, and (d) bias against time, beside tic-tac-toe
+pruning and one mask by Model 1, of pairs whose product of lengths is in a range; with --long the
+time of a sweep over that many pairs of a product below 1,000, and with --square the times of both
+on a pair of that many words each. Seconds of one processor.
 
 What has been found of each pair is kept in the output folder, and a run goes on from there.
 
@@ -51,6 +52,7 @@ class Case:
     Attributes:
         pair: the words.
         model: its bitext.
+        aligner: what prunes.
         exact: the expectations.
         seconds: of the recursion on lists without a mask; of a `Bitext` that is quicker than its
             marginals by size.
@@ -58,6 +60,7 @@ class Case:
 
     pair: Pair
     model: Model
+    aligner: Lexicon
     exact: Tensor
     seconds: float
 
@@ -84,21 +87,19 @@ def unmasked(masks: Masks, required: Tensor | None = None) -> Tensor:
     return statistics(expected.answers[0], {"orders": expected.counts["orders"][0]})
 
 
-def case_of(lexicon: Lexicon, pair: Pair, *, mixed: bool) -> Case:
+def case_of(lexicon: Lexicon, aligner: Lexicon, pair: Pair, *, mixed: bool) -> Case:
     model = model_of(lexicon, pair, mixed=mixed)
     exact, seconds = timed(lambda: unmasked(masks_of(model, rg.infer)))
-    return Case(pair, model, exact, seconds)
+    return Case(pair, model, aligner, exact, seconds)
 
 
-def curve(
-    lexicon: Lexicon, case: Case, seed: int, stops: tuple[int, ...]
-) -> list[tuple[float, float, float]]:
+def curve(case: Case, seed: int, stops: tuple[int, ...]) -> list[tuple[float, float, float]]:
     """Sweeps, seconds and bias of randomized pruning, at several stops of one run."""
     generator = torch.Generator().manual_seed(seed)
     points, posterior, done, spent = [], None, 0, 0.0
     for stop in stops:
         estimator = rg.RandomizedPruning(
-            stop - done, chains=CHAINS, warm_up=0, likely=Given(lexicon.links(case.pair)),
+            stop - done, chains=CHAINS, warm_up=0, likely=Given(case.aligner.links(case.pair)),
             resume=posterior,
         )  # fmt: skip
         posterior, seconds = timed(
@@ -115,10 +116,10 @@ def distance(found: Tensor, case: Case) -> float:
     return float((found - case.exact).square().sum())
 
 
-def tictactoe(lexicon: Lexicon, case: Case, threshold: float) -> Tensor:
+def tictactoe(case: Case, threshold: float) -> Tensor:
     """The expectations within one mask of bispans."""
     model = case.model
-    mask = allowed(merits(*lexicon.tables(case.pair)), threshold)
+    mask = allowed(merits(*case.aligner.tables(case.pair)), threshold)
     if isinstance(model, rg.MixedBitext):
         narrow = model.with_unary(torch.where(mask.unsqueeze(-1), model.unary, -torch.inf))
     else:
@@ -128,22 +129,19 @@ def tictactoe(lexicon: Lexicon, case: Case, threshold: float) -> Tensor:
     return unmasked(masks_of(narrow, rg.infer))
 
 
-def one_mask(lexicon: Lexicon, case: Case, certain: float) -> Tensor:
+def one_mask(case: Case, certain: float) -> Tensor:
     """The expectations where pairs of words that Model 1 is sure of are required."""
-    return unmasked(masks_of(case.model, rg.infer), lexicon.posteriors(case.pair) > certain)
+    return unmasked(masks_of(case.model, rg.infer), case.aligner.posteriors(case.pair) > certain)
 
 
-def record(lexicon: Lexicon, pair: Pair, seed: int, *, mixed: bool, small: bool) -> Record:
-    case = case_of(lexicon, pair, mixed=mixed)
-    stops = STOPS[:2] if small else STOPS
+def record(case: Case, seed: int, *, small: bool) -> Record:
+    pair, stops = case.pair, STOPS[:2] if small else STOPS
     masks: dict[str, list[list[Any]]] = {}
     for name, run, settings in (("tic-tac-toe", tictactoe, TIGHT), ("one mask", one_mask, CERTAIN)):
         for setting in settings:
-            found, seconds = timed(partial(run, lexicon, case, setting))
+            found, seconds = timed(partial(run, case, setting))
             masks.setdefault(name, []).append([f"{setting:g}", seconds, distance(found, case)])
-    return Record(
-        len(pair[0]) * len(pair[1]), case.seconds, curve(lexicon, case, seed, stops), masks
-    )
+    return Record(len(pair[0]) * len(pair[1]), case.seconds, curve(case, seed, stops), masks)
 
 
 def pass_over(lexicon: Lexicon, pairs: list[Pair], seed: int, *, mixed: bool) -> None:
@@ -188,6 +186,7 @@ def main() -> None:
     asked.add_argument("--most", type=int, default=130)
     asked.add_argument("--square", type=int, default=0)
     asked.add_argument("--train", type=int, help="the first so many pairs; default: all")
+    asked.add_argument("--aligner", type=int, help="what prunes is trained on; default: all pairs")
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--output", type=Path, default=Path("build/pruning"))
     given = asked.parse_args()
@@ -195,16 +194,19 @@ def main() -> None:
     pairs = read_pairs(given.folder, most=given.train)
     lexicon, seconds = timed(lambda: Lexicon.trained(pairs))
     print(f"Model 1, both ways, on {len(pairs):,} pairs: {seconds:.0f} s", flush=True)
+    aligner = Lexicon.trained(pairs, first=given.aligner) if given.aligner else lexicon
     random.Random(given.seed).shuffle(pairs)
     count = min(given.pairs, 4) if given.small else given.pairs
     if count:
         chosen = [p for p in pairs if given.least <= len(p[0]) * len(p[1]) <= given.most][:count]
         name = "mixed" if given.mixed else "bitext"
+        name += f"-{given.aligner}" if given.aligner else ""
         settings = f"{len(pairs)}-{given.least}-{given.most}-{given.seed}"
         store = given.output / f"{name}-{settings}.jsonl"
 
         def made(number: int) -> Record:
-            return record(lexicon, chosen[number], number, mixed=given.mixed, small=given.small)
+            case = case_of(lexicon, aligner, chosen[number], mixed=given.mixed)
+            return record(case, number, small=given.small)
 
         found = kept(store, len(chosen), made)
         report(found, given.output / f"{name}.png", chains=CHAINS)

@@ -41,9 +41,9 @@ class Model1:
     width: int
 
     @classmethod
-    def trained(cls, pairs: list[Pair], *, iterations: int = 5) -> "Model1":
+    def trained(cls, pairs: list[Pair], *, iterations: int = 5, width: int = 0) -> "Model1":
         """By EM: each target word comes from one source word, or from null."""
-        width = 1 + max(max(target) for _, target in pairs)
+        width = max(width, 1 + max(max(target) for _, target in pairs))
         keys, groups, group = [], [], 0
         for source, target in pairs:
             source_words = torch.tensor([0, *source])
@@ -85,13 +85,18 @@ class Lexicon:
     backward: Model1
 
     @classmethod
-    def trained(cls, pairs: list[Pair], *, iterations: int = 5) -> "Lexicon":
-        """From sentence pairs."""
+    def trained(
+        cls, pairs: list[Pair], *, iterations: int = 5, first: int | None = None
+    ) -> "Lexicon":
+        """From sentence pairs, or the first of them; the others have words of theirs too."""
         turned = [(target, source) for source, target in pairs]
-        return cls(
-            Model1.trained(pairs, iterations=iterations),
-            Model1.trained(turned, iterations=iterations),
-        )
+        ways = [
+            Model1.trained(
+                own[:first], iterations=iterations, width=1 + max(max(words) for _, words in own)
+            )
+            for own in (pairs, turned)
+        ]
+        return cls(ways[0], ways[1])
 
     def tables(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """(p + 1, q) and (p, q + 1): null first, by either side."""

@@ -101,17 +101,19 @@ class GraphMasks(Masks):
         return (place == first[self.variable]) & likely
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedGraphs":
-        """A graph for each chain."""
-        return MaskedGraphs([self._one(*pair) for pair in zip(required, forbidden, strict=True)])
-
-    def _one(self, required: Tensor, forbidden: Tensor) -> "MaskedGraph":
-        domain = self.model.domain
+        """A graph for each chain; chains of which the same states are left share one."""
+        domain, known = self.model.domain, self.observed[self.variable]
         # A variable is in one state: of two that are required none is left.
-        held = torch.bincount(self.variable[required], minlength=domain.count)[self.variable]
+        held = torch.zeros(len(required), domain.count, dtype=torch.long)
+        held = held.index_add_(1, self.variable, required.long())[:, self.variable]
         keep = ~forbidden & ((held == 0) | (required & (held == 1)))
-        known = self.observed[self.variable]
-        own = torch.arange(len(keep)) - self.starts[self.variable]
-        keep &= (known == MISSING) | (known == own)
+        keep &= (known == MISSING) | (known == self.numbers[1])
+        distinct, place = keep.unique(dim=0, return_inverse=True)
+        return MaskedGraphs([self._one(own) for own in distinct], place)
+
+    def _one(self, keep: Tensor) -> "MaskedGraph":
+        """The graph of some states (states,)."""
+        domain, own = self.model.domain, self.numbers[1]
         count = torch.zeros(domain.count, dtype=torch.long).index_add_(
             0, self.variable, keep.long()
         )
@@ -174,16 +176,18 @@ class MaskedGraph:
         score = float(self.answer.log_partition) - float(self.answer.entropy())
         return whole, score
 
-    def draw(self, generator: torch.Generator | None) -> Tensor:
-        """(states,) bool: the states that the variables are in."""
+    def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, states) bool: the states that the variables are in."""
         domain = self.masks.model.domain
         if not self.log_partition > -math.inf:
             raise ImpossibleEvidenceError(NOTHING)
-        whole = torch.zeros(domain.total_states, dtype=torch.bool)
-        drawn = self.answer.sample(1, generator=generator)
+        whole = torch.zeros(count, domain.total_states, dtype=torch.bool)
+        drawn = self.answer.sample(count, generator=generator)
         for entry, states in self.supports.items():
-            state = states.gather(-1, drawn[entry.name][0].cpu().unsqueeze(-1)).squeeze(-1)
-            whole[self.masks.starts[domain.numbers(entry)] + state] = True
+            slots = drawn[entry.name].cpu().unsqueeze(-1)
+            state = states.expand(count, *states.shape).gather(-1, slots).squeeze(-1)
+            places = self.masks.starts[domain.numbers(entry)] + state
+            whole.scatter_(1, places.reshape(count, -1), value=True)
         return whole
 
 
@@ -192,30 +196,36 @@ class MaskedGraphs(Masked):
     """A graph within the mask of each chain.
 
     Attributes:
-        chains: one for each.
+        graphs: those that differ.
+        place: (chains,) which of them each chain has.
     """
 
-    chains: list[MaskedGraph]
+    graphs: list[MaskedGraph]
+    place: Tensor
 
     @property
     def log_partition(self) -> Tensor:
         """(chains,) nats."""
-        return torch.tensor([one.log_partition for one in self.chains], dtype=torch.float64)
+        each = torch.tensor([one.log_partition for one in self.graphs], dtype=torch.float64)
+        return each[self.place]
 
     @property
     def work(self) -> int:
-        """The states kept."""
-        return sum(own.numel() for one in self.chains for own in one.supports.values())
+        """The states kept, of the graphs that differ."""
+        return sum(own.numel() for one in self.graphs for own in one.supports.values())
 
     def expected(self) -> Expected:
         """By the posteriors."""
-        both = [one.expected() for one in self.chains]
-        answers = torch.stack([own for own, _ in both])
-        score = torch.tensor([score for _, score in both], dtype=torch.float64)
+        both = [one.expected() for one in self.graphs]
+        answers = torch.stack([own for own, _ in both])[self.place]
+        score = torch.tensor([score for _, score in both], dtype=torch.float64)[self.place]
         places = answers.flatten().nonzero().squeeze(1)
         return Expected(answers, score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """By the posteriors."""
-        answers = torch.stack([one.draw(generator) for one in self.chains])
+        answers = torch.zeros(len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool)
+        for number, one in enumerate(self.graphs):
+            own = (self.place == number).nonzero().squeeze(1)
+            answers[own] = one.draw(len(own), generator)
         return Draw(answers, answers.flatten().nonzero().squeeze(1))

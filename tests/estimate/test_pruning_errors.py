@@ -1,0 +1,98 @@
+"""The errors of randomized pruning: how they fall, what they say of themselves, soft and hard."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.pruning import Alternating, masks_of, sweeps_of
+from tests.estimate.pruning_models import (
+    bitext,
+    chain,
+    draw,
+    graph,
+    hypertree,
+    mixed,
+    pruned,
+    seeded,
+    segments,
+)
+
+
+def exact_answers(model):
+    """(Q,) those to the open questions, and which of all these are."""
+    masks = masks_of(model, rg.infer)
+    none = torch.zeros(1, *masks.questions, dtype=torch.bool)
+    asked = masks.open().flatten()
+    return masks.masked(none, none).expected().answers.flatten()[asked], asked
+
+
+def runs_of(posterior):
+    """Each chain as a run of its own."""
+    solution = sweeps_of(posterior)
+    whole = solution.averages
+    for number in range(whole.chains):
+        one = slice(number, number + 1)
+        own = replace(
+            whole, total=whole.total[one], squares=whole.squares[one], batch=whole.batch[one],
+            batches=whole.batches[one], batch_squares=whole.batch_squares[one],
+        )  # fmt: skip
+        yield replace(solution, run=replace(solution.run, averages=own))
+
+
+@pytest.mark.parametrize(
+    ("model", "chains"),
+    [
+        (bitext(3, 3), 64), (hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 256),
+        (mixed(2, 3), 64), (graph(), 256),
+    ],
+)  # fmt: skip
+def test_squared_errors_fall_as_one_over_the_sweeps(model, chains):
+    (exact, asked), generator = exact_answers(model), seeded()
+    errors, posterior = [], None
+    for sweeps in (16, 112):
+        estimator = rg.RandomizedPruning(
+            sweeps, warm_up=16, selected=Alternating(share=1 / 3), resume=posterior, chains=chains
+        )
+        posterior = rg.infer(model, estimator=estimator, generator=generator)
+        runs = torch.stack([run.answers.flatten()[asked] for run in runs_of(posterior)])
+        errors.append(float((runs - exact).square().sum()))
+    slope = math.log(errors[1] / errors[0]) / math.log(8)
+    assert -1.2 < slope < -0.8
+
+
+def even(model):
+    """With weaker potentials: no answer is nearly certain, which few sweeps say little of."""
+    return model.with_unary(0.3 * model.unary)
+
+
+@pytest.mark.parametrize(
+    "model", [chain(3, 2), even(hypertree(4, 1)), graph(), rg.Bitext.words(
+        1.5 + 0.3 * draw(2, 2), 0.3 * draw(2, seed=1), 0.3 * draw(2, seed=2), inverted=-0.2
+    )],
+)  # fmt: skip
+def test_intervals_cover_the_exact_expectations_as_often_as_they_say(model):
+    exact, asked = exact_answers(model)
+    posterior = pruned(model, 150, selected=Alternating(share=1 / 3), chains=500)
+    covered = []
+    for run in runs_of(posterior):
+        low, high = (end.flatten()[asked] for end in run.interval(0.9))
+        covered.append((low <= exact) & (exact <= high))
+    assert 0.85 <= float(torch.stack(covered).double().mean()) <= 0.95
+
+
+@pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 2), chain(), mixed(2, 3), graph()])
+def test_soft_counts_beat_hard_ones_at_every_budget(model):
+    (exact, asked), generator = exact_answers(model), seeded()
+    run = sweeps_of(pruned(model, 1, chains=64, selected=Alternating(share=1 / 3))).run
+    soft = hard = torch.zeros(64, len(exact), dtype=torch.float64)
+    for sweeps in range(1, 65):
+        sweep = run.sampler.step(run.state, generator)
+        run = replace(run, state=sweep.state)
+        soft = soft + sweep.expected.answers.flatten(1)[:, asked]
+        hard = hard + sweep.state.draw.answers.flatten(1)[:, asked].double()
+        if sweeps in (1, 4, 16, 64):
+            errors = [(own / sweeps - exact).square().sum() for own in (soft, hard)]
+            assert errors[0] < errors[1]
