@@ -1,10 +1,12 @@
 """Log Z by evidence: exact if that alone fits, else the estimate whose error is known, or messages.
 
+Marginals are those of messages, and of estimates where these are precise and contradict messages.
 Everything else is answered by messages.
 """
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -24,6 +26,13 @@ _DRAWN = 0.7
 """The part of what is left then that estimates take."""
 _PRECISE = 0.1
 """A standard error (nats) below which messages are not asked."""
+_TRIAL, _HOPELESS = 0.1, 1.0
+"""The part of the time after which estimates with a larger standard error (nats) are given up,
+where marginals are asked for."""
+_WORTH = 0.3
+"""The part of the time that must be left for them."""
+_CONTRADICTED, _NEAR = 3.0, 1e-4
+"""Standard errors, and a probability besides, by which messages are taken to be wrong."""
 _DOUBT = 3.0
 """Nats by which an unbiased estimate is above log Z with a probability of a twentieth at most, by
 Markov's inequality."""
@@ -31,7 +40,9 @@ Markov's inequality."""
 
 @dataclass(frozen=True, eq=False)
 class BestKnown(Delegate):
-    """Messages for all but log Z, and the best that is known of that. Log Z has no gradients.
+    """Messages for most answers, and the best that is known of log Z and marginals.
+
+    Both have no gradients.
 
     Attributes:
         messages: answers all other questions.
@@ -80,6 +91,45 @@ class BestKnown(Delegate):
         said = self.messages.plain
         nothing = any(one.log_partition == -math.inf for one in estimates)
         return said if nothing or self._may_be(said) else self._drawn
+
+    @cached_property
+    def _draws_tell(self) -> bool:
+        """Whether estimates come so near that their marginals say where messages are wrong."""
+        if "_drawn" not in self.__dict__ and self._is_hopeless:
+            return False
+        return all(one.error <= _PRECISE for one in self._drawn.estimates)
+
+    @cached_property
+    def _is_hopeless(self) -> bool:
+        """Whether there is no time for estimates, or they are far from precise in a part of it."""
+        left = self.allowance.left()
+        if left < _WORTH * self.allowance.seconds:
+            return True
+        with self.allowance.spending():
+            trial = self.drawn(_TRIAL * left).estimates
+        return any(one.error > _HOPELESS for one in trial)
+
+    @cached_property
+    def _marginals(self) -> Tensor:
+        said = self.messages.variable_marginals().detach()
+        if self.messages.chosen.status().exact or not self._draws_tell:
+            return said
+        with self.allowance.spending(), suppress(BudgetError):
+            own, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
+            far = (own - said).abs() > _CONTRADICTED * errors + _NEAR
+            return torch.where(self._any_of_variable(far), own.to(said), said)
+        return said
+
+    def _any_of_variable(self, flags: Tensor) -> Tensor:
+        """(B, S) whether any state of the same variable is flagged."""
+        sizes = self._drawn.network.graph.domain.sizes
+        of = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(flags.device)
+        counts = torch.zeros(len(flags), len(sizes), device=flags.device)
+        return counts.index_add(1, of, flags.to(counts))[:, of] > 0
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) those of messages, and of estimates where these contradict them."""
+        return self._marginals
 
     def _may_be(self, solution: Solution) -> bool:
         """Whether log Z of a solution is no bound, and contradicts no bound and no estimate."""

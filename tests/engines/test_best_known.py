@@ -1,5 +1,6 @@
 """Log Z of what does not fit: by evidence, within bounds, and never a bound under another name."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,12 +9,14 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.best_known import BestKnown
-from rdpgraph.engines.minibuckets import estimate
+from rdpgraph.engines.minibuckets import estimate, solution
 from rdpgraph.engines.minibuckets.estimate import Estimate
+from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.testing import brute_force
 
@@ -95,34 +98,98 @@ def test_sweeps_that_did_not_settle_are_nearer_than_a_bound():
 def test_log_z_is_the_one_whose_error_is_known_or_else_what_contradicts_nothing(
     drawn, said, expected
 ):
-    solution = best_known(drawn, said)
-    assert float(solution.log_partition()) == expected
-    assert solution.status().bound == ""
-    lower, upper = solution.bounds()
+    known = best_known(drawn, said)
+    assert float(known.log_partition()) == expected
+    assert known.status().bound == ""
+    lower, upper = known.bounds()
     assert float(lower) <= expected <= float(upper)
 
 
 def test_exact_log_z_comes_first_and_is_given_up_when_it_takes_too_long():
     exact = Said(7.0, Status())
-    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
-    assert float(solution.log_partition()) == 7.0
-    assert solution.status().exact
-    assert float(solution.bounds()[0]) == float(solution.bounds()[1]) == 7.0
+    known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=lambda _: exact)
+    assert float(known.log_partition()) == 7.0
+    assert known.status().exact
+    assert float(known.bounds()[0]) == float(known.bounds()[1]) == 7.0
 
     def late(_: float) -> Said:
         raise BudgetError("late")
 
-    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
-    assert float(solution.log_partition()) == 5.0
-    assert not solution.status().exact
+    known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, SETTLED), exactly=late)
+    assert float(known.log_partition()) == 5.0
+    assert not known.status().exact
 
 
 def test_a_status_after_log_z_and_messages_is_that_of_both():
-    solution = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
-    assert not solution.status().converged  # of messages: nothing else was asked for
-    assert float(solution.log_partition()) == 5.0
-    assert not solution.status().converged
-    assert solution.status().standard_error == 0.01
+    known = best_known(Drawn(5.0, 0.01, 0.0, 9.0), Said(6.0, RESTLESS), exactly=None)
+    assert not known.status().converged  # of messages: nothing else was asked for
+    assert float(known.log_partition()) == 5.0
+    assert not known.status().converged
+    assert known.status().standard_error == 0.01
+
+
+class Means(Drawn):
+    """Estimates that have marginals of three binary variables, with their errors."""
+
+    def __init__(self, error: float, marginals: torch.Tensor, errors: float) -> None:
+        super().__init__(5.0, error, 0.0, 9.0)
+        x = [rg.Variable(name, 2) for name in "abc"]
+        self.network = reduce_graph(rg.FactorGraph([], variables=x))
+        self.own, self.errors = marginals, errors
+
+    def variable_marginals(self) -> torch.Tensor:
+        return self.own
+
+    def marginal_errors(self) -> torch.Tensor:
+        return torch.full_like(self.own, self.errors)
+
+
+class Beliefs(Said):
+    """Messages that say a half of everything."""
+
+    def variable_marginals(self) -> torch.Tensor:
+        return torch.full((1, 6), 0.5, dtype=DOUBLE)
+
+
+Means.__abstractmethods__ = Beliefs.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("error", "errors", "expected"),
+    [
+        (0.01, 0.01, [0.9, 0.1, 0.5, 0.5, 0.5, 0.5]),  # the first variable is contradicted
+        (0.01, 0.3, [0.5] * 6),
+        (0.01, 0.0, [0.9, 0.1, 0.52, 0.48, 0.5, 0.5]),
+        (0.3, 0.01, [0.5] * 6),  # log Z is not precise
+        (2.0, 0.01, [0.5] * 6),
+    ],
+)
+def test_marginals_are_those_of_messages_unless_precise_estimates_contradict_them(
+    error, errors, expected
+):
+    own = torch.tensor([[0.9, 0.1, 0.52, 0.48, 0.5, 0.5]], dtype=DOUBLE)
+    known = best_known(Means(error, own, errors), Beliefs(4.0, SETTLED))
+    torch.testing.assert_close(known.variable_marginals()[0], torch.tensor(expected).double())
+    late = best_known(Means(error, own, errors), Beliefs(4.0, SETTLED))
+    late.allowance.spent = 0.9 * late.allowance.seconds  # no time for estimates
+    torch.testing.assert_close(late.variable_marginals(), late.messages.variable_marginals())
+
+
+def test_auto_s_marginals_are_better_than_those_of_messages(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 10.0)
+    looks = itertools.count()
+    monkeypatch.setattr(clock, "now", lambda: 1e-3 * next(looks))  # as much on any machine
+    graph = dense()
+    exact = rg.infer(graph, scheduler=rg.Contraction()).marginal("x")
+    monkeypatch.setattr(solution, "_STEP", 0.1)
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=10.0))
+    assert posterior.plan.route != "contraction"
+    messages = posterior.solution.messages.variable_marginals().reshape(15, 2)
+    ours, theirs = (float((p - exact).abs().max()) for p in (posterior.marginal("x"), messages))
+    assert ours < 0.5 * theirs
+    monkeypatch.setattr(solution, "_STEP", 100.0)  # so few that one decides all
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=10.0))
+    torch.testing.assert_close(posterior.marginal("x"), messages)
 
 
 def dense(*, trained: bool = False) -> rg.FactorGraph:

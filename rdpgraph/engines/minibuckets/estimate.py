@@ -23,7 +23,7 @@ _BYTES = 24.0
 """Bytes for each entry of a pass: tables, messages and what is made on the way."""
 RUNS = 8
 """Populations by whose differences the error is known."""
-_FEW = 500
+FEW = 500
 """Members of the first populations."""
 _MOST = 1 << 20
 _MEMBER = 2000.0
@@ -116,7 +116,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         took = clock.now() - start
         if best is None or passed.bound <= best.bound:
             best = passed
-            runs = _runs(best, min(_FEW, limit), rng, end)
+            runs = _runs(best, min(FEW, limit), rng, end)
             lower = max(lower, *(run.lower for run in runs))
             draws.append(_drawn(runs, best))
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)
@@ -126,7 +126,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         if cells <= _CELLS:
             order = tight_order(tables, cells=most, seconds=_ORDER * sampling.seconds, rng=choice)
         cells *= _GROWTH
-    members = min(_FEW, limit)
+    members = min(FEW, limit)
     while not _is_settled(runs) and members < limit and clock.now() < end:
         start = clock.now()
         first = grown(best, members, rng)
@@ -160,15 +160,19 @@ def _drawn(runs: list[Grown], passed: Elimination) -> Draws:
 
 
 def _is_settled(runs: list[Grown]) -> bool:
-    return runs[0].whole or (len(runs) == RUNS and _error(_logs(runs)) < _PRECISE)
+    return runs[0].whole or (len(runs) == RUNS and error_of(_logs(runs)) < _PRECISE)
 
 
 def _logs(runs: list[Grown]) -> np.ndarray:
     return np.array([run.log_partition for run in runs])
 
 
-def _error(logs: np.ndarray) -> float:
-    """The standard deviation of the log of the mean, as Student's t has it for so few."""
+def error_of(logs: np.ndarray) -> float:
+    """The standard deviation of the log of the mean, as Student's t has it for so few.
+
+    Args:
+        logs: of estimates; +inf is known of fewer than four.
+    """
     alive = logs[logs > -math.inf]
     if len(logs) < 4 or not len(alive):
         return math.inf
@@ -192,4 +196,4 @@ def _summary(
     # An estimate outside the bounds is wrong for certain.
     inside = min(max(mean, lower), passed.bound)
     each = tuple(logs.tolist())
-    return Estimate(lower, passed.bound, inside, _error(logs), size, each, passed, members, draws)
+    return Estimate(lower, passed.bound, inside, error_of(logs), size, each, passed, members, draws)

@@ -12,7 +12,14 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import variable_table
 from rdpgraph.engines.minibuckets.bounds import log_sum
-from rdpgraph.engines.minibuckets.estimate import RUNS, Estimate, Sampling, estimated
+from rdpgraph.engines.minibuckets.estimate import (
+    FEW,
+    RUNS,
+    Estimate,
+    Sampling,
+    error_of,
+    estimated,
+)
 from rdpgraph.engines.minibuckets.lattice import averages
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.network import Network
@@ -24,8 +31,31 @@ from rdpgraph.plan import clock
 
 _SUMS = 0.6
 """The part of the time for log Z; the rest is for means over configurations."""
+_CLOSE = 0.2
+"""The error of log Z (nats) of these populations above which that of means is not known."""
+_GROWTH = 1.5
+"""How many times larger populations must be to be worth beginning again."""
 _STEP = 64.0
 """Bytes that are kept of a member for each variable, where all steps are."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What one population says: log Z, (S,) probabilities of the states left, expected score."""
+
+    log_partition: float
+    marginals: Floats
+    score: float
+    whole: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Means:
+    """Over populations: (S,) probabilities, their (S,) standard errors, and the expected score."""
+
+    marginals: Floats
+    errors: Floats
+    score: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,26 +83,36 @@ class MiniBucketSolution(Solution):
         return tuple(every)
 
     @cached_property
-    def _averages(self) -> tuple[tuple[Floats, float], ...]:
-        """Of each batch item the marginals and the expected score."""
+    def _averages(self) -> tuple[_Means, ...]:
+        """Of each batch item."""
         end = clock.now() + (1.0 - _SUMS) * self.sampling.seconds
-        every: list[tuple[Floats, float]] = []
+        every: list[_Means] = []
         for item, one in enumerate(self.estimates):
-            rng = np.random.default_rng(self.sampling.seed + item)
-            starts, left = tables_of(self.network, item).starts, self.network.batch - item
+            left = self.network.batch - item
             until = clock.now() + (end - clock.now()) / left
-            room = self.sampling.memory / (_STEP * max(len(self.network.sizes), 1))
-            count = int(max(min(one.members, room), 1.0))
-            parts: list[tuple[float, Floats, float]] = []
-            while len(parts) < RUNS and (not parts or clock.now() < until):
-                run = grown(one.passed, count, rng, recorded=True)
-                if len(run.shares):
-                    means = averages(run, one.passed.bound, starts)
-                    parts.append((run.log_partition, *means))
-                if run.whole or clock.now() > until:
-                    break
-            every.append(_mixed(parts))
+            every.append(_mixed(self._runs(item, one, until)))
         return tuple(every)
+
+    def _runs(self, item: int, one: Estimate, until: float) -> list[_Run]:
+        """What populations say of an item: one of few members, then those there is time for."""
+        rng = np.random.default_rng(self.sampling.seed + item)
+        starts = tables_of(self.network, item).starts
+        room = self.sampling.memory / (_STEP * max(len(self.network.sizes), 1))
+        most = int(max(min(one.members, room), 1.0))
+        count, runs, tried = min(most, FEW), list[_Run](), 0
+        while len(runs) < RUNS and (not tried or clock.now() < until):
+            begin = clock.now()
+            run = grown(one.passed, count, rng, recorded=True)
+            tried += 1
+            if len(run.shares):
+                means = averages(run, one.passed.bound, starts)
+                runs.append(_Run(run.log_partition, *means, whole=run.whole))
+            if run.whole or tried == 4 * RUNS:
+                return runs[-1:]
+            more = (until - clock.now()) / (RUNS * max(clock.now() - begin, 1e-9))
+            if count < most and more > _GROWTH:
+                count, runs = int(min(most, count * min(more, 8.0))), []
+        return runs
 
     @cached_property
     def _constant(self) -> Tensor:
@@ -149,11 +189,20 @@ class MiniBucketSolution(Solution):
 
     def variable_marginals(self) -> Tensor:
         """(B, S) means over the configurations of populations."""
+        if self.network.impossible:
+            return variable_table(self.network, [], 0.0, 0.0)
+        return self._of_states([one.marginals for one in self._averages])
+
+    def marginal_errors(self) -> Tensor:
+        """(B, S) standard errors of the marginals; +inf where populations differ too much."""
+        if self.network.impossible:
+            return variable_table(self.network, [], 0.0, 0.0)
+        return self._of_states([one.errors for one in self._averages], 0.0)
+
+    def _of_states(self, items: Sequence[Floats], settled: float = 1.0) -> Tensor:
+        """(B, S) of numbers for each state that is left, of each item."""
         network = self.network
-        if network.impossible:
-            return variable_table(network, [], 0.0, 0.0)
-        flat = torch.from_numpy(np.stack([one for one, _ in self._averages]))
-        flat = flat.to(network.constant)
+        flat = torch.from_numpy(np.stack(items)).to(network.constant)
         sizes = torch.tensor(network.sizes, dtype=torch.long)
         starts = sizes.cumsum(0) - sizes
         parts: list[tuple[Tensor, Tensor]] = []
@@ -161,13 +210,13 @@ class MiniBucketSolution(Solution):
             own = (sizes == size).nonzero().flatten()
             places = starts[own].unsqueeze(1) + torch.arange(size)
             parts.append((own, flat[:, places.to(flat.device)]))
-        return variable_table(network, parts, 0.0, 1.0)
+        return variable_table(network, parts, 0.0, settled)
 
     def expected_score(self) -> Tensor:
         """(B,) the mean over the same configurations."""
         if self.network.impossible:
             return torch.zeros_like(self.network.constant.expand(self.network.batch))
-        return self._each([score for _, score in self._averages])
+        return self._each([one.score for one in self._averages])
 
     def factor_marginals(self, block: int) -> Tensor:
         """Refused."""
@@ -195,18 +244,24 @@ def _mean(logs: Sequence[float]) -> float:
     return float(log_sum(np.array(logs), 0)) - math.log(len(logs))
 
 
-def _mixed(parts: list[tuple[float, Floats, float]]) -> tuple[Floats, float]:
+def _mixed(runs: list[_Run]) -> _Means:
     """Marginals and score over populations, each by its estimate of Z."""
-    if not parts:
+    if not runs:
         raise BudgetError(
             "No configuration that was drawn is possible: raise the memory or the time budget."
         )
-    logs = np.array([log_z for log_z, _, _ in parts])
+    logs = np.array([run.log_partition for run in runs])
     shares = np.exp(logs - logs.max())
     shares /= shares.sum()
-    flat = sum(share * own for share, (_, own, _) in zip(shares, parts, strict=True))
-    score = sum(share * own for share, (_, _, own) in zip(shares, parts, strict=True))
-    return np.asarray(flat), float(score)
+    each = np.stack([run.marginals for run in runs])
+    mean = shares @ each
+    score = float(shares @ np.array([run.score for run in runs]))
+    if runs[0].whole:
+        return _Means(mean, np.zeros_like(mean), score)
+    if error_of(logs) > _CLOSE:  # the largest of them decides all
+        return _Means(mean, np.full_like(mean, math.inf), score)
+    spread = (shares[:, None] ** 2 * (each - mean) ** 2).sum(0)
+    return _Means(mean, np.sqrt(spread * len(runs) / (len(runs) - 1)), score)
 
 
 def _refused(what: str) -> NoReturn:
