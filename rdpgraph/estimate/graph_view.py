@@ -1,6 +1,7 @@
 """Factor graphs as groups of sites."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,7 +146,7 @@ class GraphView(View):
         entries = zip(self.graph.variables, supports, strict=True)
         return self.graph.restrict({e: s for e, s in entries if s is not None})
 
-    def marginals(self, answer: Any) -> tuple[Tensor, ...]:
+    def marginals(self, answer: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
         """(*lead, *batch, sites, kept) for each group."""
         entries = self.graph.variables
         of_entry = list(answer.marginals().values())

@@ -34,8 +34,13 @@ class View(ABC):
         """The model on supports of its own parts; further dims in front are batch dims."""
 
     @abstractmethod
-    def marginals(self, answer: Any) -> tuple[Tensor, ...]:
-        """What the posterior of a restricted model says of the groups, in the groups' shape."""
+    def marginals(self, answer: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
+        """What the posterior of a restricted model says of the groups, in the groups' shape.
+
+        Args:
+            answer: the posterior.
+            chosen: the states of the groups that it is restricted to, if it is.
+        """
 
     def masses(self, chosen: Sequence[Support]) -> tuple[Tensor, ...] | None:
         """The log-mass of every state beside those chosen, by a way of the model's own; or None."""
@@ -76,7 +81,8 @@ class StructureView(View):
 
     def supports(self, chosen: Supports) -> tuple[Support | None, ...]:
         """The one support."""
-        return tuple(chosen)
+        sites = self._sites
+        return tuple(s.over(sites.states) if s and sites.every else s for s in chosen)
 
     def restrict(self, supports: Supports) -> Structure:
         """The structure on the support of its sites."""
@@ -91,9 +97,15 @@ class StructureView(View):
         known = None if masses is None else masses(support.states, support.log_weights)
         return None if known is None else (known,)
 
-    def marginals(self, answer: Any) -> tuple[Tensor, ...]:
+    def marginals(self, answer: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
         """(*lead, *batch, *sites, kept)."""
         marginals, places = answer.marginals(), answer.structure.site_places()
+        if chosen and self._sites.every:
+            (few,) = chosen
+            # Entries of one state have a share of it each.
+            total = few.over(self._sites.states).log_weights.gather(-1, few.states)
+            shares = torch.where(total > -math.inf, few.log_weights - total, -math.inf).exp()
+            marginals = marginals.gather(-1, few.states) * shares
         if places is not None:
             marginals = torch.where(places < 0, 0.0, marginals[..., places.clamp(min=0)])
         return (marginals,)

@@ -53,6 +53,8 @@ class Sites:
             site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
             a constant for each site. Without gradient: what a `Pilot` proposes states by. None of
             them, or no such function: the pilot probes.
+        every: whether the model costs the same on few states as on all: supports are then over
+            all of them, those not kept at -inf, and the model is an ordinary one of its kind.
         numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
         generator: all the randomness there is.
     """
@@ -64,6 +66,7 @@ class Sites:
         default=None, kw_only=True
     )
     masses: Callable[[Tensor, Tensor], Tensor | None] | None = field(default=None, kw_only=True)
+    every: bool = field(default=False, kw_only=True)
     numbers: Tensor | None = field(default=None, kw_only=True)
     generator: torch.Generator | None = field(default=None, kw_only=True)
 

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.semiring import soft_scatter
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +33,38 @@ class Support:
         """How many states are kept."""
         return self.states.shape[-1]
 
+    def over(self, states: int) -> "Support":
+        """The same over all of so many states: those not kept at -inf, repeats summed."""
+        lead, rows = self.states.shape[:-1], self.states.flatten(0, -2)
+        groups = rows + torch.arange(len(rows), device=rows.device).unsqueeze(1) * states
+        logs = soft_scatter(self.log_weights.flatten(), groups.flatten(), len(rows) * states)
+        every = torch.arange(states, device=rows.device).expand(*lead, states)
+        return Support(every, logs.reshape(every.shape))
+
 
 def gathered(
     owner: str, unary: Tensor, states: Tensor, log_weights: Tensor, *, sites: int
 ) -> Tensor:
     """(*replicates, *batch, *sites, kept) the potentials of the states kept, weights included.
 
+    Arguments as for `check_support`.
+
+    Raises:
+        ModelError: shapes that do not fit, or a state out of range.
+    """
+    check_support(owner, unary, states, log_weights)
+    lead, ends = states.shape[: states.ndim - sites - 1], unary.shape[unary.ndim - sites - 1 :]
+    return unary.expand(*lead, *ends).gather(-1, states) + log_weights
+
+
+def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor) -> None:
+    """Refuse states and weights that are not those of sites.
+
     Args:
         owner: whose, for the message.
         unary: (*batch, *sites, states) log-potentials, nats.
         states: (*replicates, *batch, *sites, kept).
         log_weights: of that shape.
-        sites: how many dims the sites have.
 
     Raises:
         ModelError: shapes that do not fit, or a state out of range.
@@ -56,5 +78,3 @@ def gathered(
         )
     if states.numel() and (int(states.min()) < 0 or int(states.max()) >= shape[-1]):
         raise ModelError(f"{owner}.restrict of {shape[-1]} states got one out of range.")
-    lead = states.shape[: states.ndim - sites - 1]
-    return unary.expand(*lead, *shape[len(shape) - sites - 1 :]).gather(-1, states) + log_weights

@@ -14,13 +14,10 @@ from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import Support, check_support
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.checks import checked_lengths
 from rdpgraph.structures.hypertree.moments import entropy_of
-from rdpgraph.structures.hypertree.restricted_dependencies import (
-    RestrictedDependencies,
-    restrict_dependencies,
-)
 from rdpgraph.structures.relaxation import perturbed
 
 
@@ -293,22 +290,28 @@ class Dependencies(Structure):
             fits &= ((heads == 0) & inside).sum(2) == inside.any(1).long()
         return fits
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedDependencies:
+    def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
         """The trees on some heads of each word, with weights; what estimators solve.
 
+        Other heads are forbidden, and repeats are summed: this costs what all heads do. Z is
+        linear in the weights of each word's heads, so that it is unbiased if they are.
+
         Args:
-            states: (*replicates, *batch, n, K) heads; repeats stay separate.
+            states: (*replicates, *batch, n, K) heads.
             log_weights: of that shape; added to the unary potentials.
 
         Raises:
             ModelError: shapes that do not fit, or a head out of range.
         """
-        return restrict_dependencies(self, self.lengths, states, log_weights)
+        check_support(type(self).__name__, self.unary, states, log_weights)
+        few = Support(states, log_weights).over(self.unary.shape[-1])
+        lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
+        return replace(self, unary=self.unary + few.log_weights, lengths=lengths)
 
     def sites(self) -> Sites:
         """The heads of each word that trees can have; there is no factor but the tree."""
         unary = self._parts()[0].detach().reshape(self.unary.shape)
-        return Sites(unary, restrict=self.restrict, means=self._no_means)
+        return Sites(unary, restrict=self.restrict, means=self._no_means, every=True)
 
     def _no_means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         return self.unary.new_zeros((*self.batch_shape, 1, 1))
