@@ -53,6 +53,9 @@ STRUCTURES = {
         draw(2, 3, 2, 2), draw(2, 2, 2, 2, seed=1)
     ),
     "segments of low rank": lambda: rg.SemiMarkov(draw(3, 2, 2), rg.LowRank(*factors(2, 2, 1))),
+    "segments, labels of their own": lambda: rg.SemiMarkov(
+        draw(2, 3, 2, 4), draw(4, 4, seed=1), lengths=SOME
+    ).restrict(torch.arange(24).reshape(2, 3, 2, 2) % 4, draw(2, 3, 2, 2, seed=2)),
     "mixed rules": lambda: rg.MixedBitext(
         draw(2, 3, 3, 3, 3, 1),
         draw(2, 2, 2),
@@ -67,6 +70,9 @@ STRUCTURES = {
     "derivations, each node once": lambda: derivations(
         [0, 0, 1, 1, 2, 3, 3], [[], [], [], [], [1], [0, 1], [0, 2]]
     ),
+    "derivations, hyperedges by node": lambda: derivations(
+        [0, 0, 1, 1, 2, 3, 3], [[], [], [], [], [1], [0, 1], [0, 2]]
+    ).restrict(torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]]).expand(2, 4, 2), draw(2, 4, 2)),
 }
 
 

@@ -25,8 +25,8 @@ from rdpgraph.structures.hypertree.hypergraph import (
     inside,
     possible,
 )
-from rdpgraph.structures.hypertree.kept_hyperedges import KeptHyperedges
 from rdpgraph.structures.hypertree.moments import entropy_of
+from rdpgraph.structures.hypertree.node_derivations import NodeDerivations
 from rdpgraph.structures.relaxation import perturbed
 
 MOST_LISTED = 1 << 18
@@ -279,7 +279,7 @@ class Derivations(Structure):
         """(*batch, E): derivations are numbers of uses."""
         return tuple(self.unary.shape)
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptHyperedges:
+    def restrict(self, states: Tensor, log_weights: Tensor) -> NodeDerivations:
         """The derivations by some hyperedges of each node, with weights; what estimators solve.
 
         O(nodes K arity) for log Z, where K are kept of each node.
@@ -294,7 +294,7 @@ class Derivations(Structure):
         unary = self._flat[:, self._graph.by_node]
         unary = unary.reshape(*self.batch_shape, *unary.shape[1:])
         kept = gathered("Derivations", unary, states, log_weights, sites=1)
-        return KeptHyperedges(kept, states, self._graph)
+        return NodeDerivations(kept, states, self._graph)
 
     def with_unary(self, unary: Tensor) -> Self:
         """The same hypergraph with other log-weights."""

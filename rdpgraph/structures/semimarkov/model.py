@@ -34,10 +34,10 @@ from rdpgraph.structures.semimarkov import (
     recursion,
     scoring,
 )
+from rdpgraph.structures.semimarkov.candidates import CandidateSegments, candidate_segments
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
-from rdpgraph.structures.semimarkov.restricted import RestrictedSemiMarkov, restrict_segments
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.transitions import flattened
 
@@ -303,7 +303,7 @@ class SemiMarkov(Structure):
         transition = table_of(self.transition, of="SemiMarkov") / temperature
         return SemiMarkov(unary, transition, lengths=lengths).marginals()
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> RestrictedSemiMarkov:
+    def restrict(self, states: Tensor, log_weights: Tensor) -> CandidateSegments:
         """The chain on some labels of each segment, with weights; what estimators solve.
 
         As a segmentation uses a segment once at most, Z is unbiased if each segment's weights are.
@@ -315,7 +315,7 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: shapes that do not fit, or a label out of range.
         """
-        return restrict_segments(self.unary, self.transition, self.lengths, states, log_weights)
+        return candidate_segments(self.unary, self.transition, self.lengths, states, log_weights)
 
     def sites(self) -> Sites:
         """The segments within the sequence.
@@ -334,7 +334,7 @@ class SemiMarkov(Structure):
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""
         few = self.restrict(states, log_weights)
-        return proposals.log_masses(self.unary, self.lengths, few.kept, few.batch_shape)
+        return proposals.log_masses(self.unary, self.lengths, few.labelled, few.batch_shape)
 
     def factor_graph(self) -> FactorGraph:
         """A chain of T sites in state ``age * N + label`` each; see `states`.

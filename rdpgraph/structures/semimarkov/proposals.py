@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.semimarkov.kept import KeptSegments
+from rdpgraph.structures.semimarkov.labelled import LabelledSegments
 from rdpgraph.structures.semimarkov.lowrank import coupling_of
 
 
@@ -41,12 +41,12 @@ def mean_values(
 
 @torch.no_grad()
 def log_masses(
-    segments: Tensor, lengths: Tensor | None, kept: KeptSegments, batch: tuple[int, ...]
+    segments: Tensor, lengths: Tensor | None, few: LabelledSegments, batch: tuple[int, ...]
 ) -> Tensor:
-    """As ``masses`` of `Sites`, from the segments kept, of replicates and batch dims."""
+    """As ``masses`` of `Sites`, from some labels of segments, of replicates and batch dims."""
     ends = segments.shape[-3:]
     every = unary(segments, lengths).expand(*batch, *ends)
-    return kept.masses(every.reshape(kept.batch, *ends)).reshape(every.shape)
+    return few.masses(every.reshape(few.batch, *ends)).reshape(every.shape)
 
 
 def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

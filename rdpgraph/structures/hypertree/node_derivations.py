@@ -1,7 +1,7 @@
-"""Derivations by a few hyperedges of each node, weighted: what estimators solve."""
+"""Derivations by hyperedges that each item has of its own, listed by node."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,19 +21,18 @@ from rdpgraph.structures.relaxation import perturbed
 
 
 @dataclass(frozen=True, eq=False)
-class KeptHyperedges(Structure):
-    """Derivations whose nodes have K kept hyperedges each, numbered 0..K-1.
+class NodeDerivations(Structure):
+    """Derivations whose nodes have K hyperedges each, numbered 0..K-1, in each item its own.
 
-    A derivation uses a node once at most; nodes that it does not use are in the state -1. Made by
-    `Derivations.restrict`.
+    A derivation uses a node once at most; nodes that it does not use are in the state -1.
 
     Args:
-        unary: (*lead, nodes, K) log-weights (nats) of the kept hyperedges, their own included.
-        states: (*lead, nodes, K) which of the node's they are; repeats are separate.
+        unary: (*lead, nodes, K) log-weights (nats) of the hyperedges.
+        states: (*lead, nodes, K) which of the node's in the graph they are; two may be the same.
         graph: all hyperedges.
     """
 
-    states: Tensor
+    states: Tensor = field(metadata={"dims": 2})
     graph: Hypergraph = field(repr=False)
 
     @property
@@ -46,7 +45,7 @@ class KeptHyperedges(Structure):
         return self._inside(self._levels(), 1.0)[:, -2].reshape(self.batch_shape)
 
     def entropy(self) -> Tensor:
-        """(*lead,) log Z less the expected score, weights included; 0 where nothing is possible."""
+        """(*lead,) log Z less the expected score; 0 where nothing is possible."""
         return entropy_of(self)
 
     @torch.no_grad()
@@ -61,8 +60,22 @@ class KeptHyperedges(Structure):
             result[:, level.nodes] = best
         return result.reshape(self.unary.shape)
 
+    def score(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the scores of derivations, as `mode` gives one; differentiable."""
+        used = states >= 0
+        number = states.clamp(min=0).unsqueeze(-1)
+        shape = (*states.shape, self.unary.shape[-1])
+        unary, edges = (part.expand(shape).gather(-1, number) for part in (self.unary, self.states))
+        one, ones = (
+            replace(self, unary=torch.where(used.unsqueeze(-1), part, -math.inf), states=edges)
+            for part in (unary, torch.ones_like(unary))
+        )
+        # With a nat for each hyperedge the score is how many are used.
+        whole = ones.log_partition().detach().round() == used.sum(-1)
+        return torch.where(whole, one.log_partition(), -math.inf)
+
     def mode(self) -> Tensor:
-        """(*lead, nodes) numbers of the kept hyperedges of a best derivation, -1 where unused.
+        """(*lead, nodes) numbers of the hyperedges of a best derivation, -1 where unused.
 
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
@@ -88,7 +101,7 @@ class KeptHyperedges(Structure):
         unary, _ = perturbed(
             self.unary, None, count=count, temperature=temperature, generator=generator
         )
-        return KeptHyperedges(unary, self.states.expand(unary.shape), self.graph).marginals()
+        return NodeDerivations(unary, self.states.expand(unary.shape), self.graph).marginals()
 
     def work(self) -> float:
         """The terms of log Z."""

@@ -1,6 +1,6 @@
-"""The recursion over segments of which a few labels are kept.
+"""The recursion over segments whose candidates stand for labels.
 
-With u the scores of the kept labels, L which labels they are and A the transition,
+With u the scores of the candidates, L their labels and A the transition,
 
     ending[t, d, k] = u[t, d, k] + log sum_{e, m} exp(ending[t - d - 1, e, m]
                                                       + A[L[t - d - 1, e, m], L[t, d, k]]),
@@ -28,12 +28,12 @@ _AT_ONCE = 2**22  # pairs of labels that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
-class KeptSegments:
-    """Segments of K kept labels, one batch dim.
+class LabelledSegments:
+    """Segments of K candidates each, one batch dim.
 
     Attributes:
-        unary: (B, T, D, K) float64 log-potentials, weights included.
-        states: (B, T, D, K) which labels they are.
+        unary: (B, T, D, K) float64 log-potentials.
+        states: (B, T, D, K) the labels of the candidates.
         lengths: (B,).
         potential: the transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
     """
@@ -99,7 +99,7 @@ class KeptSegments:
 
     @torch.no_grad()
     def masses(self, unary: Tensor) -> Tensor:
-        """(B, T, D, N) what all segmentations with a segment weigh, whose others are kept ones.
+        """(B, T, D, N) what all segmentations with a segment weigh, whose others are candidates.
 
         Both recursions, taken one step further to all labels: O(T N D K), or O(T N r).
 
@@ -129,7 +129,7 @@ class KeptSegments:
 
     @torch.no_grad()
     def descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
-        """(count * B, T, D) numbers of kept labels of segmentations, -1 for what is not a segment.
+        """(count * B, T, D) the candidates of segmentations, -1 for what is not a segment.
 
         Args:
             count: of each item.
@@ -149,7 +149,7 @@ class KeptSegments:
         if bool(((last == -math.inf).all(1) & (self.lengths > 0)).any()):
             raise ImpossibleEvidenceError(
                 "There are no samples and no mode: at least one item has no possible segmentation "
-                "of kept labels."
+                "of its candidates."
             )
         row = (self.lengths[item] > 0).nonzero().squeeze(1)
         place, logs = self.lengths[item[row]] - 1, last[item[row]]
