@@ -2,8 +2,9 @@
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import getitem
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,21 @@ from rdpgraph.io.text import Bytes
 Array = NDArray[np.float64]
 
 TABLE = re.compile(rb"\s*table\s([0-9eE+.,\s-]*+);?\s*")
-_ROWS = re.compile(rb"\s*\(")
+HEAD = re.compile(rb"\s*(?:(\()|table\s)")
+"""How the text in the braces of a block of the usual form begins; with a group, it is of rows."""
 _MARKS = (b"(", b")", b";")
 _UNUSUAL = b'"/[]|{}\x1c\x1d\x1e\x1f'  # quotes, comments, and what stands between words elsewhere
 
 
 def rows_of(
-    text: bytes, count: int, codes: Sequence[tuple[Mapping[bytes, int], int]], size: int
+    text: bytes, count: int, codes: Sequence[tuple[Iterable[Mapping[bytes, int]], int]], size: int
 ) -> tuple[NDArray[np.int64], Array] | None:
     """Rows ``(names) probabilities;``: (R,) their numbers and (R, size) the probabilities.
 
     Args:
         text: the rows.
         count: how many there are.
-        codes: for each parent the number of a state, and what it is multiplied by.
+        codes: for each parent the numbers of its states, row by row, and their stride.
         size: how many probabilities are in a row.
 
     Returns:
@@ -50,7 +52,7 @@ def rows_of(
     numbers = np.zeros(count, dtype=np.int64)
     try:
         for place, (states, stride) in enumerate(codes, 1):
-            found = map(states.__getitem__, words[place::width])
+            found = map(getitem, states, words[place::width])
             numbers += stride * np.fromiter(found, dtype=np.int64, count=count)
     except KeyError:
         return None
@@ -78,13 +80,14 @@ def probabilities_of(words: Sequence[bytes]) -> Array | None:
 
 @dataclass(eq=False)
 class Batch:
-    """Blocks of one shape, all of tables or all of rows whose states have the same names.
+    """Blocks of one shape, all of tables or all of rows.
 
     Attributes:
         size: the number of states of the child.
         rows: that of configurations of the parents.
-        codes: where blocks consist of rows, for each parent the number of a state, and what it is
+        strides: where blocks consist of rows, for each parent what the number of a state is
             multiplied by; None for tables.
+        states: then for each block and parent the numbers of the states.
         spans: for each block its number, its place among those of its shape, and the text in its
             braces.
         length: of that text, in bytes.
@@ -92,20 +95,33 @@ class Batch:
 
     size: int
     rows: int
-    codes: Sequence[tuple[Mapping[bytes, int], int]] | None
+    strides: Sequence[int] | None
+    states: list[list[Mapping[bytes, int]]] = field(default_factory=list[list[Mapping[bytes, int]]])
     spans: "array[int]" = field(default_factory=lambda: array("q"))
     length: int = 0
 
-    def add(self, block: int, place: int, start: int, end: int) -> None:
+    def add(
+        self, block: int, place: int, start: int, end: int, states: list[Mapping[bytes, int]]
+    ) -> None:
         """One more block."""
+        self.states.append(states)
         self.spans.extend((block, place, start, end))
         self.length += end - start
+
+    def __len__(self) -> int:
+        return len(self.spans) // 4
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Two batches of about half of the blocks each."""
+        at = len(self) // 2
+        first = replace(self, states=self.states[:at], spans=self.spans[: 4 * at])
+        return first, replace(self, states=self.states[at:], spans=self.spans[4 * at :])
 
     def read(self, data: Bytes, tables: Array) -> bool:
         """Fill the tables (F, size, rows) of these blocks, if all of them are of the usual form."""
         spans = np.frombuffer(self.spans, dtype=np.int64).reshape(-1, 4)
         texts = [bytes(data[start:end]) for start, end in spans[:, 2:].tolist()]
-        values = self._of_tables(texts) if self.codes is None else self._of_rows(texts)
+        values = self._of_tables(texts) if self.strides is None else self._of_rows(texts)
         if values is None or not is_conditional(values, 1):
             return False
         tables[spans[:, 1]] = values
@@ -129,10 +145,13 @@ class Batch:
 
     def _of_rows(self, texts: list[bytes]) -> Array | None:
         """(B, size, rows) the probabilities of texts of all rows of a block each."""
-        assert self.codes is not None
+        assert self.strides is not None
         if any(text.count(b";") != self.rows for text in texts):
             return None
-        found = rows_of(b"".join(texts), len(texts) * self.rows, self.codes, self.size)
+        parents = zip(*self.states, strict=True)
+        rows = [[states for states in parent for _ in range(self.rows)] for parent in parents]
+        codes = list(zip(rows, self.strides, strict=True))
+        found = rows_of(b"".join(texts), len(texts) * self.rows, codes, self.size)
         if found is None:
             return None
         numbers = found[0].reshape(len(texts), self.rows)
@@ -141,8 +160,3 @@ class Batch:
         values = np.empty((len(texts), self.rows, self.size))
         np.put_along_axis(values, numbers[..., None], found[1].reshape(values.shape), 1)
         return values.transpose(0, 2, 1)
-
-
-def is_of_rows(data: Bytes, start: int, end: int) -> bool:
-    """Whether the text in the braces of a block begins with a row."""
-    return _ROWS.match(data, start, end) is not None

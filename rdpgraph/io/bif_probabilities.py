@@ -1,12 +1,11 @@
 """The table of one probability block of a BIF file."""
 
 import math
-import operator
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import repeat
 from typing import NoReturn
 
 import numpy as np
@@ -53,11 +52,18 @@ class Scope:
         """Of the child and its parents."""
         return [int(self.variables.sizes[number]) for number in self.numbers]
 
+    def states(self) -> list[Mapping[bytes, int]]:
+        """For each parent the numbers of its states."""
+        return [self.lists.places(self.variables.list_of(number)) for number in self.numbers[1:]]
+
     def codes(self) -> list[tuple[Mapping[bytes, int], int]]:
-        """Per parent the number of a state, and its stride in that of a row."""
-        strides = accumulate(reversed(self.sizes[2:]), operator.mul, initial=1)
-        places = [self.lists.places(self.variables.list_of(n)) for n in self.numbers[1:]]
-        return list(zip(places, [*strides][::-1], strict=False))
+        """The same, and what they are multiplied by in the number of a row."""
+        return list(zip(self.states(), strides_of(self.sizes[1:]), strict=True))
+
+
+def strides_of(sizes: Sequence[int]) -> list[int]:
+    """For each dim how far apart its neighbours are; the last is the fastest."""
+    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
 class Probabilities:
@@ -154,7 +160,8 @@ class Probabilities:
         text, listed = bytes(self._data[start:end]), self._listed
         if self._values is None or not isinstance(listed, bytearray) or b"(" not in text:
             return False
-        found = rows_of(text, text.count(b";"), self._codes, self._size)
+        codes = [(repeat(states), stride) for states, stride in self._codes]
+        found = rows_of(text, text.count(b";"), codes, self._size)
         if found is None:
             return False
         numbers, values = found

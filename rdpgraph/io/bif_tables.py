@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_batches import Batch, is_of_rows
-from rdpgraph.io.bif_probabilities import MOST_BY_DEFAULT, Probabilities, Scope
+from rdpgraph.io.bif_batches import HEAD, Batch
+from rdpgraph.io.bif_probabilities import MOST_BY_DEFAULT, Probabilities, Scope, strides_of
 from rdpgraph.io.bif_tokens import PIECE
 from rdpgraph.io.text import Bytes
 from rdpgraph.model.block import Block
@@ -144,33 +144,39 @@ class _Reading:
     def _put(self, group: _Alike, place: int, block: int) -> None:
         """Read a block, now or together with others."""
         start, end = self._headers.body(block)
-        if end - start > PIECE:
+        head = HEAD.match(self._data, start, end)
+        rows = math.prod(group.shape[1:])
+        of_rows = head is not None and head[1] is not None
+        unusual = head is None or end - start > PIECE
+        if unusual or (of_rows and self._data.count(b";", start, end) != rows):
             self._read_alone(block, group.tables[place])
             return
-        lists, rows = None, math.prod(group.shape[1:])
-        if is_of_rows(self._data, start, end):
-            if self._data.count(b";", start, end) != rows:
-                self._read_alone(block, group.tables[place])
-                return
-            lists = tuple(map(self._variables.list_of, self._headers.scope(block)[1:]))
-        key = group.shape, lists
+        states: list[Mapping[bytes, int]] = []
+        if of_rows:
+            states = Scope(self._variables, self._lists, self._headers.scope(block)).states()
+        key = group.shape, of_rows
         if key not in self._batches:
             if len(self._batches) == _OPEN:
                 self._close(next(iter(self._batches)))
-            codes = None
-            if lists is not None:
-                codes = Scope(self._variables, self._lists, self._headers.scope(block)).codes()
-            self._batches[key] = group, Batch(group.shape[0], rows, codes)
+            strides = strides_of(group.shape[1:]) if of_rows else None
+            self._batches[key] = group, Batch(group.shape[0], rows, strides)
         batch = self._batches[key][1]
-        batch.add(block, place, start, end)
+        batch.add(block, place, start, end, states)
         if batch.length > PIECE:
             self._close(key)
 
     def _close(self, key: object) -> None:
         """Read the blocks of a batch."""
         group, batch = self._batches.pop(key)
-        if not batch.read(self._data, group.tables):
-            for block, place in zip(batch.spans[::4], batch.spans[1::4], strict=True):
+        left = [batch]
+        while left:
+            batch = left.pop()
+            if batch.read(self._data, group.tables):
+                continue
+            if len(batch) > 1:  # one that is unusual is not to make the others slow
+                left.extend(batch.halves())
+            else:
+                block, place = batch.spans[:2]
                 self._read_alone(block, group.tables[place])
 
     def _read_alone(self, block: int, table: Array | None) -> None:

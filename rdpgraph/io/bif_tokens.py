@@ -44,7 +44,8 @@ PLAIN_VARIABLE = re.compile(
     rb"(%b)\}\s*+;?\s*+\}\s*+" % (_NAME, _NAMES)
 )
 PLAIN_HEADER = re.compile(rb"probability\s*+\(\s*+(%b)\s*+(?:\|(%b))?\)\s*+\{" % (_NAME, _NAMES))
-_PLAIN_PROBABILITY = re.compile(rb'(probability\s*+\([^{}"/]*+\{)[^{}"/]*+\}\s*+')
+_PLAIN_PROBABILITY = re.compile(rb'(probability\s*+\([^{}"/]*+\{)([^{}"/]*+\})\s*+')
+_VARIABLE = re.compile(rb"variable\s")
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
 
 
@@ -231,9 +232,13 @@ def blocks_of(
     """
     at = 0
     while True:
-        while plain := _PLAIN_PROBABILITY.match(data, at):
-            yield plain.start(), plain.end(1), data.rfind(b"}", plain.end(1), plain.end()) + 1
+        if _VARIABLE.match(data, at):
+            at = read_variable(at)
+            continue
+        if plain := _PLAIN_PROBABILITY.match(data, at):
+            yield plain.start(), plain.end(1), plain.end(2)
             at = plain.end()
+            continue
         match = next_token(data, at)
         if match is None:
             return

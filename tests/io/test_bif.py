@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import random
 import re
 from pathlib import Path
 
@@ -341,3 +342,55 @@ def test_numbers_are_written_short_and_read_as_they_were(dtype):
         assert torch.equal(factor.potential.log_values, log_values)
         if 0.1 in values:
             assert "table 0.1, 0.7, 0.2;" in text
+
+
+def _interleaved(count):
+    """Blocks of several shapes and forms in turn, as texts that are read many at a time."""
+    generator = random.Random(0)
+    states = {"0": ["a", "b"]}
+    parts = ["variable 0{type discrete[2]{a,b};}", "probability(0){table 0.25,0.75;}"]
+    for n in range(1, count):
+        own = [f"s{n}", "b", "c"][: 2 + n % 2]
+        states[str(n)] = own
+        parts.append(f"variable {n} {{ type discrete [ {len(own)} ] {{ {', '.join(own)} }}; }}\n")
+        parent = str(n - 1)
+        rows = []
+        for state in states[parent]:
+            low = generator.randrange(1, 100)
+            values = [low / 200, 0.5 - low / 200, 0.5] if n % 2 else [low / 100, 1 - low / 100]
+            rows.append(f"({state}) {', '.join(map(str, values))};\n")
+        generator.shuffle(rows)
+        if n % 5 == 4:  # unusual
+            rows[-1] = "default " + rows[-1].partition(")")[2]
+        if n % 7 == 6:
+            parts.append(f"probability ( {n} ) {{ table {rows[0].partition(')')[2]} }}\n")
+        else:
+            parts.append(f"probability ( {n} | {parent} ) {{ {''.join(rows)}}}\n")
+    return parts
+
+
+def test_many_blocks_are_those_that_are_read_alone():
+    parts = _interleaved(400)
+    usual, alone = "".join(parts), "/**/".join(parts).replace("{", "{ /**/ ")
+    same_graph(parse_bif(usual), parse_bif(alone))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fragment"),
+    [
+        ("(s221) 0.5;(b) 1, 0;", "probabilities here"),
+        ("(s221) 0.5, 0.9;(b) 1, 0;(c) 1, 0;", "sum to 1"),
+        ("(s221) 1, 0;(s221) 1, 0;(c) 1, 0;", "not listed yet"),
+        ("(s221) 1, 0;(x) 1, 0;(c) 1, 0;", "has no 'x'"),
+        ("(s221) 1, 0;(b) 1, 1_0;(c) 1, 0;", "'1_0'"),
+        ("(s221) 1, 0;(b) 1, inf;(c) 1, 0;", "'inf'"),
+        ("table 1, 0, 1;", "6 probabilities here (there are 3)"),
+    ],
+)
+def test_the_first_error_of_many_blocks_is_said(wrong, fragment):
+    parts = _interleaved(400)
+    for block in (222, 301):
+        head = parts[2 * block + 1].partition("{")[0]
+        parts[2 * block + 1] = f"{head} {{\n{wrong} }}\n"
+    line = "".join(parts[: 2 * 222 + 1]).count("\n") + 2
+    refused(lambda: parse_bif("".join(parts)), f"line {line}", fragment)

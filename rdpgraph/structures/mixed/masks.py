@@ -230,4 +230,3 @@ class MaskedMixed(Masked):
         add(rows[inner], columns[outer], weights, -1)
         sums = counts.reshape(-1, p + 1, q + 1).cumsum(1).cumsum(2).clamp_(0.0, 1.0)
         return sums[:, :p, :q].reshape(*self.lead, p, q)
-

@@ -122,7 +122,7 @@ class Halves:
             whole, part = whole[some], part[some]
             other = 1 - end
             apart = ends[2 + end, whole] == ends[2 + end, part]
-            apart &= (ends[other, whole] != ends[other, part])
+            apart &= ends[other, whole] != ends[other, part]
             apart &= ends[2 + other, whole] != ends[2 + other, part]
             whole, part = whole[apart], part[apart]
             all_ends = torch.cat([ends[:, part], ends[:, whole]])
@@ -262,8 +262,10 @@ class Nodes:
                 words.append(torch.zeros(len(row), 2, dtype=torch.long, device=row.device))
                 continue
             before = where == Where.BEFORE
-            ends = (outside[0, row], within[0, column]) if before else (
-                within[1, column], outside[1, row]
+            ends = (
+                (outside[0, row], within[0, column])
+                if before
+                else (within[1, column], outside[1, row])
             )
             if side and half.inverted:
                 ends = own.longest - ends[1], own.longest - ends[0]
