@@ -21,6 +21,11 @@ from rdpgraph.model.names import Names
 from rdpgraph.model.semiring import soft_scatter
 
 _TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")
+# A line of the usual form; any other is read token by token.
+_RULE = re.compile(
+    r"""\s*+([0-9]++(?:\.[0-9]*+)?)\s++([^\s"'#]++)\s++->\s++"""
+    r"""(?:([^\s"'#]++)\s++([^\s"'#]++)|"([^"]++)"|'([^']++)')\s*+"""
+)
 _LINE, _LINE_OF_BYTES = re.compile(r"[^\r\n]+"), re.compile(rb"[^\r\n]+")
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
 _COMMENT = ord("#")
@@ -237,7 +242,8 @@ def parse_grammar(
             lexical.add(float(weight), number, words.add(parts[0]))
         else:
             binary.add(float(weight), number, names.add(parts[0]), names.add(parts[1]))
-        order.extend([-1] * (len(names) - len(order)))
+        if len(names) > len(order):
+            order.extend([-1] * (len(names) - len(order)))
         if order[number] < 0:
             order[number] = len(heads)
             heads.append(number)
@@ -262,7 +268,10 @@ def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
     whole, number, end = cast("Any", text), 1, 0
     for match in pattern.finditer(whole):
         gap = (end, match.start())
-        number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
+        if gap[1] == end + 1 and whole.startswith(feed, end):
+            number += 1
+        else:
+            number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
         end = match.end()
         if of_bytes and end - match.start() > _MOST_OF_A_LINE:
             if whole[match.start()] == _COMMENT:
@@ -273,6 +282,9 @@ def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
 
 def _read_line(line: str, where: str) -> list[str]:
     """Weight, parent, and two symbols or one word; or nothing."""
+    usual = _RULE.fullmatch(line)
+    if usual is not None and math.isfinite(float(usual[1])):
+        return [part for part in usual.groups() if part is not None]
     tokens: list[tuple[str, bool]] = []
     for match in _TOKEN.finditer(line):
         comment, double, single, plain, stray = match.groups()

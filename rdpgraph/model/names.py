@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
+_FIRST = 1 << 8
 
 
 class NumberedNames(Sequence[str]):
@@ -119,18 +120,25 @@ class Names(NumberedNames):
         (('S', 'NP'), 1, -1)
     """
 
-    __slots__ = ("_ends", "_table", "_text")
+    __slots__ = ("_ends", "_first", "_table", "_text")
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._text = bytearray()
         self._ends = array("Q", [0])
         self._table = _empty(16)
+        self._first: dict[str, int] = {}  # few names are often looked for again and again
         for name in names:
             self.add(name)
 
     def add(self, name: str) -> int:
         """The number of a name, which is added if it is new."""
-        return self.add_bytes(name.encode(*CODEC))
+        known = self._first.get(name)
+        if known is not None:
+            return known
+        number = self.add_bytes(name.encode(*CODEC))
+        if number < _FIRST:
+            self._first[name] = number
+        return number
 
     def add_bytes(self, name: bytes) -> int:
         """The same of a name in UTF-8."""
