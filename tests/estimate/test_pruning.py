@@ -114,6 +114,16 @@ def test_a_few_states_of_a_cheaper_model_are_likely():
     assert_close(sweeps_of(posterior).answers, model.span_marginals(), rtol=0.0, atol=0.1)
 
 
+def test_a_pilot_with_few_states_says_what_is_likely():
+    model = chain(6, 12)
+    pilot = rg.infer(
+        model, estimator=rg.Randomized.default(keep=4, replicates=4), generator=seeded()
+    )
+    likely = Given(pilot.marginals() > 0.1)
+    posterior = pruned(model, 40, likely=likely, chains=16)
+    assert_close(posterior.marginals(), model.marginals(), rtol=0.0, atol=0.1)
+
+
 def test_every_selection_changes_and_has_its_size():
     likely = torch.arange(12).expand(3, 2, 12) < torch.tensor([[9], [5]])
     policy, generator = Alternating(), seeded()

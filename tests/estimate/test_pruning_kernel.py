@@ -76,6 +76,19 @@ def trees():
     return masks, some, (states >= 0)[(slice(None), *some.T)], model.score(states)
 
 
+def test_trees_keep_what_is_apart_from_a_required_span():
+    masks, some, answers, scores = trees()
+    agrees = answers[:, (some == torch.tensor([0, 1])).all(1)].squeeze(1)
+    assert int(agrees.sum()) == 5
+    # The algorithm as printed takes every span away that is not nested with this one: the third
+    # word, too, which every tree has.
+    required = torch.zeros(1, 5, 5, dtype=torch.bool)
+    required[0, 0, 1] = True
+    within = masks.masked(required, torch.zeros_like(required))
+    assert_close(within.log_partition[0], scores[agrees].logsumexp(0), **TIGHT)
+    assert_close(within.expected().answers[0].diagonal(), torch.ones(5), check_dtype=False)
+
+
 def alignments():
     """The derivations of a bitext of 3 x 3 words, phrases among its leaves."""
     phrases = torch.full((4, 4, 4, 4), -torch.inf, dtype=torch.float64)

@@ -166,13 +166,17 @@ def square(lexicon: Lexicon, pairs: list[Pair], size: int, *, mixed: bool) -> No
     likely = torch.eye(size, dtype=torch.bool)
     scores, *alone = lexicon.scores(pair)
     model = model_with((scores + 12.0 * likely, *alone), mixed=mixed)
-    estimator = rg.RandomizedPruning(10, warm_up=0, likely=Given(likely))
-    generator = torch.Generator().manual_seed(0)
-    _, sweep = timed(lambda: rg.infer(model, estimator=estimator, generator=generator))
-    print(f"\np q = {size * size}: a sweep takes {1e2 * sweep:.1f} ms", flush=True)
+    print(f"\np q = {size * size}", flush=True)
+    sweeps: list[float] = []
+    for chains in (1, CHAINS, 4 * CHAINS):
+        estimator = rg.RandomizedPruning(10, warm_up=0, likely=Given(likely), chains=chains)
+        generator = torch.Generator().manual_seed(0)
+        run = partial(rg.infer, model, estimator=estimator, generator=generator)
+        sweeps.append(timed(run)[1] / 10 / chains)
+        print(f"a sweep of each of {chains} chains takes {1e3 * sweeps[-1]:.1f} ms", flush=True)
     whole = partial(unmasked, masks_of(model, rg.infer)) if mixed else model.marginals
     _, full = timed(whole)
-    print(f"the full recursion {full:.1f} s, {10 * full / sweep:.0f} times that")
+    print(f"the full recursion {full:.2f} s, {full / sweeps[0]:.0f} times that of one chain")
 
 
 def main() -> None:
