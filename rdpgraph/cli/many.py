@@ -8,6 +8,7 @@ import torch
 import typer
 
 from rdpgraph.cli.options import Task
+from rdpgraph.estimate.problem import Estimator
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Loopy, Scheduler
@@ -44,13 +45,22 @@ def place() -> tuple[int, int]:
     return _number("RANK", 0), _number("WORLD_SIZE", 1)
 
 
-def spread(graph: FactorGraph, scheduler: Scheduler, task: Task, seconds: float) -> Posterior:
+def spread(
+    graph: FactorGraph,
+    scheduler: Scheduler,
+    estimator: Estimator | None,
+    task: Task,
+    seconds: float,
+) -> Posterior:
     """The posterior of one large model, by messages between its parts, one on each process."""
-    if not isinstance(scheduler, Loopy) or task not in (Task.PR, Task.MAR):
+    simple = isinstance(scheduler, Loopy) and estimator is None
+    if not simple or task not in (Task.PR, Task.MAR):
         raise typer.BadParameter(
-            "one MODEL is spread over processes by --method loopy, for --task PR or MAR"
+            "one MODEL is spread over processes by --method loopy, for --task PR or MAR, without "
+            "--estimator"
         )
-    from rdpgraph.distributed.graphs import partition
+    assert isinstance(scheduler, Loopy)
+    from rdpgraph.distributed.cuts import partition
     from rdpgraph.distributed.group import group
 
     flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)

@@ -6,11 +6,13 @@ is loaded before it is asked for.
 """
 
 from rdpgraph.distributed.chains import ShardedChain, shard
-from rdpgraph.distributed.cuts import by_metis
+from rdpgraph.distributed.cuts import by_metis, partition
+from rdpgraph.distributed.estimates import SpreadChains, SpreadReplicates
 from rdpgraph.distributed.forecast import Cluster, Forecast, explain
-from rdpgraph.distributed.graphs import GraphPart, PartPosterior, partition
+from rdpgraph.distributed.graphs import GraphPart, PartPosterior
 from rdpgraph.distributed.group import alone, group
 from rdpgraph.distributed.shares import pooled, share
+from rdpgraph.distributed.slices import SpreadSlices
 
 __all__ = [
     "Cluster",
@@ -18,6 +20,9 @@ __all__ = [
     "GraphPart",
     "PartPosterior",
     "ShardedChain",
+    "SpreadChains",
+    "SpreadReplicates",
+    "SpreadSlices",
     "alone",
     "by_metis",
     "explain",

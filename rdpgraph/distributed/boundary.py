@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rdpgraph.distributed.wire import Wire
+from rdpgraph.distributed.wire import NO_SECOND, Wire
 from rdpgraph.engines.loopy.boundary import Boundary
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.network import Network
+from rdpgraph.model.gradients import refused
 
 
 def exchanged(wire: Wire, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -34,6 +35,7 @@ class Neighbours(Boundary):
 
     Attributes:
         wire: the ranks.
+        solvers: those that have variables left.
         places: by rank of a neighbour, per class the places of the variables shared with it, in
             the order that both have.
         own: per class (n,) 1 for a variable that no lower rank has, or 0.
@@ -42,6 +44,7 @@ class Neighbours(Boundary):
     """
 
     wire: Wire
+    solvers: tuple[int, ...]
     places: Mapping[int, tuple[Tensor, ...]]
     own: tuple[Tensor, ...]
     bounded: bool
@@ -50,7 +53,7 @@ class Neighbours(Boundary):
     def joined(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What all parts say of the variables: sent to the neighbours, and added up."""
         if torch.is_grad_enabled() and self.records and self.places:
-            return _Joined.apply(self, *map(_watched, values))  # pyright: ignore
+            return _Joined.apply(self, *map(watched, values))  # pyright: ignore
         return self.added(values)
 
     def added(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -76,15 +79,23 @@ class Neighbours(Boundary):
 
     def total(self, values: Tensor) -> Tensor:
         """By all-reduce."""
-        watched = torch.is_grad_enabled() and self.records
-        return self.wire.summed(_watched(values) if watched else values)
+        needed = torch.is_grad_enabled() and self.records
+        return self.wire.summed(watched(values) if needed else values)
 
     def largest(self, values: Tensor) -> Tensor:
         """By all-reduce."""
         return self.wire.largest(values)
 
+    def solved(self, values: Tensor) -> Tensor:
+        """By all-reduce; where some ranks have no variables, by what the others tell each other."""
+        if len(self.solvers) == self.wire.ranks:
+            return self.wire.total(values)
+        others = {rank: values.reshape(-1) for rank in self.solvers if rank != self.wire.rank}
+        told = exchanged(self.wire, others) | {self.wire.rank: values.reshape(-1)}
+        return torch.stack([told[rank] for rank in self.solvers]).sum(0).reshape(values.shape)
 
-def _watched(values: Tensor) -> Tensor:
+
+def watched(values: Tensor) -> Tensor:
     """The pass back is that of all parts, whether or not anything of this one needs it."""
     return values if values.requires_grad else values.detach().requires_grad_()
 
@@ -101,7 +112,10 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         copies = [gradient.clone() for gradient in gradients]
         with torch.no_grad():
-            return None, *ctx.boundary.added(copies)
+            joined = ctx.boundary.added(copies)
+        if torch.is_grad_enabled():
+            joined = tuple(refused(part, NO_SECOND, *gradients) for part in joined)
+        return None, *joined
 
 
 def joining(
@@ -119,11 +133,19 @@ def joining(
         edges, dtype = equations.edges, network.constant.dtype
         device = network.constant.device
         flags = torch.tensor(
-            [not equations.bounded, equations.records, equations.vanishing, -equations.lowest],
+            [
+                not equations.bounded,
+                equations.records,
+                equations.vanishing,
+                -equations.lowest,
+                len(edges.classes) > 0,
+            ],
             dtype=torch.float64,
             device=device,
         )
-        unbounded, records, vanishing, reach = wire.largest(flags).tolist()
+        told = wire.stacked(flags)
+        unbounded, records, vanishing, reach = told.amax(0)[:4].tolist()
+        solvers = tuple(told[:, 4].nonzero().flatten().tolist())
         places: dict[int, tuple[Tensor, ...]] = {}
         own = [torch.ones(len(c.variables), dtype=dtype, device=device) for c in edges.classes]
         for rank, numbers in sorted(shared.items()):
@@ -136,7 +158,7 @@ def joining(
             if rank < wire.rank:
                 for mine, theirs in zip(own, places[rank], strict=True):
                     mine[theirs] = 0.0
-        boundary = Neighbours(wire, places, tuple(own), not unbounded, bool(records))
+        boundary = Neighbours(wire, solvers, places, tuple(own), not unbounded, bool(records))
         return replace(equations, vanishing=bool(vanishing), lowest=-reach, boundary=boundary)
 
     return join

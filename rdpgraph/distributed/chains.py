@@ -14,7 +14,7 @@ from rdpgraph.distributed import logs, paths, scaled
 from rdpgraph.distributed.columns import Columns, RankRows
 from rdpgraph.distributed.wire import Split, Wire, fingerprint
 from rdpgraph.errors import ModelError
-from rdpgraph.model.gradients import possible_alone
+from rdpgraph.model.gradients import once, possible_alone, refused
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_possible
@@ -142,16 +142,19 @@ class ShardedChain:
         The gradients of the DTensors are sharded as they are. Those of a chain that every rank
         holds, by way of `shard`, are whole on every rank.
         """
-        return possible_alone(self._log_partition(self._here, self._sides))
+        here, *sides = (once(part, _ONCE) for part in (self._here, *self._sides))
+        return possible_alone(self._log_partition(here, sides))
 
     def marginals(self) -> Tensor:
-        """(*batch, T, n) the probabilities of the states here; not differentiable."""
+        """(*batch, T, n) the probabilities of the states here; a gradient of them is refused."""
         here = self._here.detach().requires_grad_()
         with torch.enable_grad():
             log_z = possible_alone(self._log_partition(here, [p.detach() for p in self._sides]))
-        if not here.shape[-2]:
-            return here.detach()
-        return torch.autograd.grad(log_z.sum(), here)[0]
+            if not here.shape[-2]:
+                return here.detach()
+            shares = torch.autograd.grad(log_z.sum(), here)[0]
+        parts = [part for part in (self._here, *self._sides) if part.requires_grad]
+        return refused(shares, _ONCE, *parts) if parts and torch.is_grad_enabled() else shares
 
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, the same on every rank; O(T N^2 / R).
@@ -177,9 +180,7 @@ class ShardedChain:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
         count = checked_count(count)
-        self.wire.require_alike(
-            "generators", fingerprint(generator.get_state()) if generator is not None else None
-        )
+        self.wire.require_one_state(generator)
         if isinstance(self.transition, tuple):
             parts = self._ranks(self._here, self._sides)
             drawn = paths.draw_by_rank(parts, self.split, count, generator)
@@ -298,3 +299,9 @@ def _spreads(shape: Sequence[int], to: Sequence[int]) -> bool:
         and pairs[0][0] == pairs[0][1]
         and all(size in (1, wanted) for size, wanted in pairs)
     )
+
+
+_ONCE = (
+    "log Z of a ShardedChain is differentiable once, and its marginals are not; ask a Chain on one "
+    "process."
+)

@@ -1,12 +1,24 @@
-"""Graphs cut where few factors cross: by METIS, a library that is there if one has installed it."""
+"""Graphs that every process holds, cut into parts: in blocks, as assigned, or by METIS."""
 
+import math
+from collections.abc import Sequence
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rdpgraph.distributed.graphs import GraphPart
+from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import Variable, VariableArray
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
@@ -47,3 +59,101 @@ def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
         return torch.arange(count) * ranks // max(1, count)
     linked = pymetis.CSRAdjacency(ends.int().numpy(), (links % count).int().numpy())
     return torch.tensor(list(pymetis.part_graph(ranks, linked)[1]), dtype=torch.long)
+
+
+def partition(
+    graph: FactorGraph, mesh: "DeviceMesh", *, assignment: Tensor | None = None
+) -> GraphPart:
+    """This rank's part of a graph that every rank holds.
+
+    A factor goes to the rank of its first variable, and takes its other variables along. The part
+    has copies of its factors' tables: cut again in each step of a training.
+
+    Args:
+        graph: the same on every rank, evidence included.
+        mesh: of one dim.
+        assignment: (V,) the rank of each variable, in the order of the graph's variables, members
+            of arrays included; default: in blocks, equally many variables on each rank, so that an
+            array is cut along its first dim.
+
+    Raises:
+        ModelError: an assignment that does not fit, or graphs that differ between the ranks.
+    """
+    wire, count = Wire.of(mesh), graph.num_variables
+    if assignment is None:
+        assignment = torch.arange(count) * wire.ranks // max(1, count)
+    whole = assignment.dtype == torch.long and assignment.shape == (count,)
+    if not whole or (
+        count and not 0 <= int(assignment.amin()) <= int(assignment.amax()) < wire.ranks
+    ):
+        raise ModelError(
+            f"partition needs the ranks of {count:,} variables, int64 from 0 to {wire.ranks - 1}; "
+            f"got {assignment!r:.80}."
+        )
+    wire.require_alike("graphs, or their assignments", fingerprint_of(graph, assignment))
+    present = torch.zeros(wire.ranks, count, dtype=torch.bool)
+    present[assignment, torch.arange(count)] = True
+    for block in graph.blocks:
+        if block.arity:
+            ranks = assignment[block.scopes[:, :1]].expand_as(block.scopes)
+            present[ranks, block.scopes] = True
+    mine = present[wire.rank]
+    numbers = mine.nonzero().flatten()
+    local = torch.full((count,), -1).scatter(0, numbers, torch.arange(len(numbers)))
+    blocks = [_part(block, assignment, wire.rank, local) for block in graph.blocks]
+    blocks = [block for block in blocks if block.count]
+    # A factor of nothing, for the batch dims and the type of what is elsewhere.
+    nothing = Table(torch.zeros(graph.batch_shape, dtype=graph.dtype, device=graph.device))
+    empty = torch.zeros(1, 0, dtype=torch.long)
+    blocks.append(Block(empty, nothing, (), None, torch.tensor([graph.num_factors])))
+    observed = None if graph.observed is None else graph.observed[..., numbers]
+    part = FactorGraph.from_blocks(_domain(graph.domain, numbers), blocks, observed)
+    shared: dict[int, Sequence[Variable | VariableArray]] = {}
+    for rank in range(wire.ranks):
+        both = local[(mine & present[rank]).nonzero().flatten()]
+        if rank != wire.rank and len(both):
+            shared[rank] = _views(part.domain, both)
+    return GraphPart(part, mesh, shared, home=(graph.domain, numbers))
+
+
+def _part(block: Block, assignment: Tensor, rank: int, local: Tensor) -> Block:
+    """The factors of a block whose first variable is a rank's; those of none are the first's."""
+    if not block.arity:
+        rows = torch.arange(block.count if rank == 0 else 0)
+    else:
+        rows = (assignment[block.scopes[:, 0]] == rank).nonzero().flatten()
+    potential = block.select(rows)
+    lead = potential.lead(block.arity)
+    one = not lead or lead[-1] == 1
+    shape = (1,) if one else (len(rows),)
+    if not lead:
+        shape = ()
+    return Block(local[block.scopes[rows]], potential, shape, None, block.declared[rows])
+
+
+def _domain(domain: Domain, numbers: Tensor) -> Domain:
+    """Of some of the variables, sorted; arrays are of those of their members that are there."""
+    entries: list[Entry] = []
+    for entry, first in zip(domain.entries, domain.starts, strict=False):
+        stop = first + math.prod(entry.shape)
+        count = int(((numbers >= first) & (numbers < stop)).sum())
+        if isinstance(entry, Variable):
+            entries += [entry] * count
+        elif count:
+            entries.append(VariableArray(entry.name, (count,), entry.states))
+    return Domain(tuple(entries))
+
+
+def _views(domain: Domain, numbers: Tensor) -> list[Variable | VariableArray]:
+    """Variables by their numbers, sorted, as views of the entries that they are members of."""
+    declared: list[Variable | VariableArray] = []
+    for entry, first in zip(domain.entries, domain.starts, strict=False):
+        stop = first + math.prod(entry.shape)
+        members = numbers[(numbers >= first) & (numbers < stop)] - first
+        if isinstance(entry, Variable):
+            declared += [entry] * len(members)
+        elif len(members):
+            declared.append(
+                VariableArray(entry.name, (len(members),), entry.states, view=(entry, members))
+            )
+    return declared

@@ -43,7 +43,7 @@ class Gathered(Approximation):
         Raises:
             UnsupportedError: always.
         """
-        _refuse()
+        refuse()
 
     def expected_score(self) -> Tensor:
         """Not gathered.
@@ -51,7 +51,7 @@ class Gathered(Approximation):
         Raises:
             UnsupportedError: always.
         """
-        _refuse()
+        refuse()
 
     def max_marginals(self) -> Tensor:
         """Not gathered.
@@ -59,7 +59,7 @@ class Gathered(Approximation):
         Raises:
             UnsupportedError: always.
         """
-        _refuse()
+        refuse()
 
     def mode(self) -> Tensor:
         """Not gathered.
@@ -67,16 +67,18 @@ class Gathered(Approximation):
         Raises:
             UnsupportedError: always.
         """
-        _refuse()
+        refuse()
 
 
 def refuse_to_solve(graph: FactorGraph) -> NoReturn:
     """For joints of variables that no factor holds."""
     del graph
-    _refuse()
+    refuse()
 
 
-def _refuse() -> NoReturn:
+def refuse() -> NoReturn:
+    """What is not known of the parts."""
     raise UnsupportedError(
-        "The parts of a graph give log Z and marginals of single variables; ask one process."
+        "The parts of a graph give log Z and marginals of single variables; ask one process for "
+        "modes, draws, joints and entropies."
     )

@@ -3,33 +3,31 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.distributed.boundary import exchanged, joining
-from rdpgraph.distributed.gathered import Gathered, refuse_to_solve
+from rdpgraph.distributed.boundary import exchanged, joining, watched
+from rdpgraph.distributed.gathered import Gathered, refuse, refuse_to_solve
 from rdpgraph.distributed.wire import Wire, fingerprint
 from rdpgraph.engines.consistency import Possible
 from rdpgraph.engines.loopy.counting import Bethe, Fractional
-from rdpgraph.engines.loopy.gradients import FromBeliefs, Unrolled
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.answers import StateValues
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.loopy import Loopy
+from rdpgraph.schedulers.contraction import require_fit
+from rdpgraph.schedulers.loopy import Loopy, loopy_plan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -113,34 +111,30 @@ class GraphPart:
     def infer(self, scheduler: Loopy | None = None) -> "PartPosterior":
         """The beliefs of loopy belief propagation over all parts: on every rank, at once.
 
-        Sweep by sweep the messages of one process with the same choices. Gradients reach log Z
-        through the beliefs, right at a fixed point; with `Unrolled`, marginals too.
+        Sweep by sweep the messages of one process with the same choices. Gradients are as of one
+        process, by any `Gradient`; each rank has those of its own factors.
 
         Args:
-            scheduler: of `Flooding`, with any damping, temperature, tolerance and number of sweeps,
-                the same on every rank; default `Loopy()`.
+            scheduler: of `Flooding`, with any damping, temperature, tolerance, gradient and number
+                of sweeps, the same on every rank; default `Loopy()`. Its ``memory`` is of a rank.
 
         Raises:
-            UnsupportedError: another schedule, counting numbers that need the whole graph, a limit
-                of seconds.
+            UnsupportedError: another schedule, counting numbers that need the whole graph, messages
+                to begin with, a limit of seconds.
+            BudgetError: a part does not fit into its memory.
         """
         scheduler = scheduler or Loopy()
-        whole = not isinstance(scheduler.counting, Bethe | Fractional)
-        limited = scheduler.seconds is not None or scheduler.start is not None
-        if not isinstance(scheduler.schedule, Flooding) or whole or limited:
-            raise UnsupportedError(
-                "The parts of a graph are solved by Loopy() with Flooding(), Bethe() or "
-                f"Fractional(), no start and no seconds; got {scheduler}."
-            )
-        gradient = scheduler.gradient
-        if not isinstance(gradient, Unrolled):
-            gradient = FromBeliefs()
-        network, numbers = self._agreed(), self.numbers
-        solution = replace(
-            scheduler.solution(network),
-            gradient=gradient,
-            among=joining(self.wire, network, numbers),
+        _require_in_parts(scheduler)
+        kinds = (scheduler.damping, scheduler.counting, scheduler.gradient)
+        self.wire.require_alike(
+            "schedulers",
+            (*map(repr, kinds), scheduler.sweeps, scheduler.tolerance, scheduler.temperature),
         )
+        network, numbers = self._agreed(), self.numbers
+        self.wire.agreed(
+            lambda: require_fit(loopy_plan(network, scheduler.sweeps, "", memory=scheduler.memory))
+        )
+        solution = replace(scheduler.solution(network), among=joining(self.wire, network, numbers))
         impossible = self.wire.largest(torch.tensor(float(network.impossible)))
         return PartPosterior(self, solution, bool(impossible))
 
@@ -246,6 +240,22 @@ class PartPosterior:
             answers[entry] = part.reshape(*graph.batch_shape, *entry.shape, entry.size)
         return StateValues(answers, domain)
 
+    def mode(self) -> NoReturn:
+        """Not available, nor are draws, joints and entropies.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> NoReturn:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
     def posterior(self, graph: FactorGraph) -> Posterior:
         """The same of all variables, as a `Posterior` of the graph that `partition` was given."""
         beliefs = self._whole()[1]
@@ -270,6 +280,8 @@ class PartPosterior:
         whole = self._flat.new_zeros(len(self._flat), domain.total_states)
         places = _places(graph.domain.sizes, here)
         whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
+        if not self.impossible and self.solution.equations.records and torch.is_grad_enabled():
+            whole = watched(whole)
         return domain, wire.summed(whole)
 
     @cached_property
@@ -284,106 +296,21 @@ class PartPosterior:
         return replace(own, exact=False, biased=True, bound="", remedy=remedy)
 
 
-def partition(
-    graph: FactorGraph, mesh: "DeviceMesh", *, assignment: Tensor | None = None
-) -> GraphPart:
-    """This rank's part of a graph that every rank holds.
-
-    A factor goes to the rank of its first variable, and takes its other variables along.
-
-    Args:
-        graph: the same on every rank, evidence included.
-        mesh: of one dim.
-        assignment: (V,) the rank of each variable, in the order of the graph's variables, members
-            of arrays included; default: in blocks, equally many variables on each rank, so that an
-            array is cut along its first dim.
-
-    Raises:
-        ModelError: an assignment that does not fit, or graphs that differ between the ranks.
-    """
-    wire, count = Wire.of(mesh), graph.num_variables
-    if assignment is None:
-        assignment = torch.arange(count) * wire.ranks // max(1, count)
-    whole = assignment.dtype == torch.long and assignment.shape == (count,)
-    if not whole or (
-        count and not 0 <= int(assignment.amin()) <= int(assignment.amax()) < wire.ranks
-    ):
-        raise ModelError(
-            f"partition needs the ranks of {count:,} variables, int64 from 0 to {wire.ranks - 1}; "
-            f"got {assignment!r:.80}."
-        )
-    seen = 0 if graph.observed is None else fingerprint(graph.observed)
-    scopes = [fingerprint(block.scopes) for block in graph.blocks]
-    wire.require_alike(
-        "graphs, or their assignments",
-        (count, graph.num_factors, graph.batch_shape, scopes, seen, fingerprint(assignment)),
-    )
-    present = torch.zeros(wire.ranks, count, dtype=torch.bool)
-    present[assignment, torch.arange(count)] = True
-    for block in graph.blocks:
-        if block.arity:
-            ranks = assignment[block.scopes[:, :1]].expand_as(block.scopes)
-            present[ranks, block.scopes] = True
-    mine = present[wire.rank]
-    numbers = mine.nonzero().flatten()
-    local = torch.full((count,), -1).scatter(0, numbers, torch.arange(len(numbers)))
-    blocks = [_part(block, assignment, wire.rank, local) for block in graph.blocks]
-    blocks = [block for block in blocks if block.count]
-    # A factor of nothing, for the batch dims and the type of what is elsewhere.
-    nothing = Table(torch.zeros(graph.batch_shape, dtype=graph.dtype, device=graph.device))
-    empty = torch.zeros(1, 0, dtype=torch.long)
-    blocks.append(Block(empty, nothing, (), None, torch.tensor([graph.num_factors])))
-    observed = None if graph.observed is None else graph.observed[..., numbers]
-    part = FactorGraph.from_blocks(_domain(graph.domain, numbers), blocks, observed)
-    shared: dict[int, Sequence[Variable | VariableArray]] = {}
-    for rank in range(wire.ranks):
-        both = local[(mine & present[rank]).nonzero().flatten()]
-        if rank != wire.rank and len(both):
-            shared[rank] = _views(part.domain, both)
-    return GraphPart(part, mesh, shared, home=(graph.domain, numbers))
-
-
-def _part(block: Block, assignment: Tensor, rank: int, local: Tensor) -> Block:
-    """The factors of a block whose first variable is a rank's; those of none are the first's."""
-    if not block.arity:
-        rows = torch.arange(block.count if rank == 0 else 0)
-    else:
-        rows = (assignment[block.scopes[:, 0]] == rank).nonzero().flatten()
-    potential = block.select(rows)
-    lead = potential.lead(block.arity)
-    one = not lead or lead[-1] == 1
-    shape = (1,) if one else (len(rows),)
-    if not lead:
-        shape = ()
-    return Block(local[block.scopes[rows]], potential, shape, None, block.declared[rows])
-
-
-def _domain(domain: Domain, numbers: Tensor) -> Domain:
-    """Of some of the variables, sorted; arrays are of those of their members that are there."""
-    entries: list[Entry] = []
-    for entry, first in zip(domain.entries, domain.starts, strict=False):
-        stop = first + math.prod(entry.shape)
-        count = int(((numbers >= first) & (numbers < stop)).sum())
-        if isinstance(entry, Variable):
-            entries += [entry] * count
-        elif count:
-            entries.append(VariableArray(entry.name, (count,), entry.states))
-    return Domain(tuple(entries))
-
-
-def _views(domain: Domain, numbers: Tensor) -> list[Variable | VariableArray]:
-    """Variables by their numbers, sorted, as views of the entries that they are members of."""
-    declared: list[Variable | VariableArray] = []
-    for entry, first in zip(domain.entries, domain.starts, strict=False):
-        stop = first + math.prod(entry.shape)
-        members = numbers[(numbers >= first) & (numbers < stop)] - first
-        if isinstance(entry, Variable):
-            declared += [entry] * len(members)
-        elif len(members):
-            declared.append(
-                VariableArray(entry.name, (len(members),), entry.states, view=(entry, members))
+def _require_in_parts(scheduler: Loopy) -> None:
+    """Refuse what a part cannot do alone, by its name."""
+    named = {
+        "schedule=": (scheduler.schedule, isinstance(scheduler.schedule, Flooding)),
+        "counting=": (scheduler.counting, isinstance(scheduler.counting, Bethe | Fractional)),
+        "start=": (scheduler.start, scheduler.start is None),
+        "seconds=": (scheduler.seconds, scheduler.seconds is None),
+    }
+    for name, (given, fits) in named.items():
+        if not fits:
+            raise UnsupportedError(
+                f"The parts of a graph are solved by Loopy() with Flooding(), Bethe() or "
+                f"Fractional(), no start and no seconds; got {name}{given!r:.80}: leave it out, or "
+                "ask one process."
             )
-    return declared
 
 
 def _places(sizes: Tensor, numbers: Tensor) -> Tensor:

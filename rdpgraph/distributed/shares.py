@@ -12,7 +12,7 @@ from rdpgraph.estimate.replicates import Replicates
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Items = TypeVar("Items", Tensor, Sequence[Any])
+Items = TypeVar("Items", Tensor, range, Sequence[Any])
 
 
 def share(items: Items, mesh: "DeviceMesh") -> Items:
@@ -22,8 +22,13 @@ def share(items: Items, mesh: "DeviceMesh") -> Items:
         items: the same on every rank: rows of evidence, sentences, models.
         mesh: of one dim.
     """
-    wire, count = Wire.of(mesh), len(items)
-    return items[count * wire.rank // wire.ranks : count * (wire.rank + 1) // wire.ranks]
+    wire = Wire.of(mesh)
+    return part_of(items, wire.rank, wire.ranks)
+
+
+def part_of(items: Items, rank: int, ranks: int) -> Items:
+    """A rank's part of them."""
+    return items[len(items) * rank // ranks : len(items) * (rank + 1) // ranks]
 
 
 def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:

@@ -10,16 +10,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ModelError
+from rdpgraph._portable import tensors_in
+from rdpgraph.errors import ModelError, RdpgraphError
+from rdpgraph.model.gradients import refused
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +74,28 @@ class Wire:
                     f"The ranks must have one model, and their {what} differ: rank 0 has "
                     f"{answers[0]!r:.120}, rank {rank} has {answer!r:.120}."
                 )
+
+    def require_one_state(self, generator: torch.Generator | None) -> None:
+        """Refuse generators that would not draw the same on every rank; None is torch's own.
+
+        Raises:
+            ModelError: they differ.
+        """
+        generator = torch.default_generator if generator is None else generator
+        self.require_alike("generators", fingerprint(generator.get_state()))
+
+    def agreed(self, question: Callable[[], Value]) -> Value:
+        """This rank's answer, if every rank has one; an error of one of them is raised on all."""
+        if self.ranks == 1:
+            return question()
+        answers, wrong = list[Value](), None
+        try:
+            answers.append(question())
+        except RdpgraphError as error:
+            wrong = error
+        if bool(self.largest(torch.tensor(float(wrong is not None)))):
+            raise next(error for error in self.told(wrong) if error is not None)
+        return answers[0]
 
     def largest(self, values: Tensor) -> Tensor:
         """The largest of every entry, over the ranks; no gradient."""
@@ -203,7 +228,16 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore
-        return None, None, ctx.back(gradient)
+        back = ctx.back(gradient)
+        if torch.is_grad_enabled() and gradient.requires_grad:
+            back = refused(back.detach(), NO_SECOND, gradient)
+        return None, None, back
+
+
+NO_SECOND = (
+    "What was sent between processes is differentiable once: its gradient has no gradient of its "
+    "own; ask one process."
+)
 
 
 def fingerprint(values: Tensor) -> int:
@@ -217,3 +251,8 @@ def fingerprint(values: Tensor) -> int:
         places = torch.arange(first, first + len(block), device=block.device)
         total += int((block * (2 * places + 1)).sum())  # wraps around, as it may
     return total % math.floor(2**61)
+
+
+def fingerprint_of(*parts: object) -> list[object]:
+    """The same of the tensors of some models: their shapes, types and bits."""
+    return [(tuple(part.shape), str(part.dtype), fingerprint(part)) for part in tensors_in(parts)]

@@ -29,7 +29,8 @@ class SlicedSolution(Solution):
 
     Attributes:
         numbers: the fixed variables.
-        count: how many slices.
+        variables: how many the model has.
+        slices: the numbers of the slices that are summed: all, or some of them.
         solve: gives the solution of a slice.
         allowance: seconds for all answers.
 
@@ -38,33 +39,34 @@ class SlicedSolution(Solution):
     """
 
     numbers: tuple[int, ...]
-    count: int
+    variables: int
+    slices: range
     solve: Callable[[int], ExactSolution]
     allowance: Allowance
 
     def _slices(self) -> Iterator[ExactSolution]:
         begin, left = clock.now(), self.allowance.left()
-        for number in range(self.count):
+        for done, number in enumerate(self.slices, 1):
             yield self.solve(number)
-            spent = clock.now() - begin
-            self._require_time(spent, number + 1, left)
+            self._require_time(clock.now() - begin, done, left)
         self.allowance.spent += clock.now() - begin
 
     def _require_time(self, spent: float, done: int, left: float) -> None:
-        whole = spent / done * self.count
+        whole = spent / done * len(self.slices)
         if whole > _SLACK * left and spent > _TRIAL * left:
             raise BudgetError(
-                f"{self.count:,} slices would take about {duration(whole)}, and {duration(left)} "
-                "are left of the budget; raise the time or the memory budget, or use an "
-                "approximate method."
+                f"{len(self.slices):,} slices would take about {duration(whole)}, and "
+                f"{duration(left)} are left of the budget; raise the time or the memory budget, or "
+                "use an approximate method."
             )
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats."""
-        return _log_sum(self._log_partitions)
+        return _log_sum(self.logs)
 
     @differentiable_property
-    def _log_partitions(self) -> Tensor:
+    def logs(self) -> Tensor:
+        """(slices, B) log Z of each."""
         return torch.stack([part.log_partition() for part in self._slices()])
 
     def _averaged(self, answer: Callable[[ExactSolution], Tensor]) -> Tensor:
@@ -111,6 +113,10 @@ class SlicedSolution(Solution):
 
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration; the first slice wins a tie."""
+        return self.best()[0]
+
+    def best(self) -> tuple[Tensor, Tensor]:
+        """(B, V) the mode, and (B,) its score."""
         best: Tensor | None = None
         score: Tensor | None = None
         for part in self._slices():
@@ -123,19 +129,27 @@ class SlicedSolution(Solution):
                 best = torch.where(better.unsqueeze(1), part.mode(), best)
                 score = torch.where(better, value, score)
         assert best is not None
-        return best
+        assert score is not None
+        return best, score
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) independent draws: a slice by its mass, then within it."""
-        logs = self._log_partitions.detach().double()
-        weights = torch.softmax(logs, 0).T
-        slices = torch.multinomial(weights, count, replacement=True, generator=generator).T
-        drawn: Tensor | None = None
-        for number in torch.unique(slices).tolist():
-            chosen = slices == number
-            here = self.solve(number).sample(count, generator)
-            drawn = here if drawn is None else torch.where(chosen.unsqueeze(-1), here, drawn)
-        assert drawn is not None
+        return self.drawn(*chosen(self.logs, count, generator))
+
+    def drawn(self, choice: Tensor, seeds: Tensor) -> Tensor:
+        """(count, B, V) draws within the slices chosen; 0 where that is none of these.
+
+        Args:
+            choice: (count, B) numbers of slices.
+            seeds: of the noise within each slice, so that it does not depend on the others.
+        """
+        drawn = torch.zeros((), dtype=torch.long, device=choice.device)
+        drawn = drawn.expand(*choice.shape, self.variables)
+        for number in torch.unique(choice).tolist():
+            if number in self.slices:
+                noise = torch.Generator(seeds.device).manual_seed(int(seeds[number]))
+                here = self.solve(number).sample(len(choice), noise)
+                drawn = torch.where((choice == number).unsqueeze(-1), here, drawn)
         return drawn
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
@@ -148,6 +162,20 @@ class SlicedSolution(Solution):
             "Marginal MAP does not run in slices; give the plan more memory "
             "(Contraction(memory=...)) so that the model fits without."
         )
+
+
+def chosen(logs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """(count, B) slices drawn by their masses, and (slices,) seeds for what is drawn in each.
+
+    Args:
+        logs: (slices, B) log Z of each.
+        count: of draws.
+        generator: the randomness.
+    """
+    weights = torch.softmax(logs.detach().double(), 0).T
+    choice = torch.multinomial(weights, count, replacement=True, generator=generator).T
+    device = logs.device if generator is None else generator.device
+    return choice, torch.randint(2**62, (len(logs),), generator=generator, device=device)
 
 
 def _log_sum(logs: Tensor) -> Tensor:

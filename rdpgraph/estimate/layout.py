@@ -33,7 +33,7 @@ class Layout:
         return math.prod(self.model.batch_shape)
 
     @cached_property
-    def _entries(self) -> list[tuple[tuple[int, ...], int]]:
+    def entries(self) -> list[tuple[tuple[int, ...], int]]:
         """Of each variable, array or structure its shape and its number of states."""
         model = self.model
         if isinstance(model, Structure):
@@ -50,7 +50,7 @@ class Layout:
         # There may be no variable at all.
         states = [torch.zeros(*flat[:2], 0, dtype=torch.long, device=device)]
         weights = [torch.zeros(*flat[:2], 0, dtype=dtype, device=device)]
-        for (shape, size), support in zip(self._entries, self.supports, strict=True):
+        for (shape, size), support in zip(self.entries, self.supports, strict=True):
             if support is None:
                 everything = torch.arange(size, device=device)
                 zero = torch.zeros((), dtype=dtype, device=device)
@@ -88,7 +88,7 @@ class Layout:
 
     def _each(self, sizes: list[int]) -> Tensor:
         """(V,) from a number for each entry."""
-        counts = [math.prod(shape) for shape, _ in self._entries]
+        counts = [math.prod(shape) for shape, _ in self.entries]
         return torch.tensor(sizes, dtype=torch.long).repeat_interleave(
             torch.tensor(counts, dtype=torch.long)
         )
@@ -96,12 +96,12 @@ class Layout:
     @cached_property
     def all_sizes(self) -> Tensor:
         """(V,) how many states each variable has."""
-        return self._each([size for _, size in self._entries])
+        return self._each([size for _, size in self.entries])
 
     @cached_property
     def sizes(self) -> Tensor:
         """(V,) how many states each variable keeps."""
-        pairs = zip(self._entries, self.supports, strict=True)
+        pairs = zip(self.entries, self.supports, strict=True)
         return self._each([size if s is None else s.kept for (_, size), s in pairs])
 
     @property

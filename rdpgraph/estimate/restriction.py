@@ -65,6 +65,17 @@ class Restriction:
         """Where the kept states stand."""
         return Layout(self.original, self.supports, self.replicates)
 
+    def part(self, chosen: range) -> "Restriction":
+        """The same of some of the replicates, which stand side by side."""
+        lead, which = 1 + len(self.original.batch_shape), slice(chosen.start, chosen.stop)
+        supports = [
+            support
+            if support is None or support.states.ndim <= lead + len(shape)  # of all replicates
+            else Support(support.states[which], support.log_weights[which])
+            for support, (shape, _) in zip(self.supports, self.layout.entries, strict=True)
+        ]
+        return replace(self, supports=tuple(supports), replicates=len(chosen))
+
     def solved(self) -> Solution:
         """The solution of the model on the states kept."""
         return self.solve(self.model).solution

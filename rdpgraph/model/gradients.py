@@ -95,18 +95,40 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
 _ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
 
 
-def refused(values: Tensor, why: str) -> Tensor:
-    """The same values, whose gradient is an error."""
-    guarded: Tensor = _Refused.apply(values, why)  # pyright: ignore
+def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:
+    """The same values, whose gradient is an error: in these, and in what else they are made of."""
+    guarded: Tensor = _Refused.apply(values, why, *of)  # pyright: ignore
     return guarded
 
 
 class _Refused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, why: str) -> Tensor:
+    def forward(ctx: Any, values: Tensor, why: str, *of: Tensor) -> Tensor:  # noqa: ARG004
         ctx.why = why
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004
         raise UnsupportedError(ctx.why)
+
+
+def once(values: Tensor, why: str) -> Tensor:
+    """The same values, the gradient in which has none of its own: asking for it is an error."""
+    if not values.requires_grad or not torch.is_grad_enabled():
+        return values
+    guarded: Tensor = _Once.apply(values, why)  # pyright: ignore
+    return guarded
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, why: str) -> Tensor:
+        ctx.why = why
+        ctx.save_for_backward(values)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return gradients[0], None
+        return refused(gradients[0], ctx.why, *ctx.saved_tensors), None

@@ -70,9 +70,9 @@ def solved(scheduler: Scheduler, graph: FactorGraph) -> Solution:
 def plan_network(
     network: Network, budget: Budget, *, deadline: float | None = None
 ) -> tuple[Plan, Callable[[], Solution]]:
-    """The plan of a reduced network, and what carries it out; for `deadline` see `make_plan`."""
-    plan = _planned(network, budget, deadline=deadline)
-    return plan, partial(_solved, network, plan, budget)
+    """`planned`, and what carries it out."""
+    plan = planned(network, budget, deadline=deadline)
+    return plan, partial(solved_network, network, plan, budget)
 
 
 def exactly(scheduler: Scheduler) -> Contraction:
@@ -91,12 +91,13 @@ def require_fit(plan: Plan) -> None:
         raise BudgetError(f"{what} does not fit: it {plan.remedy}.")
 
 
-def _planned(
+def planned(
     network: Network,
     budget: Budget,
     last: frozenset[int] = frozenset(),
     deadline: float | None = None,
 ) -> Plan:
+    """The plan of a reduced network; for `deadline` see `make_plan`."""
     return make_plan(
         topology_of(network),
         budget=budget,
@@ -109,9 +110,10 @@ def _planned(
     )
 
 
-def _solved(network: Network, plan: Plan, budget: Budget) -> Solution:
+def solved_network(network: Network, plan: Plan, budget: Budget) -> Solution:
+    """What carries out a plan that fits."""
     if plan.num_slices > 1:
-        return _sliced(network, plan, budget)
+        return in_slices(network, plan, budget)
     return _exact(network, plan, budget)
 
 
@@ -122,13 +124,13 @@ def _exact(network: Network, plan: Plan, budget: Budget) -> ExactSolution:
 
 
 def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> ContractionTree:
-    narrow = _planned(network, budget, last)
+    narrow = planned(network, budget, last)
     require_fit(narrow)
     assert narrow.tree is not None
     return narrow.tree
 
 
-def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
+def in_slices(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     """One exact solution per configuration of the cutset, made by conditioning."""
     numbers = network.numbers[torch.tensor(plan.slices)]
     pairs = zip(numbers, plan.slices, strict=True)
@@ -136,7 +138,9 @@ def _sliced(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
     solve = partial(_slice, network, budget, numbers, grid)
     allowance = Allowance(budget.seconds)
-    return SlicedSolution(tuple(numbers.tolist()), len(grid), solve, allowance)
+    return SlicedSolution(
+        tuple(numbers.tolist()), network.graph.num_variables, range(len(grid)), solve, allowance
+    )
 
 
 def _slice(
@@ -159,4 +163,4 @@ def _slice(
     slice_network = reduce_graph(part, possible=network.possible)
     ample = replace(budget, seconds=budget.seconds * 1e6)
     deadline = clock.now() + SEARCHING * budget.seconds
-    return _exact(slice_network, _planned(slice_network, ample, deadline=deadline), budget)
+    return _exact(slice_network, planned(slice_network, ample, deadline=deadline), budget)

@@ -507,9 +507,11 @@ def test_models_are_shared_by_the_processes_of_torchrun(run, tmp_path, monkeypat
     code, _, said = run("infer", *models, *asked)
     assert code == 2
     assert "--output FOLDER" in said
-    code, _, said = run("infer", ASIA)
-    assert code == 2
-    assert "--method loopy" in said
+    estimated = ("--method", "loopy", "--estimator", "randomized", "--keep", "2")
+    for wrong in ((), estimated):
+        code, _, said = run("infer", ASIA, *wrong)
+        assert code == 2
+        assert "--method loopy" in said
 
 
 def test_several_models_that_cannot_be_told_apart_or_have_one_evidence(run, tmp_path):

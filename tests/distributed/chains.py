@@ -165,6 +165,25 @@ def tensors_that_were_never_whole(mesh: DeviceMesh, folder: Path) -> None:
 
 
 @check
+def second_derivatives_are_refused(mesh: DeviceMesh, folder: Path) -> None:
+    generator = seeded(4)
+    for name in ("plain", "in logs", "low rank"):
+        case = {"states": 6} if name == "low rank" else CASES[name]
+        unary, transition = (part.requires_grad_() for part in potentials(**case))
+        if name == "low rank":
+            transition = rg.LowRank(*torch.randn(2, 6, 2, generator=generator, dtype=DOUBLE))
+        here = shard(rg.Chain(unary, transition), mesh)
+        log_z = here.log_partition().square().sum()
+        (gradient,) = torch.autograd.grad(log_z, unary, create_graph=True)
+        for answer in (gradient, here.marginals()):
+            if answer.numel():
+                with pytest.raises(rg.errors.UnsupportedError, match=r"^[^\n]*one process[^\n]*$"):
+                    torch.autograd.grad(answer.square().sum(), unary)
+        with torch.no_grad():
+            assert not here.marginals().requires_grad
+
+
+@check
 def estimates_are_those_of_one_process(mesh: DeviceMesh, folder: Path) -> None:
     generator = seeded(5)
     unary, transition = potentials(11, steps=4, batch=(2,))

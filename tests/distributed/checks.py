@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,14 +34,14 @@ def outcomes(mesh: DeviceMesh, folder: Path) -> dict[str, str]:
         try:
             function(mesh, folder)
             found[name] = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             return found | {name: traceback.format_exc()}  # what it ends for the others, too
     return found
 
 
 def run(rank: int, ranks: int, folder: Path) -> None:
     """One process of a group."""
-    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
+    faulthandler.dump_traceback_later(6 * SECONDS, exit=True)
     store = dist.FileStore(str(folder / "store"), ranks)
     limit = timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
@@ -52,7 +53,7 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Groups of 2 and of 4, forked: what takes the time is importing torch."""
-    from tests.distributed import chains, costs, faults, graphs  # noqa: F401
+    from tests.distributed import chains, costs, faults, graphs, spread  # noqa: F401
 
     torch.set_num_threads(1)
     waiting = os.fork()  # most of what goes wrong is waited for

@@ -1,5 +1,6 @@
 """What is forecast is what is sent; gradients by data in parallel; checkpoints."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
-from rdpgraph.distributed import explain, partition, pooled, shard, share
+from rdpgraph.distributed import SpreadReplicates, explain, partition, pooled, shard, share
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.loopy import FromBeliefs
+from rdpgraph.loopy import FromBeliefs, Implicit
 from tests.distributed.chains import DOUBLE, close, seeded
 from tests.distributed.checks import check
 from tests.distributed.graphs import grid
@@ -33,6 +34,9 @@ class Counted(TorchDispatchMode):
         name = function._schema.name
         if name.startswith("c10d::"):
             self.seen.add(name)
+            if name == "c10d::allgather_":  # what ranks tell each other once
+                self.sent += (self.ranks - 1) * sum(p.numel() * p.element_size() for p in args[1])
+                return function(*args, **(kwargs or {}))
             first = args[0] if isinstance(args[0], list) else [args[0]]
             size = sum(part.numel() * part.element_size() for part in first)
             if name == "c10d::allreduce_":
@@ -77,6 +81,36 @@ def bytes_are_those_forecast(mesh: DeviceMesh, folder: Path) -> None:
             assert len(outcome.trace) == sweeps
             found.append(counted.sent)
         assert abs((found[1] - found[0]) / 5 - forecast.sent_bytes) <= 0.01 * forecast.sent_bytes
+
+
+@check
+def bytes_of_what_is_summed_up(mesh: DeviceMesh, folder: Path) -> None:
+    """An answer of n numbers an item is one sum of n + 1, and a maximum, over the ranks."""
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    chain = rg.Chain(
+        torch.randn(3, 10, 40, generator=seeded(0)), torch.randn(40, 40, generator=seeded(1))
+    )
+    estimator = SpreadReplicates(rg.Randomized.default(keep=6, replicates=4), mesh)
+    posterior = rg.infer(chain, estimator=estimator, generator=seeded(2))
+    _ = posterior.log_partition
+    with Counted(ranks, rank) as counted:
+        posterior.marginals()
+    reduced = 2 * (ranks - 1) / ranks * 4 * 3 * (10 * 40 + 2)
+    assert abs(counted.sent - reduced) <= 0.01 * reduced, (counted.sent, reduced)
+    graph, _ = grid((8, 80), 3, dtype=torch.float32)
+    found = []
+    for iterations in (2, 5):  # of the solve behind a gradient, each as a sweep and two dots
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it ends early, as asked for
+            gradient = Implicit(iterations=iterations, tolerance=0.0)
+            part = partition(graph, mesh)
+            beliefs = part.infer(rg.Loopy(sweeps=2, gradient=gradient)).gathered()[graph["x"]]
+            weights = torch.randn(beliefs.shape, generator=seeded(3))
+            with Counted(ranks, rank) as counted:
+                (beliefs * weights).sum().backward()
+            found.append(counted.sent)
+    forecast = 3 * explain(part, mesh).sent_bytes
+    assert abs(found[1] - found[0] - forecast) <= 0.01 * forecast + 500.0 * ranks, (found, forecast)
 
 
 @check

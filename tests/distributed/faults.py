@@ -7,9 +7,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import rdpgraph as rg
 from rdpgraph.distributed import group, shard
@@ -59,6 +64,28 @@ def unset(rank: int) -> None:
         pass
 
 
+class Half(FileSystemWriter):
+    """Ends the process in the middle of what it writes."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        (self.path / "half").write_bytes(b"half")
+        os._exit(9)
+
+
+def state_of(mesh: DeviceMesh, value: float) -> dict[str, Any]:
+    """What is saved and taken up."""
+    return {"x": distribute_tensor(torch.full((4, 6), value), mesh, [Shard(1)])}
+
+
+def cut(rank: int) -> None:
+    """The last rank ends in the middle of its second checkpoint."""
+    saved = Path(os.environ["ANSWERS"]) / "saved"
+    with group(seconds=LIMIT) as mesh:
+        checkpoint.save(state_of(mesh, 1.0), checkpoint_id=saved / "1")
+        writer = (FileSystemWriter if rank < mesh.size() - 1 else Half)(saved / "2")
+        checkpoint.save(state_of(mesh, 2.0), storage_writer=writer)
+
+
 def answered(rank: int) -> None:
     """No fault: one model on two processes, by the command line."""
     from rdpgraph.cli import main
@@ -70,12 +97,14 @@ def answered(rank: int) -> None:
 
 
 FAULTS: dict[str, Callable[[int], None]] = {
-    function.__name__: function for function in (killed, silent, missing, unequal, unset, answered)
+    function.__name__: function
+    for function in (killed, silent, missing, unequal, unset, cut, answered)
 }
 
 
-def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str]]:
-    """By rank of two: the exit code, and what was said."""
+def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str, float]]:
+    """By rank of two: the exit code, what was said, and the seconds that it took."""
+    begin = time.monotonic()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,11 +121,11 @@ def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str]
             function(rank)
             os._exit(0)
         workers.append(worker)
-    found = list[tuple[int, str]]()
+    found = list[tuple[int, str, float]]()
     for rank, worker in enumerate(workers):
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         said = (folder / f"{function.__name__}{rank}").read_text()
-        found.append((code, said))
+        found.append((code, said, time.monotonic() - begin))
     return found
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import rdpgraph as rg
 from rdpgraph.distributed import GraphPart, by_metis, partition
-from rdpgraph.loopy import FromBeliefs, ProbabilityDamping
+from rdpgraph.loopy import FromBeliefs, Implicit, ProbabilityDamping, Unrolled
 from tests.distributed.chains import DOUBLE, close, seeded
 from tests.distributed.checks import check
 
@@ -130,18 +130,63 @@ def graphs_of_many_kinds_equal_one_process(mesh: DeviceMesh, folder: Path) -> No
 
 @check
 def gradients_pass_the_messages(mesh: DeviceMesh, folder: Path) -> None:
+    """Of marginals, through every sweep or at the fixed point; ranks with nothing take part."""
+    anywhere = torch.randint(mesh.size(), (9,), generator=seeded(3))
+    exactly = Implicit(iterations=200, tolerance=1e-13)
+    cases = (
+        (grid((3, 4), 3), rg.Loopy(sweeps=4, gradient=Unrolled()), None, 1e-11),
+        (grid((3, 3), 3, zeros=True), rg.Loopy(tolerance=1e-13, gradient=exactly), anywhere, 1e-9),
+        (grid((3, 3), 2), rg.Loopy(tolerance=1e-13, gradient=exactly), 0 * anywhere, 1e-9),
+        (grid((3, 3), 3, dtype=torch.float32), rg.Loopy(tolerance=1e-6), None, 2e-5),
+    )
+    for (graph, tables), scheduler, assignment, tolerance in cases:
+        x = graph["x"]
+        one = rg.infer(graph, scheduler=scheduler).marginal(x)
+        weights = torch.randn(one.shape, generator=seeded(1), dtype=one.dtype)
+        expected = torch.autograd.grad((one * weights).sum(), tables)
+        part = partition(graph, mesh, assignment=assignment)
+        (part.infer(scheduler).gathered()[x] * weights).sum().backward()
+        for table, wanted in zip(tables, expected, strict=True):
+            found = torch.zeros_like(table) if table.grad is None else table.grad.clone()
+            torch.distributed.all_reduce(found)
+            close(found, wanted, tolerance)
+
+
+@check
+def parts_refuse_by_name_what_they_cannot_do(mesh: DeviceMesh, folder: Path) -> None:
+    graph, _ = grid((3, 4), 2)
+    part = partition(graph, mesh)
+    refused = {
+        "schedule=": rg.Loopy(schedule=rg.loopy.Sequential()),
+        "counting=": rg.Loopy(counting=rg.loopy.TreeReweighted()),
+        "seconds=": rg.Loopy(seconds=9.0),
+        "start=": rg.Loopy(start=rg.infer(graph, scheduler=rg.Loopy(sweeps=2))),
+    }
+    for name, scheduler in refused.items():
+        with pytest.raises(rg.errors.UnsupportedError, match=rf"^[^\n]*{name}[^\n]*$"):
+            part.infer(scheduler)
+    pair = (rg.Variable("a", 2100), rg.Variable("b", 2100))  # a table of one rank's alone
+    large = rg.FactorGraph([rg.Factor(pair, rg.Table(torch.zeros(2100, 2100)))])
+    with pytest.raises(rg.errors.BudgetError, match=r"^[^\n]*memory[^\n]*$"):
+        partition(large, mesh).infer(rg.Loopy(memory=1.0))
+    posterior = part.infer(rg.Loopy(sweeps=3))
+    whole = posterior.posterior(graph)
+    asked = (
+        posterior.mode, lambda: posterior.sample(2), whole.mode, whole.entropy,
+        lambda: whole.sample(2), whole.max_marginals, lambda: whole.joint(list(graph["x"][0, :2])),
+    )  # fmt: skip
+    for ask in asked:
+        with pytest.raises(rg.errors.UnsupportedError, match=r"^[^\n]+$"):
+            ask()
     graph, tables = grid((3, 4), 3)
-    scheduler = rg.Loopy(sweeps=4, gradient=rg.loopy.Unrolled())
-    x = graph["x"]
-    one = rg.infer(graph, scheduler=scheduler).marginal(x)
-    weights = torch.randn(one.shape, generator=seeded(1), dtype=DOUBLE)
-    expected = torch.autograd.grad((one * weights).sum(), tables)
-    many = partition(graph, mesh).infer(scheduler).gathered()[x]
-    own = torch.autograd.grad((many * weights).sum(), tables, allow_unused=True)
-    for table, part, wanted in zip(tables, own, expected, strict=True):
-        total = torch.zeros_like(table) if part is None else part.clone()
-        torch.distributed.all_reduce(total)
-        close(total, wanted, 1e-11)
+    posterior = partition(graph, mesh).infer(rg.Loopy(sweeps=3, gradient=Unrolled()))
+    twice = torch.autograd.grad(
+        posterior.log_partition.square().sum(), tables, create_graph=True, allow_unused=True
+    )
+    total = sum((part.square().sum() for part in twice if part is not None), torch.zeros(()))
+    if mesh.size() > 1:  # of one, nothing was sent
+        with pytest.raises(rg.errors.UnsupportedError, match=r"^[^\n]*differentiable once[^\n]*$"):
+            total.backward()
 
 
 @check
@@ -178,10 +223,16 @@ def ranks_that_disagree_say_so(mesh: DeviceMesh, folder: Path) -> None:
     x = rg.VariableArray("x", (3,), 2)
     graph = rg.FactorGraph([rg.FactorBlock((x[1:], x[:-1]), rg.Table(torch.zeros(2, 2)))])
     other = rg.FactorGraph([rg.FactorBlock((x[1:2], x[:1]), rg.Table(torch.zeros(2, 2)))])
+    tables = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(torch.full((2,), float(rank))))])
+    seen = graph.condition({x[1]: rank % 2})
+    last = {} if rank > 1 else {1 - rank: [x[1]]}  # ranks 0 and 1 share a variable
     unlike = [
         lambda: shard(rg.Chain(torch.full((2, 3), float(rank)), torch.zeros(3, 3)), mesh),
         lambda: partition(graph if rank else other, mesh),
+        lambda: partition(tables, mesh),
         lambda: GraphPart(graph, mesh, {1 - rank: [x[rank : 2 * rank + 1]]} if rank < 2 else {}),
+        lambda: GraphPart(seen, mesh, last),
+        lambda: partition(graph, mesh).infer(rg.Loopy(sweeps=3 + rank)),
     ]
     for make in unlike:
         with pytest.raises(rg.errors.ModelError, match=r"^[^\n]*$"):

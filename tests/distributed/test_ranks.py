@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 
 import rdpgraph as rg
 from rdpgraph.distributed import alone
 from rdpgraph.loopy import FromBeliefs
-from tests.distributed import chains, costs, graphs  # noqa: F401
+from tests.distributed import chains, costs, graphs, spread  # noqa: F401
 from tests.distributed.checks import CHECKS, SECONDS, outcomes
+from tests.distributed.faults import LIMIT, state_of
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(18 * SECONDS)
 def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
     """One test, so that one worker of pytest-xdist starts the processes, once."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.distributed.checks", str(tmp_path)]
-    subprocess.run(command, env=environment, cwd=ROOT, timeout=4 * SECONDS, check=True)
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=15 * SECONDS, check=True)
     for ranks in (2, 4):
         files = [tmp_path / str(ranks) / f"{rank}.json" for rank in range(ranks)]
         all_hold([json.loads(file.read_text()) for file in files])
@@ -30,9 +35,10 @@ def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
     with alone() as mesh:
         all_hold([outcomes(mesh, tmp_path / "1")])
     ends = json.loads((tmp_path / "faults.json").read_text())
-    assert ends.pop("answered") == [[0, ""], [0, ""]]
+    assert [own[:2] for own in ends.pop("answered")] == [[0, ""], [0, ""]]
     for fault, ended in ends.items():
         ended_in_one_line(fault, ended)
+    is_as_it_was(tmp_path / "saved")
     is_that_of_one_process(json.loads((tmp_path / "asia").read_text()))
 
 
@@ -48,14 +54,26 @@ def all_hold(found: list[dict[str, str]]) -> None:
     assert all(set(own) == set(CHECKS) for own in found)
 
 
-def ended_in_one_line(fault: str, ended: list[tuple[int, str]]) -> None:
-    """All but the process that was lost, which ends with 9."""
-    survivors = [(code, said) for code, said in ended if code != 9]
+def ended_in_one_line(fault: str, ended: list[tuple[int, str, float]]) -> None:
+    """All but the process that was lost, which ends with 9; not long after the time limit."""
+    survivors = [own for own in ended if own[0] != 9]
     assert survivors, fault
-    for code, said in survivors:
+    for code, said, seconds in survivors:
         assert code == 1, fault
+        assert seconds < 12 * LIMIT, fault  # a busy machine is slow to start
         assert said.startswith("Error: "), fault
         assert len(said.splitlines()) == 1, fault
+
+
+def is_as_it_was(saved: Path) -> None:
+    """The checkpoint before the one that was cut short, which is refused."""
+    with alone() as mesh:
+        state = state_of(mesh, 0.0)
+        checkpoint.load(state, checkpoint_id=saved / "1")
+        assert torch.equal(state["x"].full_tensor(), torch.ones(4, 6))
+        assert (saved / "2" / "half").exists()
+        with pytest.raises(CheckpointException):
+            checkpoint.load(state, checkpoint_id=saved / "2")
 
 
 def is_that_of_one_process(found: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 class Boundary(ABC):
     """What the other parts of a model, in other processes, add to the equations of this one.
 
-    Every method is called by all parts, in the same order. So are the gradients of `joined`, for
-    which every sum that comes of it has a part in what follows, though no factor be there.
+    Every method but `solved` is called by all parts, in the same order. So are the gradients of
+    `joined`, for which every sum that comes of it has a part in what follows, though no factor be
+    there.
 
     Attributes:
         bounded: whether in no part a message can grow without bound.
@@ -38,3 +39,7 @@ class Boundary(ABC):
     @abstractmethod
     def largest(self, values: Tensor) -> Tensor:
         """The largest over all parts; no gradient."""
+
+    @abstractmethod
+    def solved(self, values: Tensor) -> Tensor:
+        """The sums over the parts that have messages, which alone make this call; no gradient."""

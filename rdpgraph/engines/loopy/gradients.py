@@ -82,10 +82,13 @@ class Implicit(Gradient):
 
     def attached(self, equations: Equations, messages: Messages, seconds: float) -> Messages:
         """Messages at a fixed point, attached to the potentials' graph; the solve ends in time."""
-        if not torch.is_grad_enabled() or not equations.edges.count:
+        among = equations.boundary is not None and equations.records
+        if not torch.is_grad_enabled() or not (equations.edges.count or among):
             return messages
         updated = equations.update(tuple(message.detach() for message in messages))
-        if not any(message.requires_grad for message in updated):
+        if among:  # the solve is that of all parts, whether or not it reaches anything here
+            updated = tuple(m if m.requires_grad else m.requires_grad_() for m in updated)
+        elif not any(message.requires_grad for message in updated):
             return messages
         return _AtFixedPoint.apply(equations, self, seconds, *updated)  # pyright: ignore
 
@@ -126,6 +129,7 @@ class _AtFixedPoint(torch.autograd.Function):
             how.iterations,
             how.tolerance,  # pyright: ignore
             deadline=clock.now() + ctx.seconds,  # pyright: ignore
+            total=_own if equations.boundary is None else equations.boundary.solved,  # pyright: ignore
         )
         if residual > 100 * how.tolerance:  # pyright: ignore
             warnings.warn(
@@ -148,6 +152,10 @@ def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
     return tuple(p.reshape(m.shape) for p, m in zip(parts, like, strict=True))
 
 
+def _own(values: Tensor) -> Tensor:
+    return values
+
+
 def gmres(
     operator: Callable[[Tensor], Tensor],
     right: Tensor,
@@ -155,13 +163,19 @@ def gmres(
     tolerance: float,
     *,
     deadline: float = math.inf,
+    total: Callable[[Tensor], Tensor] = _own,
 ) -> tuple[Tensor, float]:
     """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
 
     Ends with the iteration in which the deadline (on `clock.now`) passes. Returns the solution and
-    the relative residual.
+    the relative residual. Of vectors that lie in parts on several processes ``total`` sums up what
+    the parts say.
     """
-    size = float(right.norm())
+
+    def norm(vector: Tensor) -> float:
+        return math.sqrt(float(total(vector.norm().double().square())))
+
+    size = norm(right)
     if size == 0.0:
         return torch.zeros_like(right), 0.0
     basis = [right / size]
@@ -172,11 +186,11 @@ def gmres(
         image = operator(basis[-1])
         column = torch.zeros(step + 2, dtype=torch.float64)
         for _ in range(2):  # orthogonalised twice, for float32
-            for place, vector in enumerate(basis):
-                part = torch.dot(vector, image)
+            parts = total(torch.stack([torch.dot(vector, image) for vector in basis]))
+            for part, vector in zip(parts, basis, strict=True):
                 image = image - part * vector
-                column[place] += float(part)
-        length = float(image.norm())
+            column[:-1] += parts.cpu()
+        length = norm(image)
         column[-1] = length
         columns.append(column)
         matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64)
@@ -186,7 +200,8 @@ def gmres(
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
         residual = float((matrix @ weights - target[:, 0]).norm()) / size
-        if residual <= tolerance or length <= 1e-12 or clock.now() > deadline:
+        ended = residual <= tolerance or length <= 1e-12 or clock.now() > deadline
+        if float(total(right.new_tensor(float(ended)))):  # processes may round differently
             break
         basis.append(image / length)
     stacked = torch.stack(basis[: len(weights)])

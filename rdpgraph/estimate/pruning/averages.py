@@ -1,7 +1,8 @@
 """Running averages over the sweeps of chains, with what they are worth."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -48,6 +49,13 @@ class Averages:
             squares=self.squares + values.square(), batch=batch, batches=batches,
             batch_squares=squares,
         )  # fmt: skip
+
+    @classmethod
+    def joined(cls, parts: Sequence["Averages"]) -> Self:
+        """Those of all chains, which have as many sweeps, in batches as long."""
+        names = [part.name for part in fields(cls)][2:]
+        sums = (torch.cat([getattr(part, name) for part in parts]) for name in names)
+        return cls(parts[0].sweeps, parts[0].length, *sums)
 
     @property
     def chains(self) -> int:

@@ -62,13 +62,16 @@ class RandomizedPruning(Estimator):
                 f"got {self.sweeps}, {self.chains}, {self.warm_up} and {self.seconds}."
             )
 
+    @property
+    def warming(self) -> int:
+        """Sweeps before the averages begin."""
+        return self.sweeps // 10 if self.warm_up is None else self.warm_up
+
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:
         """The averages of the sweeps, whatever solves the model: nothing does."""
-        lift = PrunedSolution(self.run(model, solve=solve, generator=generator))
-        # A structure is not solved, nor is a graph: what has no variables is quick to.
-        return Problem(model if isinstance(model, FactorGraph) else FactorGraph([]), lift)
+        return averaged(model, self.run(model, solve=solve, generator=generator))
 
     @torch.no_grad()
     def run(
@@ -81,7 +84,7 @@ class RandomizedPruning(Estimator):
             UnsupportedError: the model has no masks.
             ImpossibleEvidenceError: an item of the model has no possible configuration.
         """
-        warm = self.sweeps // 10 if self.warm_up is None else self.warm_up
+        warm = self.warming
         if self.resume is not None:
             run, warm = sweeps_of(self.resume).run, 0
             if run.sampler.masks.model is not model:
@@ -90,14 +93,29 @@ class RandomizedPruning(Estimator):
                     "of another: give infer the model of that posterior."
                 )
         else:
-            masks = masks_of(model, solve)
-            asked = masks.open()
-            likely = self.likely.questions(masks, solve).to(asked.device) & asked
-            if bool(asked.any()) and not bool(likely.any()):
-                raise ModelError(
-                    f"{type(self.likely).__name__} finds no question likely, so that no sweep "
-                    "would have a mask: lower its threshold, or use Exact()."
-                )
-            sampler = Sampler(masks, likely, self.selected, self.chains)
-            run = Run(sampler, sampler.first(generator))
+            run = Run.begun(self.sampler(model, solve=solve), generator)
         return run.onward(self.sweeps, warm_up=warm, seconds=self.seconds, generator=generator)
+
+    def sampler(self, model: Model, *, solve: Callable[[Model], Any]) -> Sampler:
+        """The kernel of the chains.
+
+        Raises:
+            ModelError: no question is likely.
+            UnsupportedError: the model has no masks.
+        """
+        masks = masks_of(model, solve)
+        asked = masks.open()
+        likely = self.likely.questions(masks, solve).to(asked.device) & asked
+        if bool(asked.any()) and not bool(likely.any()):
+            raise ModelError(
+                f"{type(self.likely).__name__} finds no question likely, so that no sweep "
+                "would have a mask: lower its threshold, or use Exact()."
+            )
+        return Sampler(masks, likely, self.selected, self.chains)
+
+
+def averaged(model: Model, run: Run) -> Problem:
+    """What the sweeps of a run say of a model, for `Estimator.prepare`."""
+    # A structure is not solved, nor is a graph: what has no variables is quick to.
+    solved = model if isinstance(model, FactorGraph) else FactorGraph([])
+    return Problem(solved, PrunedSolution(run))

@@ -1,13 +1,16 @@
 """The sweeps of a run, and what they have added up to."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
-from rdpgraph.model.masks import Expected
+from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.plan.clock import now
 
 _MOST_DRAWS = 1000
@@ -41,6 +44,11 @@ class Run:
     work: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
+    @classmethod
+    def begun(cls, sampler: Sampler, generator: torch.Generator | None) -> "Run":
+        """At a first configuration, and no sweep yet."""
+        return cls(sampler, sampler.first(generator))
+
     @property
     def sweeps(self) -> int:
         """How many are averaged."""
@@ -73,6 +81,40 @@ class Run:
             else:
                 run = run._with(sweep, length)
         return replace(run, visited=run.visited and run.visited.merged())
+
+    @staticmethod
+    def joined(runs: Sequence["Run"]) -> "Run":
+        """The chains of some runs of one model as one run, which can go on as any.
+
+        The runs have as many sweeps each, one at least, and began with none.
+        """
+        first, chains = runs[0], [run.sampler.chains for run in runs]
+        sampler = replace(first.sampler, chains=sum(chains))
+        size = math.prod(sampler.masks.batch_shape) * math.prod(sampler.masks.sites)
+        starts = [size * (end - own) for end, own in zip(accumulate(chains), chains, strict=True)]
+
+        def placed(places: Sequence[Tensor]) -> Tensor:
+            moved = (own + start for own, start in zip(places, starts, strict=True))
+            return torch.cat(list(moved))
+
+        visited = [run.visited for run in runs if run.visited is not None]
+        draw = Draw(
+            torch.cat([run.state.draw.answers for run in runs]),
+            placed([run.state.draw.places for run in runs]),
+        )
+        return replace(
+            first,
+            sampler=sampler,
+            state=State(draw, torch.cat([run.state.selected for run in runs])),
+            averages=Averages.joined([run.averages for run in runs if run.averages is not None]),
+            visited=Visited(
+                placed([own.places for own in visited]), torch.cat([own.chances for own in visited])
+            ),
+            draws=tuple(map(placed, zip(*(run.draws for run in runs), strict=True))),
+            scores=tuple(map(torch.cat, zip(*(run.scores for run in runs), strict=True))),
+            work=sum(run.work for run in runs),
+            shapes={name: (sum(chains), *own[1:]) for name, own in first.shapes.items()},
+        )
 
     def _with(self, sweep: Sweep, length: int) -> "Run":
         expected = sweep.expected

@@ -1,0 +1,224 @@
+"""Estimators whose chains or replicates are spread over the processes of a mesh."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import differentiable_property
+from rdpgraph.distributed.shares import part_of
+from rdpgraph.distributed.summed import Summed
+from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.problem import Estimator, Model, Problem
+from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
+from rdpgraph.estimate.pruning.run import Run
+from rdpgraph.estimate.pruning.sampler import Sampler
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.estimate.restriction import KeptSolution, Restriction
+from rdpgraph.model.graph import FactorGraph
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadChains(Estimator):
+    """Randomized pruning whose chains are spread over the processes of a mesh.
+
+    Each rank sweeps some of the chains, one after the other; after it every rank has the averages
+    of all, with R-hat and standard errors over all of them, as `RandomizedPruning` has. A chain has
+    noise of its own, so that one seed gives the same on any number of ranks. Nothing is sent before
+    the end. The posterior can be gone on from by ``RandomizedPruning(..., resume=posterior)``.
+
+    Args:
+        pruning: how many sweeps and chains; without `seconds` and `resume`, for all chains are
+            averaged over equally many sweeps.
+        mesh: of one dim.
+
+    Raises:
+        ModelError: a limit of seconds, or a posterior to resume.
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> from rdpgraph.distributed import alone
+        >>> chain = rg.Chain(torch.zeros(4, 2), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> with alone() as mesh:
+        ...     posterior = rg.infer(
+        ...         chain, estimator=SpreadChains(rg.RandomizedPruning(20, chains=4), mesh),
+        ...         generator=torch.Generator().manual_seed(0))
+        >>> rg.pruning.sweeps_of(posterior).trace.shape
+        torch.Size([22, 4])
+    """
+
+    pruning: RandomizedPruning
+    mesh: "DeviceMesh"
+
+    def __post_init__(self) -> None:
+        if self.pruning.resume is not None or self.pruning.seconds < math.inf:
+            raise ModelError(
+                "SpreadChains takes RandomizedPruning without seconds and resume: every chain has "
+                "equally many sweeps, from the first one on."
+            )
+
+    def prepare(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Problem:
+        """The averages of the sweeps of all ranks.
+
+        Raises:
+            ModelError: models or generators that differ between the ranks.
+        """
+        wire, pruning = Wire.of(self.mesh), self.pruning
+        wire.require_alike("models", fingerprint_of(model))
+        wire.require_one_state(generator)
+        seeds: list[int] = torch.randint(2**62, (pruning.chains,), generator=generator).tolist()
+
+        def swept() -> list[Run]:
+            return [self._run(one, seed) for seed in part_of(seeds, wire.rank, wire.ranks)]
+
+        with torch.no_grad():
+            one = replace(wire.agreed(lambda: pruning.sampler(model, solve=solve)), chains=1)
+            # The model stays where it is.
+            told = wire.told([vars(run) | {"sampler": None} for run in wire.agreed(swept)])
+        runs = [Run(**parts | {"sampler": one}) for row in told for parts in row]
+        return averaged(model, Run.joined(runs))
+
+    def _run(self, sampler: Sampler, seed: int) -> Run:
+        """One chain."""
+        noise, pruning = torch.Generator().manual_seed(seed), self.pruning
+        return Run.begun(sampler, noise).onward(
+            pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadReplicates(Estimator):
+    """Randomized estimates whose replicates are spread over the processes of a mesh.
+
+    Every rank chooses the states of all replicates, as one process would of the same seed, and
+    solves some of them; log Z, its standard error and expectations are those of all. Each rank has
+    the gradients of its own replicates: add them up over the ranks.
+
+    Args:
+        estimator: with its replicates.
+        mesh: of one dim.
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> from rdpgraph.distributed import alone
+        >>> chain = rg.Chain(torch.zeros(4, 50), torch.zeros(50, 50))
+        >>> with alone() as mesh:
+        ...     posterior = rg.infer(
+        ...         chain, generator=torch.Generator().manual_seed(0),
+        ...         estimator=SpreadReplicates(rg.Randomized.default(keep=8, replicates=4), mesh))
+        ...     posterior.log_partitions.shape
+        torch.Size([4])
+    """
+
+    estimator: Randomized
+    mesh: "DeviceMesh"
+
+    def prepare(
+        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
+    ) -> Problem:
+        """The model on the states of the replicates here.
+
+        Raises:
+            ModelError: models or generators that differ between the ranks.
+        """
+        wire = Wire.of(self.mesh)
+        wire.require_alike("models", fingerprint_of(model))
+        wire.require_one_state(generator)
+        problem = self.estimator.prepare(model, solve=solve, generator=generator)
+        kept = problem.lift
+        assert isinstance(kept, Restriction)
+        every = range(kept.replicates)
+        counts = tuple(len(part_of(every, rank, wire.ranks)) for rank in range(wire.ranks))
+        here = kept.part(part_of(every, wire.rank, wire.ranks) or every[:1])
+        return Problem(here.model, _Spread(here, wire, counts))
+
+
+@dataclass(frozen=True, eq=False)
+class _Spread:
+    """The lift from the replicates here to all of them."""
+
+    kept: Restriction
+    wire: Wire
+    counts: tuple[int, ...]
+
+    def __call__(self, solution: Solution) -> "SpreadReplicated":
+        count = self.counts[self.wire.rank]
+        weight = math.log(count / sum(self.counts)) if count else -math.inf
+        return SpreadReplicated(self.kept(solution), self.wire, weight, self.counts)
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadReplicated(Summed):
+    """Answers by the replicates of all ranks.
+
+    Attributes:
+        counts: by rank how many it solves; one with none solves the first, at no weight.
+    """
+
+    own: KeptSolution
+    counts: tuple[int, ...]
+
+    @differentiable_property
+    def replicates(self) -> Replicates:
+        """The estimates of Z of all ranks."""
+        values = self.wire.agreed(lambda: self.own.replicates.log_partitions)
+        split = Split(self.wire, self.counts)
+        return Replicates(split.known(values[: split.own].mT).mT)
+
+    def log_partitions(self) -> Tensor:
+        """(replicates, B)."""
+        return self.replicates.log_partitions
+
+    def log_partition(self) -> Tensor:
+        """(B,) the log of the mean of the replicates' Z."""
+        return self.replicates.log_partition
+
+    def status(self) -> Status:
+        """That of the engine, and what all replicates say."""
+        own, all_of_them = self.own.status(), self.replicates
+        known = all_of_them.count > 1 and all_of_them.log_partitions.numel() > 0
+        error, size = all_of_them.standard_error, all_of_them.effective_sample_size
+        return replace(
+            own,
+            standard_error=float(error.amax()) if known else None,
+            effective_sample_size=float(size.amin()) if known else None,
+        )
+
+    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
+        """(B, *sizes) on the states kept."""
+        return self.averaged(lambda: self.own.joint(numbers, solve))
+
+    def mode(self) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        _refuse("modes")
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """Not available.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        _refuse("draws")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UnsupportedError(
+        f"Replicates that are spread over processes give no {what}; ask one process, by the "
+        "estimator itself."
+    )

@@ -1,0 +1,135 @@
+"""Exact inference in slices, of which every process solves its own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.distributed.shares import part_of
+from rdpgraph.distributed.summed import Summed
+from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
+from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.sliced import SlicedSolution, chosen
+from rdpgraph.engines.solution import Solution
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.plan import clock
+from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.scheduler import SEARCHING
+from rdpgraph.schedulers.contraction import in_slices, planned, solved_network
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadSlices(Scheduler):
+    """Exact contraction in slices, each on one of the processes of a mesh.
+
+    A model whose tables do not fit into the memory of a process is solved once for each
+    configuration of a few variables, the cutset, as `Contraction` does; the configurations are
+    shared between the ranks, and what they find is summed up: see `docs/distributed.md`. The first
+    rank plans for all. A model that fits in one piece is solved whole, by every rank: give less
+    memory for more slices.
+
+    All ranks ask the same questions in the same order. Each has the gradients of its own slices:
+    add them up over the ranks. One seed gives the same draws on any number of ranks.
+
+    Args:
+        mesh: of one dim.
+        memory: bytes for the tables of one slice; None: 60% of what the first rank's machine has
+            available, which the processes on it share.
+        seconds: the predicted time that each rank may take.
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> from rdpgraph.distributed import alone
+        >>> x = rg.VariableArray("x", (8, 8), 2)
+        >>> near = rg.Table([[0.5, 0.0], [0.0, 0.5]])
+        >>> grid = rg.FactorGraph([
+        ...     rg.FactorBlock((x[1:], x[:-1]), near), rg.FactorBlock((x[:, 1:], x[:, :-1]), near)])
+        >>> with alone() as mesh:
+        ...     posterior = rg.infer(grid, scheduler=SpreadSlices(mesh, memory=20_000))
+        ...     log_z, count = posterior.log_partition, posterior.plan.num_slices
+        >>> count > 1, torch.allclose(log_z, rg.infer(grid).log_partition)
+        (True, True)
+    """
+
+    mesh: "DeviceMesh"
+    memory: float | None = None
+    seconds: float = 60.0
+
+    def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
+        """The first rank's plan: which variables are fixed, and who solves which slices.
+
+        Raises:
+            ModelError: graphs that differ between the ranks.
+        """
+        wire = Wire.of(self.mesh)
+        wire.require_alike("graphs", fingerprint_of(graph))
+        network, budget = reduce_graph(graph), budget_of(self.memory, self.seconds)
+        plan = None
+        if not wire.rank:
+            together = replace(budget, seconds=self.seconds * wire.ranks)
+            deadline = clock.now() + max(SEARCHING * self.seconds, clock.LEAST_PLANNING)
+            plan = planned(network, together, deadline=deadline)
+        plan = next(one for one in wire.told(plan) if one is not None)
+        if plan.num_slices > 1:
+            seconds = plan.seconds * -(-plan.num_slices // wire.ranks) / plan.num_slices
+            why = f"{plan.why}; shared between {wire.ranks} processes"
+            plan = replace(plan, why=why, seconds=seconds)
+        return plan, partial(_spread, wire, network, plan, budget)
+
+
+def _spread(wire: Wire, network: Network, plan: Plan, budget: Budget) -> Solution:
+    if plan.num_slices == 1:
+        return solved_network(network, plan, budget)
+    whole = in_slices(network, plan, budget)
+    parts = tuple(part_of(whole.slices, rank, wire.ranks) for rank in range(wire.ranks))
+    here = parts[wire.rank]
+    own = replace(whole, slices=here or whole.slices[:1])
+    return SpreadSolution(own, wire, 0.0 if here else -math.inf, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class SpreadSolution(Summed):
+    """Answers by the slices of all ranks.
+
+    Attributes:
+        parts: by rank the slices that it solves; one with none solves the first, at no weight.
+    """
+
+    own: SlicedSolution
+    parts: tuple[range, ...]
+
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration; the first slice wins a tie."""
+        states, score = self.wire.agreed(self.own.best)
+        score = score if self.log_weight > -math.inf else score - math.inf
+        # In one message: a number of states is exact in float64.
+        told = self.wire.stacked(torch.cat([score.unsqueeze(1), states], 1).double())
+        winner = told[:, :, :1].argmax(0, keepdim=True).expand(1, *told.shape[1:])
+        return told.gather(0, winner)[0, :, 1:].long()
+
+    @cached_property
+    def _logs(self) -> Tensor:
+        """(slices, B) log Z of every slice, on every rank."""
+        split = Split(self.wire, tuple(map(len, self.parts)))
+        here = self.wire.agreed(lambda: self.own.logs.detach())[: split.own]
+        return (split.gather(here.mT) if self.wire.ranks > 1 else here.mT).mT
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) independent draws, the same on every rank.
+
+        The generators of the ranks must be in one state.
+        """
+        self.wire.require_one_state(generator)
+        choice, seeds = chosen(self._logs, count, generator)
+        here = replace(self.own, slices=self.parts[self.wire.rank])
+        return self.wire.total(self.wire.agreed(lambda: here.drawn(choice, seeds)))

@@ -1,0 +1,72 @@
+"""A sum of which each rank has a part: log Z, expectations and maxima of the whole."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import differentiable_property
+from rdpgraph.distributed import logs
+from rdpgraph.distributed.wire import Wire
+from rdpgraph.engines.solution import Solution
+from rdpgraph.structures.chain.lowrank_messages import finite
+
+
+@dataclass(frozen=True, eq=False)
+class Summed(Solution):
+    """Answers about a sum over the ranks, the same on all of them.
+
+    log Z is one logsumexp over the ranks of B numbers; an expectation of n numbers an item is one
+    sum of B (n + 1), the answers of the ranks weighted by their masses. The gradient of each rank
+    is that of its own part of the sum: summed over the ranks it is that of one process.
+
+    Attributes:
+        own: the solution of the part here; of any part where the rank has none.
+        wire: the ranks.
+        log_weight: nats added to log Z of the part here; -inf where the rank has none.
+    """
+
+    own: Solution
+    wire: Wire
+    log_weight: float
+
+    @differentiable_property
+    def _log_mass(self) -> Tensor:
+        """(B,) of the part here."""
+        return self.wire.agreed(self.own.log_partition) + self.log_weight
+
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats."""
+        return logs.pooled(self._log_mass, self.wire, known=True)
+
+    def averaged(self, answer: Callable[[], Tensor]) -> Tensor:
+        """An expectation: the ranks' answers weighted by their masses; 0 where log Z is -inf."""
+        log_mass = self._log_mass
+        mass = (log_mass - finite(self.wire.largest(log_mass.detach()))).exp().unsqueeze(1)
+        value = self.wire.agreed(answer)
+        parts = torch.cat([value.reshape(len(value), -1) * mass, mass], 1)
+        total, mass = self.wire.summed(parts).split([parts.shape[1] - 1, 1], 1)
+        return (total / torch.where(mass > 0, mass, 1.0)).reshape(value.shape)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities."""
+        return self.averaged(self.own.variable_marginals)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities."""
+        return self.averaged(lambda: self.own.factor_marginals(block))
+
+    def expected_score(self) -> Tensor:
+        """(B,) the expectation of the summed log-values."""
+        return self.averaged(self.own.expected_score)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score with each state; not differentiable."""
+        own = self.wire.agreed(self.own.max_marginals)
+        return self.wire.largest(own if self.log_weight > -math.inf else own - math.inf)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """As the parts: they refuse, or have no way to compare theirs."""
+        return self.own.marginal_mode(numbers)
