@@ -28,7 +28,6 @@ _RULE = re.compile(
 )
 _LINE, _LINE_OF_BYTES = re.compile(r"[^\r\n]+"), re.compile(rb"[^\r\n]+")
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
-_COMMENT = ord("#")
 _MOST_OF_A_LINE = 1 << 20
 """Bytes: as characters they may take four times as many, again and again."""
 _PIECE = 1 << 14
@@ -260,11 +259,12 @@ def parse_grammar(
 
 
 def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, and their numbers from 1 on."""
+    """The lines that are neither empty nor comments, and their numbers from 1 on."""
     of_bytes = not isinstance(text, str)
     encoding = encoding_of(text) if of_bytes else ""
     pattern: re.Pattern[Any] = _LINE_OF_BYTES if of_bytes else _LINE
     feed, back, both = (b"\n", b"\r", b"\r\n") if of_bytes else ("\n", "\r", "\r\n")
+    comment = b"#" if of_bytes else "#"
     whole, number, end = cast("Any", text), 1, 0
     for match in pattern.finditer(whole):
         gap = (end, match.start())
@@ -273,9 +273,9 @@ def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
         else:
             number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
         end = match.end()
+        if whole.startswith(comment, gap[1]):
+            continue
         if of_bytes and end - match.start() > _MOST_OF_A_LINE:
-            if whole[match.start()] == _COMMENT:
-                continue
             fail(source, f"line {number}: expected a rule, got a line of a million characters.")
         yield number, match[0].decode(encoding) if of_bytes else match[0]
 
