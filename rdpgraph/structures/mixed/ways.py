@@ -117,10 +117,8 @@ class Halves:
         rests: list[Tensor] = []
         for end, rest in ((0, (1, 5, 3, 7)), (1, (4, 0, 6, 2))):
             whole, part = nested
-            same = ends[end, whole] == ends[end, part]
-            some = same.nonzero().squeeze(1)
-            whole, part = whole[some], part[some]
-            other = 1 - end
+            same = (ends[end, whole] == ends[end, part]).nonzero().squeeze(1)
+            whole, part, other = whole[same], part[same], 1 - end
             apart = ends[2 + end, whole] == ends[2 + end, part]
             apart &= ends[other, whole] != ends[other, part]
             apart &= ends[2 + other, whole] != ends[2 + other, part]
@@ -147,6 +145,8 @@ class Nodes:
     Attributes:
         kept: the bispans.
         emission: what words score.
+        nested: pairs of a kept bispan and another one within it.
+        halves: what stands between them and their rules, straight and inverted.
     """
 
     kept: Boxes
