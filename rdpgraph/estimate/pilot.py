@@ -99,8 +99,8 @@ def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
         ]
         answer = setting.solve(view.restrict(view.supports(joined)))
         log_z = answer.log_partition
-        found = view.marginals(answer, joined)
-        for part, marginals, width in zip(parts, found, widths, strict=True):
+        groups = view.marginals(answer, joined)
+        for part, marginals, width in zip(parts, groups, widths, strict=True):
             own = marginals[..., -width:]
             total = log_z.reshape(*log_z.shape, *(1,) * (own.ndim - log_z.ndim))
             logs = torch.where(own > 0, torch.where(own > 0, own, 1.0).log() + total, -math.inf)

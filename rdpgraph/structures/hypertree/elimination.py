@@ -102,7 +102,7 @@ def max_marginals(
 
     Such a tree is a forest of two parts, rooted at the root and at the arc's word, in which the
     arc's head is in the first part. Arguments as for `eliminated`; those of ``others`` may be
-    beside the arc, in the place of all.
+    beside the arc, instead of all.
     """
     words = unary.shape[1]
     if not words:
