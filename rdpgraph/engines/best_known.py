@@ -31,6 +31,8 @@ _TRIAL, _HOPELESS = 0.1, 1.0
 where marginals are asked for."""
 _WORTH = 0.3
 """The part of the time that must be left for them."""
+_FACTOR = 1e-4
+"""Seconds that each factor takes before anything is drawn."""
 _CONTRADICTED, _NEAR = 3.0, 1e-4
 """Standard errors, and a probability besides, by which messages are taken to be wrong."""
 _DOUBT = 3.0
@@ -105,9 +107,11 @@ class BestKnown(Delegate):
         left = self.allowance.left()
         if left < _WORTH * self.allowance.seconds:
             return True
+        trial = self.drawn(_TRIAL * left)
+        if _TRIAL * left < _FACTOR * sum(len(g.scopes) for g in trial.network.groups):
+            return True
         with self.allowance.spending():
-            trial = self.drawn(_TRIAL * left).estimates
-        return any(one.error > _HOPELESS for one in trial)
+            return any(one.error > _HOPELESS for one in trial.estimates)
 
     @cached_property
     def _marginals(self) -> Tensor:

@@ -246,7 +246,8 @@ def _best_known(
 
 
 def _drawn(network: Network, memory: float, seconds: float) -> MiniBucketSolution:
-    return MiniBucketSolution(network, Sampling(seconds, memory, None, 0, sums_only=True))
+    sampling = Sampling(seconds, memory, None, 0, sums_only=True, grace=0.0)
+    return MiniBucketSolution(network, sampling)
 
 
 _Forward: TypeAlias = Callable[[float], Solution]

@@ -15,6 +15,9 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
 
+_GRACE = 1.0
+"""Seconds by which the first population may be late."""
+
 
 @dataclass(frozen=True)
 class MiniBuckets(Scheduler):
@@ -62,6 +65,8 @@ class MiniBuckets(Scheduler):
         """Evidence and hard zeros; passes and draws are made when an answer is asked for."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
-        sampling = Sampling(self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator))
+        sampling = Sampling(
+            self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE
+        )
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
         return plan, partial(MiniBucketSolution, network, sampling)

@@ -45,6 +45,7 @@ class Sampling:
         draws: members of all populations at most; None: as many as the seconds allow.
         seed: of the randomness.
         sums_only: log Z and its bounds may take all of the seconds.
+        grace: seconds by which the first population may be late; without one there is no estimate.
     """
 
     seconds: float
@@ -52,6 +53,7 @@ class Sampling:
     draws: int | None
     seed: int
     sums_only: bool = False
+    grace: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
     soon = begin + _ORDER * sampling.seconds
     order = tight_order(tables, cells=most, seconds=0.0, rng=choice, deadline=soon)
     count = _MOST * RUNS if sampling.draws is None else sampling.draws
+    last = end + sampling.grace
     limit = max(min(count // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
     cells, best, runs, lower = min(_CELLS, most), None, list[Grown](), -math.inf
     draws = list[Draws]()
@@ -116,9 +119,10 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         took = clock.now() - start
         if best is None or passed.bound <= best.bound:
             best = passed
-            runs = _runs(best, min(FEW, limit), rng, end)
-            lower = max(lower, *(run.lower for run in runs))
-            draws.append(_drawn(runs, best))
+            tighter = _runs(best, min(FEW, limit), rng, end, last)
+            runs = tighter or runs
+            lower = max([lower, *(run.lower for run in tighter)])
+            draws.append(_drawn(tighter, best))
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
         if _is_settled(runs) or late or _GROWTH * held * _BYTES > sampling.memory:
@@ -129,7 +133,9 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
     members = min(FEW, limit)
     while not _is_settled(runs) and members < limit and clock.now() < end:
         start = clock.now()
-        first = grown(best, members, rng)
+        first = grown(best, members, rng, deadline=last)
+        if first is None:
+            break
         lower = max(lower, first.lower)
         draws.append(_drawn([first], best))
         took = clock.now() - start
@@ -138,19 +144,25 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
             break
         members = int(min(limit, members * max(min(more, 8.0), 1.5)))
         if more <= 8.0 or members == limit:
-            runs = _runs(best, members, rng, end)
-            lower = max(lower, *(run.lower for run in runs))
-            draws.append(_drawn(runs, best))
+            larger = _runs(best, members, rng, end, last)
+            runs = larger or runs
+            lower = max([lower, *(run.lower for run in larger)])
+            draws.append(_drawn(larger, best))
             break
     return _summary(best, runs, lower, members, tuple(draws))
 
 
-def _runs(passed: Elimination, members: int, rng: np.random.Generator, end: float) -> list[Grown]:
-    """Populations, one at least, and fewer where the time ends; one where it is whole."""
+def _runs(
+    passed: Elimination, members: int, rng: np.random.Generator, end: float, last: float
+) -> list[Grown]:
+    """Populations, fewer where the time ends, and one where it is whole; the first ends at last."""
     runs: list[Grown] = []
     while len(runs) < RUNS and (not runs or clock.now() < end):
-        runs.append(grown(passed, members, rng))
-        if runs[-1].whole:
+        run = grown(passed, members, rng, deadline=last)
+        if run is None:
+            break
+        runs.append(run)
+        if run.whole:
             return runs[-1:]
     return runs
 
@@ -160,6 +172,8 @@ def _drawn(runs: list[Grown], passed: Elimination) -> Draws:
 
 
 def _is_settled(runs: list[Grown]) -> bool:
+    if not runs:
+        return False
     return runs[0].whole or (len(runs) == RUNS and error_of(_logs(runs)) < _PRECISE)
 
 
@@ -186,6 +200,9 @@ def error_of(logs: np.ndarray) -> float:
 def _summary(
     passed: Elimination, runs: list[Grown], lower: float, members: int, draws: tuple[Draws, ...]
 ) -> Estimate:
+    if not runs:
+        nothing = -math.inf
+        return Estimate(lower, passed.bound, nothing, math.inf, 0.0, (nothing,), passed, members)
     logs = _logs(runs)
     peak = float(logs.max())
     if runs[0].whole:

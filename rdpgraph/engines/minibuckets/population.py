@@ -16,6 +16,7 @@ import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
 from rdpgraph.engines.tables import Floats, Integers
+from rdpgraph.plan import clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +79,13 @@ class _Members:
 
 
 def grown(
-    passed: Elimination, count: int, rng: np.random.Generator, *, recorded: bool = False
-) -> Grown:
+    passed: Elimination,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    recorded: bool = False,
+    deadline: float = math.inf,
+) -> Grown | None:
     """One population.
 
     Time and memory are linear in the members and variables.
@@ -90,6 +96,7 @@ def grown(
         rng: the randomness.
         recorded: keep the steps; of all variables, while else those on which no split bucket
             depends are summed out exactly.
+        deadline: on `clock.now`; None is the answer if it comes first.
     """
     skipped = frozenset[int]() if recorded else _summed_exactly(passed)
     buckets = [own for own in reversed(passed.buckets) if own[0].scope[0] not in skipped]
@@ -104,6 +111,8 @@ def grown(
     steps: list[Step] = []
     whole = True
     for own, gone in zip(buckets, leaving, strict=True):
+        if clock.now() > deadline:
+            return None
         v = own[0].scope[0]
         each = _gains(own, members)
         if v not in last and not gone and not recorded:

@@ -102,7 +102,10 @@ class MiniBucketSolution(Solution):
         count, runs, tried = min(most, FEW), list[_Run](), 0
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
-            run = grown(one.passed, count, rng, recorded=True)
+            last = until + self.sampling.grace
+            run = grown(one.passed, count, rng, recorded=True, deadline=last)
+            if run is None:
+                break
             tried += 1
             if len(run.shares):
                 means = averages(run, one.passed.bound, starts)
@@ -150,8 +153,8 @@ class MiniBucketSolution(Solution):
             return self._impossible()
         if any(one.log_partition == -math.inf for one in self.estimates):
             raise BudgetError(
-                "No configuration that was drawn is possible: raise the memory budget, so that "
-                "larger tables see more of the hard zeros, or the time budget."
+                "No configuration that was drawn is possible, or none was drawn in time: raise the "
+                "memory budget, so that larger tables see more of the hard zeros, or the time."
             )
         return self._each([one.log_partition for one in self.estimates])
 

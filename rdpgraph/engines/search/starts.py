@@ -93,7 +93,10 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     for members in (_BEAM, 10 * _BEAM):
         for maximised in (everything.difference(summed), frozenset[int]()):
             passed = bounded(tables, order, cells=cells, maximised=maximised)
-            drawn = grown(passed, members, rng, recorded=True)
+            late = end + _JOINT * limits.seconds
+            drawn = grown(passed, members, rng, recorded=True, deadline=late)
+            if drawn is None:
+                break
             if len(drawn.shares):
                 return paths(drawn, len(tables.sizes), _BEAM)
             if clock.now() > end:

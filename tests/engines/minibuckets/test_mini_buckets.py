@@ -15,6 +15,7 @@ from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.tables import Stack, Tables
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
+from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64
@@ -276,10 +277,26 @@ def test_every_posterior_says_what_bounds_it_knows():
 
 def test_draws_that_are_all_impossible_are_an_error(monkeypatch):
     nothing = Grown(-math.inf, -math.inf, False, (), np.zeros(0))
-    monkeypatch.setattr(estimate, "grown", lambda *_: nothing)
+    monkeypatch.setattr(estimate, "grown", lambda *_, **__: nothing)
     scheduler = rg.MiniBuckets(seconds=0.5, memory=100.0, draws=7)
     with pytest.raises(BudgetError, match="No configuration that was drawn is possible"):
         _ = rg.infer(random_graph(0, zeros=0.3), scheduler=scheduler).log_partition
+
+
+def test_a_population_that_does_not_end_in_time_is_none(monkeypatch):
+    tables = random_tables(0, zeros=0.0)
+    passed = bounded(tables, shuffled(0, len(tables.sizes)), cells=4)
+    assert grown(passed, 4, np.random.default_rng(0), deadline=clock.now() - 1.0) is None
+    assert grown(passed, 4, np.random.default_rng(0), deadline=clock.now() + 99.0) is not None
+    monkeypatch.setattr(estimate, "grown", lambda *_, **__: None)
+    graph = random_graph(0)
+    posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=0.5, memory=100.0))
+    with pytest.raises(BudgetError, match="none was drawn in time"):
+        _ = posterior.log_partition
+    lower, upper = posterior.bounds()
+    truth = brute_force(graph).log_partition.item()
+    assert float(lower) <= truth + 1e-9 <= float(upper) + 2e-9
+    assert posterior.status.standard_error == math.inf
 
 
 def test_estimates_that_differ_much_are_not_called_converged(monkeypatch):
