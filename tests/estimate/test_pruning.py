@@ -222,7 +222,11 @@ def test_a_start_takes_no_word_twice(kind):
 
 def test_there_is_no_z():
     posterior = pruned(chain(), 3)
-    for ask in (lambda: posterior.log_partition, posterior.entropy):
+    for ask in (
+        lambda: posterior.log_partition,
+        posterior.entropy,
+        lambda: sweeps_of(posterior).interval(0.9),
+    ):
         with pytest.raises(UnsupportedError, match=r"^Randomized pruning has no Z.*$"):
             ask()
     assert not posterior.status.exact

@@ -78,7 +78,7 @@ def test_intervals_cover_the_exact_expectations_as_often_as_they_say(model):
     posterior = pruned(model, 150, selected=Alternating(share=1 / 3), chains=500)
     covered = []
     for run in runs_of(posterior):
-        low, high = (end.flatten()[asked] for end in run.interval(0.9))
+        low, high = (end.flatten()[asked] for end in run.answer_interval(0.9))
         covered.append((low <= exact) & (exact <= high))
     assert 0.85 <= float(torch.stack(covered).double().mean()) <= 0.95
 

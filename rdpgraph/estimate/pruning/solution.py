@@ -47,6 +47,11 @@ class PrunedSolution(Solution):
         """Not available, as log Z is not."""
         return self.log_partition()
 
+    def interval(self, confidence: float) -> NoReturn:
+        """Not available: it is that of log Z; `answer_interval` is that of the answers."""
+        del confidence
+        self.log_partition()
+
     def factor_marginals(self, block: int) -> Tensor:
         """Not available.
 
@@ -116,7 +121,7 @@ class PrunedSolution(Solution):
         """(*batch, *questions) near 1 where the chains agree; +inf with one chain."""
         return self._answers(self.averages.r_hat)
 
-    def interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
+    def answer_interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
         """(*batch, *questions) the ends of intervals that hold the exact answers that often."""
         half = student(0.5 + chance / 2, self.averages.freedom) * self.standard_error
         return self.answers - half, self.answers + half
