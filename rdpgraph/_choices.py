@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rdpgraph._agreement import ROUNDING, agree, agree_on_average, close
 from rdpgraph._outcomes import expectation, outcomes
-from rdpgraph.estimate.proposal import Proposal, Setting
+from rdpgraph.estimate.proposal import Proposal
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selection import Inversion, Selection
 from rdpgraph.estimate.selections import Threshold
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock

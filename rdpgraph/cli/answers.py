@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
-from rdpgraph.estimate.restriction import KeptSolution
+from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
 from rdpgraph.query.answers import Assignment, StateValues
@@ -145,7 +145,7 @@ def _log_partitions(posterior: Posterior) -> list[float]:
     log_z = posterior.log_partition.reshape(-1).tolist()
     if all(value > -math.inf for value in log_z):
         return log_z
-    if isinstance(posterior.solution, KeptSolution) and not posterior.status.exact:
+    if isinstance(posterior.solution, RestrictedSolution) and not posterior.status.exact:
         raise ImpossibleEvidenceError(
             "Nothing is possible on the states kept; give a larger --keep or more --replicates."
         )
@@ -247,7 +247,7 @@ def _worth(answer: Answer) -> str:
     """Exact, or what kind of approximation."""
     status = answer.posterior.status
     worth = "exact" if status.exact else "approximate"
-    if isinstance(answer.posterior.solution, KeptSolution) and not status.exact:
+    if isinstance(answer.posterior.solution, RestrictedSolution) and not status.exact:
         worth = "estimated on a few states of each variable"
         if answer.task is Task.MAP:
             worth += ": the best assignment of these, which need not be the best of all"

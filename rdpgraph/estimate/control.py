@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.restriction import Restriction
+from rdpgraph.estimate.setting import sites_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,19 +102,20 @@ def controlled(
         ModelError: a surrogate of other variables, states or batch.
     """
     problem = estimator.prepare(model, solve=solve, generator=generator)
-    kept = problem.lift
-    assert isinstance(kept, Restriction)
-    chosen, other = (view_of(one, generator) for one in (model, surrogate))
-    mine, theirs = ([tuple(g.unary.shape) for g in view.groups] for view in (chosen, other))
+    restriction = problem.lift
+    assert isinstance(restriction, Restriction)
+    mine, theirs = (
+        [tuple(sites.unary.shape) for sites in sites_of(one)]
+        for one in (restriction.original, surrogate)
+    )
     if mine != theirs:
         raise ModelError(
             "controlled needs a surrogate of the same variables, states and batch; the model has "
             f"sites (*batch, *sites, states) {mine}, the surrogate {theirs}."
         )
-    few = other.restrict(kept.supports)
     return ControlledEstimate(
         solve(problem.model).log_partition,
-        solve(few).log_partition,
+        solve(replace(restriction, original=surrogate).model).log_partition,
         solve(surrogate).log_partition,
         coefficient,
     )

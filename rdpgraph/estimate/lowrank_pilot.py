@@ -2,19 +2,15 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.evidence import opened
 from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
+from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
 from rdpgraph.estimate.proposals import LocalGlobal, SoftmaxGlobal
-from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Structure
+from rdpgraph.estimate.setting import Setting
 
 
 @dataclass(frozen=True)
-class LowRankPilot(Proposal):
+class LowRankPilot(FromModel):
     """The marginals of the model with random features instead of `Bilinear` potentials.
 
     Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
@@ -42,17 +38,10 @@ class LowRankPilot(Proposal):
         if not 0.0 < self.share < 1.0:
             raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share}.")
 
-    def log_scores(self, sites: Sites) -> torch.Tensor:
-        """Not without the model."""
-        raise ModelError("LowRankPilot has no scores before informed(setting) has run.")
-
     def informed(self, setting: Setting) -> Proposal:
         """The mixture of the marginals found and the base."""
-        model = setting.model
-        model = model if isinstance(model, Structure) else opened(model)
-        rewrite = LowRankFactors(self.features, shared=True)
-        low = rewrite.prepare(model, solve=setting.solve, generator=setting.generator).model
-        parts = setting.view.marginals(setting.solve(low))
-        scores = tuple(part.detach().log() for part in parts)
+        rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
+        low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
+        scores = tuple(part.detach().log() for part in setting.marginals(solve(low)))
         base = self.base.informed(setting)
-        return Mixture((Given(scores, setting.view), base), (self.share, 1.0 - self.share))
+        return Mixture((Given(scores, setting.groups), base), (self.share, 1.0 - self.share))

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
+from rdpgraph.estimate.problem import Model
+from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
 from rdpgraph.estimate.proposals import broad
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.view import StructureView
-from rdpgraph.model.sites import Sites
+from rdpgraph.estimate.setting import Setting
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
@@ -20,7 +21,7 @@ _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once
 
 
 @dataclass(frozen=True)
-class Pilot(Proposal):
+class Pilot(FromModel):
     """What a run on few states says of all states, mixed with the proposal that chose those.
 
     The model is solved once on few states of the base proposal's choice. The messages between
@@ -53,71 +54,86 @@ class Pilot(Proposal):
                 f"{self.share} and {self.most}."
             )
 
-    def log_scores(self, sites: Sites) -> Tensor:
-        """Not without the model."""
-        raise ModelError("Pilot has no scores before informed(setting) has run.")
-
     def informed(self, setting: Setting) -> Proposal:
-        """The mixture of the masses found and the base."""
+        """The mixture of the masses and the base."""
         base = self.base.informed(setting)
         chosen: list[Support] = []
-        for sites in setting.view.groups:
+        for sites in setting.groups:
             scores = torch.where(sites.unary > -math.inf, base.log_scores(sites), -math.inf)
             chosen.append(self._chosen(scores, setting))
-        masses = setting.view.masses(chosen) or probed(setting, chosen)
-        return Mixture((Given(masses, setting.view), base), (self.share, 1.0 - self.share))
+        masses = _masses(setting, chosen) or probed(setting, chosen)
+        return Mixture((Given(masses, setting.groups), base), (self.share, 1.0 - self.share))
 
     def _chosen(self, scores: Tensor, setting: Setting) -> Support:
         if self.selection is not None:
             return self.selection.select(scores, setting.generator)
         few = TopSystematic(self.most // 2, self.most - self.most // 2)
-        if isinstance(setting.view, StructureView):
+        if isinstance(setting.model, Structure):
             return few.select(scores, setting.generator)
         # A graph may have wide cliques: no more states there than the estimate itself has.
         support = setting.selection.select(scores, setting.generator)
         return support if support.kept <= self.most else few.select(scores, setting.generator)
 
 
+def _masses(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...] | None:
+    """For each group what its sites themselves say of every state beside the chosen, or None."""
+    masses: list[Tensor] = []
+    for sites, support in zip(setting.groups, chosen, strict=True):
+        known = sites.masses and sites.masses(support.states, support.log_weights)
+        if known is None:
+            return None
+        masses.append(known)
+    return tuple(masses)
+
+
 def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
     """For each group (*batch, *sites, states): the log-mass of every state beside the chosen."""
-    view = setting.view
+    groups = setting.groups
     lots = max(
-        -(-sites.states // support.kept) for sites, support in zip(view.groups, chosen, strict=True)
+        -(-sites.states // support.kept) for sites, support in zip(groups, chosen, strict=True)
     )
-    widths = [-(-sites.states // lots) for sites in view.groups]
+    widths = [-(-sites.states // lots) for sites in groups]
     largest = max(width + s.kept for width, s in zip(widths, chosen, strict=True))
-    at_once = max(1, _MOST_ELEMENTS // (view.num_tables * largest**2))
-    parts: list[list[Tensor]] = [[] for _ in view.groups]
+    at_once = max(1, _MOST_ELEMENTS // (_num_tables(setting.model) * largest**2))
+    parts: list[list[Tensor]] = [[] for _ in groups]
     for first in range(0, lots, at_once):
-        numbers = torch.arange(first, min(first + at_once, lots))
-        probes = [
-            (numbers.unsqueeze(1) * width + torch.arange(width)).clamp(max=sites.states - 1)
-            for width, sites in zip(widths, view.groups, strict=True)
-        ]
+        numbers = torch.arange(first, min(first + at_once, lots)).unsqueeze(1)
         joined = [
-            _with_probes(support, asked) for support, asked in zip(chosen, probes, strict=True)
+            _with_probes(
+                support,
+                (numbers * width + torch.arange(width)).clamp(max=sites.states - 1),
+            )
+            for support, width, sites in zip(chosen, widths, groups, strict=True)
         ]
-        answer = setting.solve(view.restrict(view.supports(joined)))
-        log_z = answer.log_partition
-        groups = view.marginals(answer, joined)
-        for part, marginals, width in zip(parts, groups, widths, strict=True):
-            own = marginals[..., -width:]
-            total = log_z.reshape(*log_z.shape, *(1,) * (own.ndim - log_z.ndim))
-            logs = torch.where(own > 0, torch.where(own > 0, own, 1.0).log() + total, -math.inf)
+        posterior = setting.solve(setting.restrict(joined))
+        log_z = posterior.log_partition
+        for part, marginals, width in zip(parts, setting.marginals(posterior, joined), widths, strict=True):
+            chances = marginals[..., -width:]
+            total = log_z.reshape(*log_z.shape, *(1,) * (chances.ndim - log_z.ndim))
+            logs = torch.where(chances > 0, chances, 1.0).log() + total
+            logs = torch.where(chances > 0, logs, -math.inf)
             part.append(logs.movedim(0, -2).flatten(-2))
     return tuple(
         torch.cat(part, -1)[..., : sites.states].to(sites.unary)
-        for part, sites in zip(parts, view.groups, strict=True)
+        for part, sites in zip(parts, groups, strict=True)
     )
 
 
-def _with_probes(support: Support, asked: Tensor) -> Support:
-    """A support and further states of small weight: (lots, *lead, kept + width)."""
-    lots, width = asked.shape
+def _num_tables(model: Model) -> int:
+    """How many tables of two variables and more a restriction of a model has, batch counted."""
+    if isinstance(model, Structure):
+        return max(1, math.prod(model.unary.shape[:-1]))
+    joint = sum(block.count for block in model.blocks if block.arity > 1)
+    return max(joint, 1) * math.prod(model.batch_shape)
+
+
+def _with_probes(support: Support, probes: Tensor) -> Support:
+    """A support and further states (lots, width) of small weight: (lots, *lead, kept + width)."""
+    lots, width = probes.shape
     lead = (lots, *support.states.shape[:-1])
-    own = asked.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
+    probes = probes.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
     weights = support.log_weights.new_full((), _PROBE).expand(*lead, width)
     return Support(
-        torch.cat([support.states.expand(*lead, -1), own.expand(*lead, width)], -1),
+        torch.cat([support.states.expand(*lead, -1), probes.expand(*lead, width)], -1),
         torch.cat([support.log_weights.expand(*lead, -1), weights], -1),
     )

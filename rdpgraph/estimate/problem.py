@@ -1,7 +1,7 @@
 """The estimator interface: a smaller model, and how its solution speaks of the whole one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 
 Model: TypeAlias = FactorGraph | Structure
-Supports: TypeAlias = Sequence[Support | None]
+Supports: TypeAlias = tuple[Support | None, ...]
 Lift: TypeAlias = Callable[[Solution], Solution]
 
 

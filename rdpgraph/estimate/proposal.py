@@ -2,37 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.selection import Selection
-from rdpgraph.estimate.view import View
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What a proposal can learn a model with before it scores states.
-
-    Attributes:
-        model: as declared.
-        view: the same as groups of sites.
-        selection: how states are chosen for the estimate.
-        solve: runs inference on a model.
-        generator: all the randomness there is.
-    """
-
-    model: Model
-    view: View
-    selection: Selection
-    solve: Callable[[Model], Any]
-    generator: torch.Generator | None
 
 
 class Proposal(ABC):
@@ -54,6 +31,24 @@ class Proposal(ABC):
     def informed(self, setting: Setting) -> "Proposal":
         """The proposal to use in this setting; called once, before any scores are asked for."""
         return self
+
+
+class FromModel(Proposal):
+    """A proposal that has scores only after `informed` has asked about the whole model."""
+
+    def log_scores(self, sites: Sites) -> Tensor:
+        """Not before the model is known.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            f"{type(self).__name__} has no scores before informed(setting) has seen the model."
+        )
+
+    @abstractmethod
+    def informed(self, setting: Setting) -> Proposal:
+        """The proposal that the model gives; called once."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +96,16 @@ class Given(Proposal):
     """Scores that are known already.
 
     Args:
-        scores: for each group of sites of the view, in its order.
-        view: whose groups these are.
+        scores: for each group of sites.
+        groups: which they are.
     """
 
     scores: tuple[Tensor, ...]
-    view: View
+    groups: tuple[Sites, ...]
 
     def log_scores(self, sites: Sites) -> Tensor:
         """Those of the group asked for."""
-        for known, scores in zip(self.view.groups, self.scores, strict=True):
+        for known, scores in zip(self.groups, self.scores, strict=True):
             if known is sites:
                 return scores
         raise ModelError("Given scores are of other sites than those asked for.")

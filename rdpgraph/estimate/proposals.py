@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.proposal import Given, Mixture, Proposal, Setting
+from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
 
 
@@ -121,18 +122,14 @@ def broad() -> Proposal:
 
 
 @dataclass(frozen=True)
-class Oracle(Proposal):
+class Oracle(FromModel):
     """The marginals of the whole model, for tests and for plots of the least error.
 
     Costs the inference that an estimator is there to avoid.
     """
 
-    def log_scores(self, sites: Sites) -> Tensor:
-        """Not without the model."""
-        raise ModelError("Oracle has no scores before informed(setting) has solved the model.")
-
     def informed(self, setting: Setting) -> Proposal:
         """The logs of the marginals."""
-        marginals = setting.view.marginals(setting.solve(setting.model))
+        marginals = setting.marginals(setting.solve(setting.model))
         logs = (torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)
-        return Given(tuple(logs), setting.view)
+        return Given(tuple(logs), setting.groups)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.proposal import Mixture, Proposal, Setting
+from rdpgraph.estimate.proposal import Mixture, Proposal
 from rdpgraph.estimate.proposals import Uniform, broad
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.selection import Selection, Size, checked_size
 from rdpgraph.estimate.selections import TopSystematic
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import Support
 
@@ -95,41 +95,26 @@ class Randomized(Estimator):
     ) -> Problem:
         """The model on the states chosen, its replicates the first of its batch dims."""
         with torch.no_grad():
-            setting = self.setting(model, solve=solve, generator=generator)
-            if not setting.view.groups:
-                kept = Restriction(model, setting.view.supports(()), solve, exact=True)
-                return Problem(kept.model, kept)
-            proposal = self.proposal.informed(setting)
-        kept = self.drawn(setting, proposal)
-        return Problem(kept.model, kept)
+            setting = Setting.of(model, self.selection, solve=solve, generator=generator)
+            proposal = self.proposal.informed(setting) if setting.groups else self.proposal
+        restriction = self.drawn(setting, proposal)
+        return Problem(restriction.model, restriction)
 
-    def setting(
-        self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
-    ) -> Setting:
-        """What the proposal is informed with; arguments as for `prepare`."""
-        return Setting(model, view_of(model, generator), self.selection, solve, generator)
-
+    @torch.no_grad()
     def drawn(self, setting: Setting, proposal: Proposal) -> Restriction:
         """The states chosen by a proposal that is informed already."""
-        view, generator = setting.view, setting.generator
-        with torch.no_grad():
-            if self.defensive:
-                shares = (1.0 - self.defensive, self.defensive)
-                proposal = Mixture((proposal, Uniform()), shares)
-            chosen = [self._chosen(proposal, sites, generator) for sites in view.groups]
-            whole = [
-                _is_whole(support, sites)
-                for support, sites in zip(chosen, view.groups, strict=True)
-            ]
-            # One of them at least carries the replicates.
-            dropped = [all_kept and not all(whole) for all_kept in whole]
-            supports = view.supports(
-                [None if drop else s for drop, s in zip(dropped, chosen, strict=True)]
-            )
+        if self.defensive:
+            shares = (1.0 - self.defensive, self.defensive)
+            proposal = Mixture((proposal, Uniform()), shares)
+        chosen = [self._chosen(proposal, sites, setting.generator) for sites in setting.groups]
+        pairs = zip(chosen, setting.groups, strict=True)
+        complete = [_is_complete(support, sites) for support, sites in pairs]
+        if not all(complete):  # one of them at least carries the replicates
+            pairs = zip(chosen, complete, strict=True)
+            chosen = [None if every else support for support, every in pairs]
         return Restriction(
-            setting.model, supports, setting.solve,
-            replicates=self.replicates, exact=all(whole), bound=self.selection.bound,
-            restrict=view.restrict,
+            setting.model, setting.supports(chosen), setting.solve,
+            replicates=self.replicates, exact=all(complete), bound=self.selection.bound,
         )  # fmt: skip
 
     def _chosen(
@@ -154,7 +139,7 @@ def _halves(of: str, keep: Size) -> Selection:
     return TopSystematic(top, keep if keep == 1.0 else keep - top)
 
 
-def _is_whole(support: Support, sites: Sites) -> bool:
+def _is_complete(support: Support, sites: Sites) -> bool:
     """Whether every possible state is kept as it is."""
     if support.kept != sites.states:
         return False

@@ -1,6 +1,5 @@
 """Loopy belief propagation on a few states of each variable, drawn again as the beliefs form."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.loopy.counting import Bethe
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
 from rdpgraph.engines.loopy.slots import started
@@ -16,13 +14,15 @@ from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.graph_view import GraphView
 from rdpgraph.estimate.lifted import Lifted
 from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.proposal import Given, Mixture, Proposal, normalised
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.restriction import Restriction
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.graph_sites import free_numbers
+from rdpgraph.model.sites import free_variables
 
 
 @dataclass(frozen=True)
@@ -67,34 +67,36 @@ class Redrawn(Estimator):
             raise ModelError(
                 f"Redrawn draws states for messages in a FactorGraph; got a {type(model).__name__}."
             )
-        setting = self.estimator.setting(model, solve=solve, generator=generator)
-        view = setting.view
-        assert isinstance(view, GraphView)
-        if not view.groups:
+        estimator = self.estimator
+        setting = Setting.of(model, estimator.selection, solve=solve, generator=generator)
+        if not setting.groups:
             return Problem(model)
         with torch.no_grad():
-            base = self.estimator.proposal.informed(setting)
-        lift = RedrawnStates(self.estimator.drawn(setting, base), view)
+            base = estimator.proposal.informed(setting)
+        lift = RedrawnStates(estimator.drawn(setting, base))
         for stop in self.at:
-            if lift.kept.exact:
+            if lift.restriction.exact:
                 break
-            solution = _messages(solve(lift.kept.model).solution)
+            solution = _plain(solve(lift.restriction.model).solution)
             if stop >= solution.limits.sweeps:
                 break
             with torch.no_grad():
-                beyond = lift.beyond(solution, stop - lift.done)
-                done = lift.done + len(beyond.solution.outcome.trace)
-                proposal = self._informed(beyond, view, base)
-            lift = RedrawnStates(self.estimator.drawn(setting, proposal), view, beyond, done)
-        return Problem(model) if lift.kept.exact else Problem(lift.kept.model, lift)
+                messages = lift.messages(solution, stop - lift.done)
+                done = lift.done + len(messages.solution.outcome.trace)
+                proposal = self._informed(messages, setting, base)
+            lift = RedrawnStates(estimator.drawn(setting, proposal), messages, done)
+        return Problem(model) if lift.restriction.exact else Problem(lift.restriction.model, lift)
 
-    def _informed(self, beyond: InterpolatedMessages, view: GraphView, base: Proposal) -> Proposal:
+    def _informed(
+        self, messages: InterpolatedMessages, setting: Setting, base: Proposal
+    ) -> Proposal:
         """The mean belief of the replicates, mixed with what the states were first drawn by."""
+        lead = messages.restricted.batch_shape
         scores = tuple(
-            normalised(logs).logsumexp(0).to(sites.unary)
-            for logs, sites in zip(_log_beliefs(beyond, view), view.groups, strict=True)
+            normalised(logs).reshape(*lead, *logs.shape[1:]).logsumexp(0).to(sites.unary)
+            for logs, sites in zip(messages.log_beliefs, setting.groups, strict=True)
         )
-        proposal, share = Given(scores, view), self.share
+        proposal, share = Given(scores, setting.groups), self.share
         return proposal if share == 1.0 else Mixture((proposal, base), (share, 1.0 - share))
 
 
@@ -103,80 +105,74 @@ class RedrawnStates:
     """The lift from messages over the last states drawn, which go on where those before ended.
 
     Attributes:
-        kept: the states.
-        view: the model as groups of variables.
+        restriction: to these states.
         before: the messages over the states before, if there were any.
         done: how many sweeps these took.
     """
 
-    kept: Restriction
-    view: GraphView
+    restriction: Restriction
     before: InterpolatedMessages | None = None
     done: int = 0
 
-    def beyond(self, solution: LoopySolution, sweeps: int) -> InterpolatedMessages:
-        """The messages over the states kept, to be sent so many times at most."""
+    def messages(self, solution: LoopySolution, sweeps: int) -> InterpolatedMessages:
+        """The messages over the states drawn, to be sent so many times at most."""
         limited = replace(solution, limits=replace(solution.limits, sweeps=sweeps))
-        layout, free = self.kept.layout, self.view.is_free
-        counts = torch.tensor([math.prod(entry.shape) for entry in self.view.graph.variables])
-        chosen = torch.tensor([support is not None for support in self.kept.supports])
-        few = chosen.repeat_interleave(counts) & free
-        interpolated = InterpolatedMessages(self.view.graph, layout.of, few, free, limited)
+        graph, layout = self.restriction.original, self.restriction.layout
+        assert isinstance(graph, FactorGraph)
+        few = layout.of_variables([support is not None for support in layout.supports]) > 0
+        few &= free_variables(graph)
+        messages = InterpolatedMessages(graph, layout.of, few, limited)
         if self.before is None:
-            return interpolated
+            return messages
         with torch.no_grad():
-            start = _interpolated(self.before, interpolated)
-            return replace(interpolated, solution=started(limited, start))
+            start = self.before.at_states_of(messages)
+            return replace(messages, solution=started(limited, start))
 
     def __call__(self, solution: Solution) -> "RedrawnSolution":
-        """What messages over the states kept say of all states."""
-        own = _messages(solution)
-        beyond = self.beyond(own, own.limits.sweeps - self.done)
-        return RedrawnSolution(self.kept(beyond.solution), self.view, beyond, self.done)
+        """What messages over the states drawn say of all states."""
+        plain = _plain(solution)
+        messages = self.messages(plain, plain.limits.sweeps - self.done)
+        return RedrawnSolution(self.restriction(messages.solution), messages, self.done)
 
 
 @dataclass(frozen=True, eq=False)
 class RedrawnSolution(Lifted):
     """The answers of loopy belief propagation on few states of each variable.
 
-    Marginals are the beliefs of all states, one step beyond those kept, and the mean of the
+    Marginals are the beliefs of all states, one step beyond those drawn, and the mean of the
     replicates. All else is the estimate on the last states drawn.
 
     Attributes:
         inner: that estimate.
-        view: the model as groups of variables.
-        beyond: its messages at all states.
+        messages: its messages at all states.
         sweeps: how many went before those of the last states.
     """
 
-    view: GraphView
-    beyond: InterpolatedMessages
+    messages: InterpolatedMessages
     sweeps: int
 
     def status(self) -> Status:
         """That of the last messages, all sweeps counted."""
-        own = self.inner.status()
-        return replace(own, iterations=self.sweeps + (own.iterations or 0))
-
-    @differentiable_property
-    def log_beliefs(self) -> tuple[Tensor, ...]:
-        """For each group (replicates, *batch, sites, states), unnormalised."""
-        return _log_beliefs(self.beyond, self.view)
+        status = self.inner.status()
+        return replace(status, iterations=self.sweeps + (status.iterations or 0))
 
     def variable_marginals(self) -> Tensor:
         """(B, S) the beliefs."""
-        flat, sizes = self.inner.variable_marginals(), self.beyond.graph.domain.sizes
-        starts = sizes.cumsum(0) - sizes
-        for logs, sites in zip(self.log_beliefs, self.view.groups, strict=True):
-            assert sites.numbers is not None
-            places = starts[sites.numbers].unsqueeze(1) + torch.arange(sites.states)
-            marginals = normalised(logs).exp().mean(0).reshape(len(flat), -1)
-            flat = flat.index_copy(1, places.flatten().to(flat.device), marginals)
+        flat, graph = self.inner.variable_marginals(), self.messages.graph
+        groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
+        for (size, numbers), logs in groups:
+            places = graph.domain.state_starts[numbers].unsqueeze(1) + torch.arange(size)
+            beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
+            flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat
 
 
-def _messages(solution: Solution) -> LoopySolution:
-    """The messages of a solution that has plain ones."""
+def _plain(solution: Solution) -> LoopySolution:
+    """A solution by plain messages.
+
+    Raises:
+        ModelError: it is another.
+    """
     if isinstance(solution, LoopySolution):
         plain = isinstance(solution.counting, Bethe) and solution.temperature == 1
         if plain and solution.start is None:
@@ -185,25 +181,3 @@ def _messages(solution: Solution) -> LoopySolution:
         "Redrawn is plain belief propagation: give infer scheduler=Loopy(...), and leave out its "
         "counting, temperature and start."
     )
-
-
-def _log_beliefs(beyond: InterpolatedMessages, view: GraphView) -> tuple[Tensor, ...]:
-    cavities: list[Tensor] = []
-    for sites in view.groups:
-        assert sites.numbers is not None
-        unary = view.unary(sites.numbers, sites.states)
-        logs = beyond.log_beliefs(sites.numbers, unary)
-        cavities.append(logs.reshape(*beyond.restricted.batch_shape, *logs.shape[-2:]))
-    return tuple(cavities)
-
-
-def _interpolated(
-    before: InterpolatedMessages, now: InterpolatedMessages
-) -> dict[tuple[int, int], Tensor]:
-    """The messages of one choice of states at those of the next."""
-    beliefs: dict[tuple[int, int], Tensor] = {}
-    for (number, slot), values in before.messages.items():
-        block = now.restricted.blocks[number]
-        states = now.kept(block.scopes[:, slot]).flatten(0, 1)
-        beliefs[number, slot] = values.gather(2, states.clamp(max=values.shape[2] - 1))
-    return beliefs

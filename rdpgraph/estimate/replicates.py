@@ -1,7 +1,6 @@
 """Estimates of Z, or draws without one, combined as probabilities."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from rdpgraph._cache import differentiable_property
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.model.support import Support
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,39 +112,3 @@ def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
     index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
     return drawn.flatten(0, 1).take_along_dim(index, 0)
-
-
-def repaired(supports: Sequence[Support | None], possible: Tensor) -> tuple[Support | None, ...]:
-    """Supports with those of a possible replicate instead of an impossible one's.
-
-    Args:
-        supports: (replicates, *batch, ..., kept), or (..., kept) alike in all of them.
-        possible: (replicates, *batch), with one possible replicate at least for each item.
-    """
-    count, *batch = possible.shape
-    own = torch.arange(count, device=possible.device).reshape(-1, *(1,) * len(batch))
-    source = torch.where(possible, own, possible.long().argmax(0))
-
-    def copied(values: Tensor) -> Tensor:
-        index = source.reshape(*source.shape, *(1,) * (values.ndim - source.ndim))
-        return values.take_along_dim(index.to(values.device), 0)
-
-    return tuple(
-        Support(copied(support.states), copied(support.log_weights))
-        if support is not None and support.states.ndim > possible.ndim
-        else support
-        for support in supports
-    )
-
-
-def unweighted(supports: Sequence[Support | None]) -> tuple[Support | None, ...]:
-    """The same states without their weights; -inf stays."""
-    return tuple(
-        None
-        if support is None
-        else Support(
-            support.states,
-            torch.where(support.log_weights > -math.inf, 0.0, -math.inf).to(support.log_weights),
-        )
-        for support in supports
-    )

@@ -13,12 +13,13 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.problem import Model, Supports
-from rdpgraph.estimate.replicates import Replicates, draws_before, repaired, taken, unweighted
+from rdpgraph.estimate.replicates import Replicates, draws_before, taken
+from rdpgraph.estimate.setting import restricted_graph
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.overlay import with_joint
+from rdpgraph.model.overlay import opened, with_joint
+from rdpgraph.model.restriction import observed_supports
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
@@ -31,7 +32,9 @@ class Restriction:
 
     A state with a log-weight stands for others too, or is masked by -inf; a replicate is one choice
     of states, and the mean is that of Z. Draws that depend on each other, as those of a Markov
-    chain, are averaged with equal weights (``equal``), and have no Z then.
+    chain, are averaged with equal weights (``equal``), and have no Z then. A variable or array that
+    is observed keeps the states observed, whatever its support; evidence on a part of an array, or
+    in some rows only, is written as a factor.
 
     Attributes:
         original: the model as declared.
@@ -42,23 +45,39 @@ class Restriction:
         exact: whether all states are kept as they are.
         bound: ``"lower"`` where exact inference on what is kept bounds log Z below; else empty.
         equal: whether replicates that are possible have equal weights, and not those of their Z.
-        restrict: the original on supports of this kind; None: by its sites, asked for again.
     """
 
     original: Model
-    supports: tuple[Support | None, ...]
+    supports: Supports
     solve: Callable[[Model], Any] = field(repr=False)
     replicates: int = field(default=1, kw_only=True)
     exact: bool = field(default=False, kw_only=True)
     bound: str = field(default="", kw_only=True)
     equal: bool = field(default=False, kw_only=True)
-    restrict: Callable[[Supports], Model] | None = field(default=None, repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.original, FactorGraph):
+            graph = opened(self.original)
+            like = torch.zeros((), dtype=graph.dtype)
+            observed = observed_supports(graph.domain, graph.observed, like)
+            supports = [observed.get(place, own) for place, own in enumerate(self.supports)]
+            object.__setattr__(self, "original", graph)
+            object.__setattr__(self, "supports", tuple(supports))
+            if len(observed) == sum(own is not None for own in supports):  # nothing was chosen
+                object.__setattr__(self, "replicates", 1)
+                object.__setattr__(self, "exact", True)
 
     @differentiable_property
     def model(self) -> Model:
         """The model on the states kept, replicates its first batch dim: what is to be solved."""
-        restrict = self.restrict or view_of(self.original, None).restrict
-        return restrict(self.supports)
+        if isinstance(self.original, FactorGraph):
+            return restricted_graph(self.original, self.supports)
+        (support,) = self.supports
+        if support is None:
+            return self.original
+        sites = self.original.sites()
+        assert sites is not None
+        return sites.restrict(support.states, support.log_weights)
 
     @cached_property
     def layout(self) -> Layout:
@@ -80,13 +99,38 @@ class Restriction:
         """The solution of the model on the states kept."""
         return self.solve(self.model).solution
 
-    def __call__(self, solution: Solution) -> "KeptSolution":
+    def unweighted(self) -> "Restriction":
+        """The same states, each counted as it is; one of -inf stays masked."""
+        supports = (own and own.unweighted() for own in self.supports)
+        return replace(self, supports=tuple(supports))
+
+    def repaired(self, possible: Tensor) -> "Restriction":
+        """With the states of a possible replicate in the place of each impossible one's.
+
+        Args:
+            possible: (replicates, B), with one possible replicate at least for each item.
+        """
+        own = torch.arange(self.replicates, device=possible.device).unsqueeze(-1)
+        source = torch.where(possible, own, possible.long().argmax(0))
+        source = source.reshape(self.replicates, *self.original.batch_shape)
+
+        def copied(values: Tensor) -> Tensor:
+            index = source.reshape(*source.shape, *(1,) * (values.ndim - source.ndim))
+            return values.take_along_dim(index.to(values.device), 0)
+
+        supports = (
+            given and Support(copied(full.states), copied(full.log_weights))
+            for given, full in zip(self.supports, self.layout.expanded, strict=True)
+        )
+        return replace(self, supports=tuple(supports))
+
+    def __call__(self, solution: Solution) -> "RestrictedSolution":
         """What the solution of `model` says of the original."""
-        return KeptSolution(self, solution)
+        return RestrictedSolution(self, solution)
 
 
 @dataclass(frozen=True, eq=False)
-class KeptSolution(Solution):
+class RestrictedSolution(Solution):
     """Answers about all states from the solution on those that were kept.
 
     What a state not kept has is probability zero. Marginals, expectations and samples are those
@@ -95,33 +139,36 @@ class KeptSolution(Solution):
     algorithm 3, on any model: log Z less the expected score without the log-weights.
 
     Attributes:
-        kept: which states they are.
+        restriction: which states they are.
         inner: the solution of the model on those, (replicates, *batch).
     """
 
-    kept: Restriction
+    restriction: Restriction
     inner: Solution
 
     @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z."""
-        return Replicates(self._split(self.inner.log_partition()), self.kept.equal)
+        return Replicates(self._split(self.inner.log_partition()), self.restriction.equal)
 
     @property
     def _layout(self) -> Layout:
-        return self.kept.layout
+        return self.restriction.layout
 
     def _split(self, values: Tensor) -> Tensor:
         """(replicates, B, ...) of (replicates * B, ...)."""
-        return values.unflatten(0, (self.kept.replicates, self._layout.batch))
+        return values.unflatten(0, (self.restriction.replicates, self._layout.batch))
 
-    def _merged(self, values: Tensor) -> Tensor:
-        """(B, replicates * S') in the order of `_places`."""
-        return values.transpose(0, 1).flatten(1)
+    def _spread(self, values: Tensor, places: Tensor, *, largest: bool = False) -> Tensor:
+        """(B, S) the sums of values (replicates, B, S') that stand at a place; zero at others.
 
-    @property
-    def _places(self) -> Tensor:
-        return self._merged(self._layout.places)
+        Or the largest, and -inf at others.
+        """
+        places, values = (part.transpose(0, 1).flatten(1) for part in (places, values))
+        shape = (self._layout.batch, self._layout.num_states)
+        if largest:
+            return values.new_full(shape, -math.inf).scatter_reduce(1, places, values, "amax")
+        return values.new_zeros(shape).scatter_add(1, places, values)
 
     @differentiable_property
     def _marginals(self) -> Tensor:
@@ -130,15 +177,16 @@ class KeptSolution(Solution):
 
     def status(self) -> Status:
         """That of the engine, and what the replicates say."""
-        own, kept = self.inner.status(), self.kept
-        exact = own.exact and kept.exact
-        known = kept.replicates > 1 and not kept.equal and self._layout.batch > 0
+        engine, restriction = self.inner.status(), self.restriction
+        exact = engine.exact and restriction.exact
+        known = restriction.replicates > 1 and not restriction.equal and self._layout.batch > 0
         error, size = self.replicates.standard_error, self.replicates.effective_sample_size
+        bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
         return replace(
-            own,
+            engine,
             exact=exact,
             biased=not exact,
-            bound=kept.bound if own.exact and not exact else own.bound if kept.exact else "",
+            bound=bound,
             standard_error=float(error.amax()) if known else None,
             effective_sample_size=float(size.amin()) if known else None,
         )
@@ -155,58 +203,52 @@ class KeptSolution(Solution):
         """(replicates, B)."""
         return self.replicates.log_partitions
 
-    def _spread(self, values: Tensor) -> Tensor:
-        """(B, S) of weighted values (replicates, B, S') of the kept states; else zero."""
-        empty = values.new_zeros(self._layout.batch, self._layout.num_states)
-        return empty.scatter_add(1, self._places, self._merged(values))
-
     def potentials(self) -> list[Tensor]:
         """Of each replicate a structure's on all states, weights added; -inf: not kept."""
-        structure, states = self.kept.original, self._layout.num_states
+        structure, layout = self.restriction.original, self._layout
         assert isinstance(structure, Structure)
-        rows = torch.arange(self._layout.batch, device=structure.unary.device).unsqueeze(1) * states
+        rows = torch.arange(layout.batch, device=structure.unary.device).unsqueeze(1)
+        rows, weights = rows * layout.num_states, layout.selected.log_weights
         logs = [
-            soft_scatter(weights.flatten(), (places + rows).flatten(), len(rows) * states)
-            for weights, places in zip(self._layout.log_weights, self._layout.places, strict=True)
+            soft_scatter(own.flatten(), (places + rows).flatten(), len(rows) * layout.num_states)
+            for own, places in zip(weights, layout.places, strict=True)
         ]
         return [structure.unary + own.reshape(structure.unary.shape) for own in logs]
 
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""
-        return self._spread(self._marginals * self.replicates.weights.unsqueeze(-1))
+        weighted = self._marginals * self.replicates.weights.unsqueeze(-1)
+        return self._spread(weighted, self._layout.places)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes), zero where a state was not kept; as large as the whole block's tables."""
-        graph, restricted = self.kept.original, self.kept.model
+        graph, restricted = self.restriction.original, self.restriction.model
         assert isinstance(graph, FactorGraph)
         assert isinstance(restricted, FactorGraph)
         wanted, batch = graph.blocks[block], self._layout.batch
         row_of = {number: row for row, number in enumerate(wanted.declared.tolist())}
-        cells = math.prod(wanted.sizes)
-        total: Tensor | None = None
+        shape = (batch, wanted.count * math.prod(wanted.sizes))
+        total = torch.zeros(shape, dtype=graph.dtype, device=graph.device)
         for number, part in enumerate(restricted.blocks):
             rows = [row_of.get(declared, -1) for declared in part.declared.tolist()]
             if not rows or rows[0] < 0:
                 continue
             values = self._split(self.inner.factor_marginals(number)).flatten(3)
             values = self.replicates.weights.reshape(-1, batch, 1, 1) * values
-            if total is None:
-                total = values.new_zeros(batch, wanted.count * cells)
             place = torch.tensor(rows, device=values.device).reshape(1, 1, -1, 1)
             for slot, size in enumerate(wanted.sizes):
                 states = self._layout.of(part.scopes[:, slot])
                 place = (place.unsqueeze(-1) * size + states.unsqueeze(-2)).flatten(3)
             index = place.expand(values.shape).transpose(0, 1).flatten(1)
-            total = total.scatter_add(1, index, values.transpose(0, 1).flatten(1))
-        assert total is not None
+            total = total.scatter_add(1, index, values.transpose(0, 1).flatten(1).to(total))
         return total.reshape(batch, wanted.count, *wanted.sizes)
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """(B, *sizes) on the states kept."""
-        graph = self.kept.original
+        graph = self.restriction.original
         assert isinstance(graph, FactorGraph)
         graph = with_joint(graph, numbers, graph.num_factors)
-        wider = replace(self.kept, original=graph, restrict=None)
+        wider = replace(self.restriction, original=graph)
         assert isinstance(wider.model, FactorGraph)
         return wider(solve(wider.model)).factor_marginals(len(graph.blocks) - 1).squeeze(1)
 
@@ -218,7 +260,7 @@ class KeptSolution(Solution):
     @property
     def _expected_weight(self) -> Tensor:
         """(replicates, B) the expectation of the summed log-weights."""
-        weights = self._layout.log_weights
+        weights = self._layout.selected.log_weights
         if not self._weighted:
             return weights.new_zeros(weights.shape[:2])
         marginals = self._marginals
@@ -227,15 +269,15 @@ class KeptSolution(Solution):
     @property
     def _weighted(self) -> bool:
         """Whether any state stands for others too."""
-        weights = self._layout.log_weights
+        weights = self._layout.selected.log_weights
         return bool(((weights != 0) & (weights > -math.inf)).any())
 
     def entropy(self) -> Tensor:
         """(B,) log Z less the expected score; of one replicate log Z cancels, and is not needed."""
-        if self.kept.replicates > 1:
+        if self.restriction.replicates > 1:
             return super().entropy()
         if self._weighted and isinstance(self.inner, StructureSolution):
-            given = self.inner.entropy_over(self._layout.log_weights[0])
+            given = self.inner.entropy_over(self._layout.selected.log_weights[0])
             if given is not None:
                 return given
         return self._split(self.inner.entropy())[0] + self._expected_weight[0]
@@ -243,10 +285,10 @@ class KeptSolution(Solution):
     @differentiable_property
     def _unweighted(self) -> Solution:
         """The solution on the same states, each counted as it is."""
-        return replace(self.kept, supports=unweighted(self.kept.supports)).solved()
+        return self.restriction.unweighted().solved()
 
     @differentiable_property
-    def _possible(self) -> "KeptSolution":
+    def _possible(self) -> "RestrictedSolution":
         """The same with every replicate possible; for those that were, the same states.
 
         Raises:
@@ -260,24 +302,22 @@ class KeptSolution(Solution):
                 "There are no samples and no mode: on the states kept nothing is possible in at "
                 "least one item; keep more of them, or change the model."
             )
-        batch = (self.kept.replicates, *self.kept.original.batch_shape)
-        supports = repaired(self.kept.supports, possible.reshape(batch))
-        kept = replace(self.kept, supports=supports)
-        return kept(kept.solved())
+        restriction = self.restriction.repaired(possible)
+        return restriction(restriction.solved())
 
     def max_marginals(self) -> Tensor:
         """(B, S) over configurations of kept states: -inf where a state was not kept."""
         values = self._split(self._unweighted.max_marginals())
-        empty = values.new_full((self._layout.batch, self._layout.num_states), -math.inf)
-        return empty.scatter_reduce(1, self._places, self._merged(values), "amax")
+        return self._spread(values, self._layout.places, largest=True)
 
     def mode(self) -> Tensor:
         """(B, V) the best configuration of states kept together in one replicate."""
         other = self._possible
         best = self._split(other._unweighted.max_marginals())
         best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no variables, too
-        modes = self._split(other._unweighted.mode()).unsqueeze(0)
-        return other._original(modes, best.amax(-1).argmax(0).unsqueeze(0))[0]
+        chosen = best.amax(-1).argmax(0).unsqueeze(0)
+        modes = self._split(other._unweighted.mode())
+        return other._layout.original(modes.take_along_dim(chosen.unsqueeze(-1), 0), chosen)[0]
 
     def possible(self) -> Tensor:
         """(B,) whether a replicate is."""
@@ -285,7 +325,7 @@ class KeptSolution(Solution):
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) False unless all states were kept: a state left out may be better."""
-        if self.kept.exact:
+        if self.restriction.exact:
             return self._split(self._unweighted.mode_is_consistent()).all(0)
         return torch.zeros(self._layout.batch, dtype=torch.bool)
 
@@ -300,43 +340,38 @@ class KeptSolution(Solution):
         chosen, other = self.replicates.choose(count, generator), self._possible
         most = int(draws_before(chosen).amax()) + 1 if chosen.numel() else 0
         drawn = other.inner.sample(most, generator)
-        return other._original(
-            drawn.unflatten(1, (self.kept.replicates, self._layout.batch)), chosen
-        )
+        drawn = drawn.unflatten(1, (self.restriction.replicates, self._layout.batch))
+        return other._layout.original(taken(drawn, chosen.to(drawn.device)), chosen)
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S) of a replicate drawn in proportion to its Z; zero where a state was not kept."""
-        places, weights = self._relaxed(temperature, generator, lambda layout: layout.places)
-        empty = weights.new_zeros(self._layout.batch, self._layout.num_states)
-        return empty.scatter_add(1, places, weights)
+        layout, chosen, weights = self._relaxed(temperature, generator)
+        return self._spread(weights, layout.places.take_along_dim(chosen, 0))
 
     def rsample_kept(
         self, temperature: float, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """`rsample` on the kept states alone: which they are, and their weights, (B, S') each."""
-        return self._relaxed(temperature, generator, lambda layout: layout.states)
+        layout, chosen, weights = self._relaxed(temperature, generator)
+        return layout.selected.states.take_along_dim(chosen, 0)[0], weights[0]
 
     def _relaxed(
-        self,
-        temperature: float,
-        generator: torch.Generator | None,
-        read: Callable[[Layout], Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """What the layout says of the states of one replicate, and relaxed weights of those.
+        self, temperature: float, generator: torch.Generator | None
+    ) -> tuple[Layout, Tensor, Tensor]:
+        """The states of all replicates, (1, B, 1) which is drawn, and its relaxed (1, B, S').
 
         Of a chain by Fu, Cunningham and Lapata 2022, algorithm 4, with the weights that it leaves
         out; of a graph by a stochastic softmax.
         """
-        chosen, other = self.replicates.choose(1, generator), self._possible
-        model = other.kept.model
+        chosen, other = self.replicates.choose(1, generator).unsqueeze(-1), self._possible
+        model = other.restriction.model
         if isinstance(model, FactorGraph):
-            perturbed = other.kept.solve(perturbed_graph(model, temperature, generator)).solution
-            drawn = other._split(perturbed.variable_marginals())
+            perturbed = perturbed_graph(model, temperature, generator)
+            drawn = other.restriction.solve(perturbed).solution.variable_marginals()
         else:
-            drawn = other._split(other.inner.rsample(temperature, generator))
-        places = read(other._layout)
-        index = chosen.to(places.device).unsqueeze(-1)
-        return places.take_along_dim(index, 0)[0], drawn.take_along_dim(index, 0)[0]
+            drawn = other.inner.rsample(temperature, generator)
+        chosen = chosen.to(drawn.device)
+        return other._layout, chosen, other._split(drawn).take_along_dim(chosen, 0)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """Not available.
@@ -347,16 +382,3 @@ class KeptSolution(Solution):
         raise UnsupportedError(
             "Marginal MAP over sampled states has no estimate here; use estimator=Exact()."
         )
-
-    def _original(self, states: Tensor, chosen: Tensor) -> Tensor:
-        """(n, B, V) states by kept-state numbers (many, replicates, B, V), of replicates chosen.
-
-        -1, of a site that is not used, stays. Of a structure whose potentials are not by site,
-        (n, B, S) numbers of uses.
-        """
-        kept, layout = self._layout.states, self._layout
-        starts = layout.starts(torch.arange(states.shape[-1])).to(kept.device)
-        states, chosen = taken(states.to(kept.device), chosen), chosen.to(kept.device)
-        batch = torch.arange(layout.batch, device=kept.device).reshape(1, -1, 1)
-        drawn = kept[chosen.unsqueeze(-1), batch, states.clamp(min=0) + starts]
-        return layout.used(torch.where(states < 0, states, drawn))

@@ -276,3 +276,15 @@ def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> 
             f"Evidence on {_name(item)!r} has batch shape {more}, which does not broadcast with "
             f"{batch}."
         ) from None
+
+
+def observed_entries(domain: Domain, observed: Tensor) -> tuple[list[bool], list[bool]]:
+    """For each entry whether anything of it is observed, and whether all of it is, in every row."""
+    seen = (observed != MISSING).reshape(-1, domain.count)
+    starts = torch.tensor(domain.starts)
+    some, every = (
+        torch.nn.functional.pad(where.long().cumsum(0), (1, 0))[starts].diff()
+        for where in (seen.any(0), seen.all(0))
+    )
+    counts = starts.diff()
+    return (some > 0).tolist(), ((every == counts) & (counts > 0) & (some > 0)).tolist()

@@ -10,7 +10,7 @@ from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.evidence import observed_entries
 from rdpgraph.model.rows import distinct_rows
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
@@ -130,20 +130,29 @@ def _by_entry(
                 f"it has states 0 to {entry.size - 1}."
             )
         given[place] = support
+    return given | observed_supports(domain, observed, like)
+
+
+def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> dict[int, Support]:
+    """By the place of each observed entry its states, (*batch, *shape, 1).
+
+    Raises:
+        EvidenceError: an entry is observed in part; `rdpgraph.model.overlay.opened` mends that.
+    """
+    supports: dict[int, Support] = {}
     if observed is None:
-        return given
-    seen = observed != MISSING
-    for place, entry in enumerate(domain.entries):
-        numbers = domain.numbers(entry)
-        here = seen[..., numbers]
-        if bool(here.all()) and here.numel():
-            states = observed[..., numbers].unsqueeze(-1)
-            given[place] = Support(states, torch.zeros_like(states, dtype=like.dtype))
-        elif bool(here.any()):
+        return supports
+    some, every = observed_entries(domain, observed)
+    parts = observed.split(torch.tensor(domain.starts).diff().tolist(), -1)
+    for place, (entry, part) in enumerate(zip(domain.entries, parts, strict=True)):
+        if every[place]:
+            states = part.reshape(*observed.shape[:-1], *entry.shape, 1)
+            supports[place] = Support(states, torch.zeros_like(states, dtype=like.dtype))
+        elif some[place]:
             raise EvidenceError(
                 f"Variable {entry.name!r} is observed in part; restrict the graph, then condition."
             )
-    return given
+    return supports
 
 
 def _shrunk(entry: Entry, support: Support) -> Entry:

@@ -87,9 +87,7 @@ class Sites:
         graph = self._graph
         if graph is None:
             return
-        free = torch.ones(graph.num_variables, dtype=torch.bool)
-        if graph.observed is not None:
-            free = (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)
+        free = free_variables(graph)
         place = torch.full((graph.num_variables,), -1)
         numbers = torch.arange(graph.num_variables) if self.numbers is None else self.numbers
         place[numbers] = torch.arange(len(numbers))
@@ -175,3 +173,10 @@ class Sites:
             own = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
             total = total + own.index_add(-2, rows.to(own.device), values)
         return total.reshape(*total.shape[:-2], *shape, total.shape[-1])
+
+
+def free_variables(graph: FactorGraph) -> Tensor:
+    """(V,) bool: the variables that are not observed, in some batch item at least."""
+    if graph.observed is None:
+        return torch.ones(graph.num_variables, dtype=torch.bool)
+    return (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)

@@ -1,5 +1,6 @@
 """Supports: a few states of a variable, with a log-weight each."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,11 @@ class Support:
         logs = soft_scatter(self.log_weights.flatten(), groups.flatten(), len(rows) * states)
         every = torch.arange(states, device=rows.device).expand(*lead, states)
         return Support(every, logs.reshape(every.shape))
+
+    def unweighted(self) -> "Support":
+        """The same states, each counted as it is; one of -inf stays without weight."""
+        possible = self.log_weights > -math.inf
+        return Support(self.states, torch.where(possible, 0.0, -math.inf).to(self.log_weights))
 
 
 def gathered(

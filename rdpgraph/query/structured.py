@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.restriction import KeptSolution
+from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.model.domain import Named
 from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
 from rdpgraph.model.structure import Structure
@@ -99,7 +99,7 @@ class StructuredPosterior(Inferred):
             UnsupportedError: the structure has no general form, or was not solved by itself.
         """
         asked, kept = list(sites), self.solution
-        if isinstance(kept, KeptSolution) and self.solved is not None:
+        if isinstance(kept, RestrictedSolution) and self.solved is not None:
             parts = [
                 _joint(self.solved.solve(self.structure.with_unary(own).factor_graph()), asked)
                 for own in kept.potentials()
@@ -176,7 +176,7 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
-        if not isinstance(self.solution, KeptSolution):
+        if not isinstance(self.solution, RestrictedSolution):
             return RelaxedStates(self.rsample(temperature=temperature, generator=generator))
         states, weights = self.solution.rsample_kept(temperature, generator)
         shape = self.supports.states.shape[1:]
@@ -189,9 +189,9 @@ class StructuredPosterior(Inferred):
         Raises:
             UnsupportedError: none did.
         """
-        if not isinstance(self.solution, KeptSolution):
+        if not isinstance(self.solution, RestrictedSolution):
             raise UnsupportedError("There are no supports: all states are in the model solved.")
-        (support,) = self.solution.kept.supports
+        (support,) = self.solution.restriction.supports
         assert support is not None
         return support
 

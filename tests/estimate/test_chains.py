@@ -7,9 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Setting
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
@@ -21,6 +19,7 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.query.structured import StructuredPosterior
 
@@ -124,8 +123,7 @@ def test_a_pilot_by_messages_is_one_by_probes():
     chain, dense = embedded(states=9)
     graph = dense.factor_graph()
     support = Threshold(3).select(draw(4, 9, seed=5), seeded(6))
-    view = view_of(graph, seeded())
-    setting = Setting(graph, view, Threshold(3), rg.infer, seeded())
+    setting = Setting.of(graph, Threshold(3), solve=rg.infer, generator=seeded())
     (probed,) = pilot.probed(setting, [support])
     masses = chain.sites().masses(support.states, support.log_weights)
     assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)

@@ -222,7 +222,7 @@ def test_switches_are_summed_out():
 def test_masks_are_averaged_with_equal_weights():
     model = ring()
     found = rg.infer(model, estimator=Masked(4), generator=seeded())
-    x, kept = model.variables[0], found.solution.kept.supports[0]
+    x, kept = model.variables[0], found.solution.restriction.supports[0]
     each = [
         rg.infer(model.with_factors(rg.FactorBlock((x,), rg.Table(mask)))).marginal(x)
         for mask in kept.log_weights
@@ -274,3 +274,21 @@ def test_changed_factors_are_not_passed_off_as_exact():
                            for b, t in zip(model.blocks, tables, strict=True)])  # fmt: skip
     expected = brute_force(flat).joint((x[0], x[2]))
     torch.testing.assert_close(found.joint([x[0], x[2]]), expected)
+
+
+def test_what_is_observed_keeps_its_state_whatever_its_support():
+    model = ring().condition({"x": [0, 1, 2]})
+    exact, found = rg.infer(model), rg.infer(model, estimator=Reweighted(), generator=seeded())
+    assert found.status.exact
+    torch.testing.assert_close(found.log_partition, exact.log_partition)
+    torch.testing.assert_close(found.marginal("x"), exact.marginal("x"))
+    torch.testing.assert_close(found.sample(2, seeded())["x"], exact.sample(2, seeded())["x"])
+
+
+def test_evidence_on_a_part_stands_beside_supports_of_the_whole():
+    model = ring().condition({"x[0]": 1})
+    exact = rg.infer(model)
+    found = rg.infer(model, estimator=Reweighted(300), generator=seeded())
+    torch.testing.assert_close(found.marginal("x[0]"), exact.marginal("x[0]"))
+    error = (found.log_partition - exact.log_partition).abs()
+    assert float(error) < 5 * float(found.standard_error)

@@ -99,7 +99,7 @@ def test_the_default_keeps_what_it_is_told(keep):
     graph = rg.FactorGraph([rg.FactorBlock((xs,), rg.Table(draw(2, 5)))])
     posterior = rg.infer(graph, estimator=Randomized.default(keep=keep), generator=seeded())
     count = {0.5: 2}.get(keep, 5 if keep == 1.0 and isinstance(keep, float) else keep)
-    assert posterior.solution.kept.supports[0].kept == count
+    assert posterior.solution.restriction.supports[0].kept == count
     assert posterior.status.exact == (count == 5)
     with pytest.raises(rg.errors.ModelError, match="keep"):
         Randomized.default(keep=0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposal import Mixture
 from rdpgraph.estimate.proposals import (
@@ -20,6 +19,7 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.setting import restricted_graph
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.testing import brute_force
@@ -89,15 +89,16 @@ def test_with_all_states_kept_every_answer_is_exact(proposal, selection):
 
 def restricted_truth(graph, posterior):
     """Brute force over each replicate's restricted model, and the scores without weights."""
-    kept = posterior.solution.kept
+    layout = posterior.solution.restriction.layout
     return [
-        view_of(graph, None).restrict(
+        restricted_graph(
+            layout.model,
             [
-                s and rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
-                for s in kept.supports
-            ]
+                rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))
+                for s in layout.expanded
+            ],
         )
-        for number in range(kept.replicates)
+        for number in range(layout.replicates)
     ]
 
 
@@ -119,7 +120,7 @@ def test_answers_are_those_of_the_replicates_weighted_by_z(selection):
     assert posterior.status.effective_sample_size == pytest.approx(
         float(z.sum() ** 2 / (z**2).sum())
     )
-    support = posterior.solution.kept.supports[0]
+    support = posterior.solution.restriction.supports[0]
     entropy = posterior.log_partition.clone()
     marginals = torch.zeros(3, 6, dtype=torch.float64)
     pair = torch.zeros(6, 6, dtype=torch.float64)
@@ -158,7 +159,7 @@ def test_the_mode_is_the_best_of_the_states_kept_and_ignores_their_weights():
     xs = graph.variables[0]
     for seed in range(5):
         posterior = estimate(graph, Uniform(), TopTail(1, 2), replicates=3, seed=seed)
-        (support, _) = posterior.solution.kept.supports
+        (support, _) = posterior.solution.restriction.supports
         best = -math.inf
         truth = brute_force(graph)
         for states in support.states:

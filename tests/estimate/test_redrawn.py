@@ -99,7 +99,7 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
         ]
     )
     posterior = rg.infer(graph, **loopy(rg.randomized.TopTail(1, 2), at=(), replicates=1))
-    (support,) = posterior.solution.inner.kept.supports
+    (support,) = posterior.solution.inner.restriction.supports
     kept, log_weights = support.states[0], support.log_weights[0].double()
     assert kept.shape == (4, 3)
     for site in range(4):

@@ -99,3 +99,30 @@ def test_hard_and_relaxed_samples_follow_the_weighted_distribution(selection, wh
         assert bool((found[expected == 0] == 0).all())
         slack = 5 * (expected * (1 - expected) / count).sqrt()
         assert bool(((found - expected).abs() <= slack + 1e-9).all())
+
+
+def test_impossible_replicates_beside_an_array_that_is_observed():
+    """Two variables that must agree: replicates that keep no common state have no samples."""
+    seen, pair = rg.VariableArray("seen", (3,), 2), rg.VariableArray("pair", (2,), 4)
+    same = torch.full((4, 4), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    flat = torch.zeros(2, 4, dtype=torch.float64)
+    graph = rg.FactorGraph(
+        [
+            rg.FactorBlock((pair[:1], pair[1:]), rg.Table(same)),
+            rg.FactorBlock((seen[:2], pair), rg.Table(flat)),
+            rg.FactorBlock((seen,), rg.Table(flat[0, :2])),
+        ]
+    )
+    rows = torch.tensor([[0, 1, 0], [1, 1, 0]])
+    estimator = rg.Randomized(rg.randomized.Uniform(), rg.randomized.TopTail(0, 2), replicates=6)
+    posterior = rg.infer(
+        graph.condition({seen: rows}),
+        estimator=estimator,
+        generator=torch.Generator().manual_seed(0),
+    )
+    possible = posterior.log_partitions > -math.inf
+    assert bool(possible.any(0).all())
+    assert not bool(possible.all())
+    for drawn in (posterior.sample(20, torch.Generator().manual_seed(1)), posterior.mode()):
+        assert torch.equal(drawn[seen], rows.expand_as(drawn[seen]))
+        assert torch.equal(drawn[pair][..., 0], drawn[pair][..., 1])

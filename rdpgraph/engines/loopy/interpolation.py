@@ -11,7 +11,9 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.slots import BySlot, arriving_messages, cavities
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.graph_sites import free_numbers, site_potentials
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.sites import free_variables
 
 _MOST_AT_ONCE = 1 << 22  # log-values
 
@@ -28,15 +30,13 @@ class InterpolatedMessages:
     Attributes:
         graph: the model; its restriction has the same factors, in parts of its blocks.
         kept: (replicates, B, n, kept) the states kept of (n,) variables that keep equally many.
-        few: (V,) which variables have states that were not kept.
-        free: (V,) which are not observed.
+        few: (V,) which variables have states that were not kept, and are not observed.
         solution: of the restricted model.
     """
 
     graph: FactorGraph
     kept: Callable[[Tensor], Tensor]
     few: Tensor
-    free: Tensor
     solution: LoopySolution
 
     @property
@@ -108,22 +108,30 @@ class InterpolatedMessages:
             places[1, block.declared] = torch.arange(block.count)
         return places[0], places[1]
 
-    def log_beliefs(self, numbers: Tensor, unary: Tensor) -> Tensor:
-        """(B', n, states) of variables with equally many states, unnormalised.
+    def at_states_of(self, other: "InterpolatedMessages") -> dict[tuple[int, int], Tensor]:
+        """The messages at the states kept in another restriction, for that to go on from."""
+        messages: dict[tuple[int, int], Tensor] = {}
+        for (number, slot), values in self.messages.items():
+            states = other.kept(other.restricted.blocks[number].scopes[:, slot]).flatten(0, 1)
+            messages[number, slot] = values.gather(2, states.clamp(max=values.shape[2] - 1))
+        return messages
 
-        Args:
-            numbers: (n,) of the variables.
-            unary: (*batch, n, states) their own log-potentials.
-        """
-        place = torch.full((self.graph.num_variables,), -1)
+    @differentiable_property
+    def log_beliefs(self) -> tuple[Tensor, ...]:
+        """By `free_numbers` of the graph (B', n, states) of all states, unnormalised."""
+        groups = free_numbers(self.graph).items()
+        return tuple(self._log_beliefs(numbers, size) for size, numbers in groups)
+
+    def _log_beliefs(self, numbers: Tensor, size: int) -> Tensor:
+        place, free = torch.full((self.graph.num_variables,), -1), free_variables(self.graph)
         place[numbers] = torch.arange(len(numbers))
-        lead = self.restricted.batch_shape
-        total = unary.expand(*lead, *unary.shape[-2:]).reshape(-1, *unary.shape[-2:])
+        shape = (*self.restricted.batch_shape, len(numbers), size)
+        total = site_potentials(self.graph, numbers, size).expand(shape).reshape(-1, *shape[-2:])
         for number, block in enumerate(self.restricted.blocks):
             if block.arity < 2:
                 continue
             # Factors whose other variables are observed are a part of the unary potentials.
-            joint = self.free[block.scopes].sum(1) > 1
+            joint = free[block.scopes].sum(1) > 1
             for slot in range(block.arity):
                 sites = place[block.scopes[:, slot]]
                 rows = (joint & (sites >= 0)).nonzero().flatten()

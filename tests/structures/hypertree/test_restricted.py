@@ -8,9 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.graph_view import view_of
 from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Setting
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
@@ -22,6 +20,7 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.setting import Setting
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.rules import DenseRules
 from rdpgraph.structures.tape.recursion import KeptStates
@@ -131,7 +130,7 @@ def test_a_pilot_on_rules_without_masses_is_one_by_probes():
     dense = replace(low, rules=DenseRules(low.rules.table(8, 8)))
     scores = low.sites().unary
     support = TopTail(1, 2).select(scores, torch.Generator().manual_seed(0))
-    setting = Setting(dense, view_of(dense, None), TopTail(1, 2), rg.infer, None)
+    setting = Setting.of(dense, TopTail(1, 2), solve=rg.infer, generator=None)
     (probed,) = pilot.probed(setting, [support])
     masses = low.sites().masses(support.states, support.log_weights)
     among = masses.amax(-1) > -math.inf

@@ -1,0 +1,128 @@
+"""What proposals learn a model with: its sites in groups, and inference on some of its states."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.estimate.problem import Model, Supports
+from rdpgraph.estimate.selection import Selection
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.graph_sites import by_entry, free_entries, graph_sites
+from rdpgraph.model.overlay import opened
+from rdpgraph.model.sites import Sites
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.support import Support
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A model as groups of sites, and the means to ask about it before states are scored.
+
+    Attributes:
+        model: a graph has its entries observed as a whole or not at all, by `opened`.
+        groups: sites by their number of states; a structure has one group.
+        selection: how states are chosen for the estimate.
+        solve: gives the posterior of a model.
+        generator: all the randomness there is.
+    """
+
+    model: Model
+    groups: tuple[Sites, ...]
+    selection: Selection
+    solve: Callable[[Model], Any]
+    generator: torch.Generator | None
+
+    @staticmethod
+    def of(
+        model: Model,
+        selection: Selection,
+        *,
+        solve: Callable[[Model], Any],
+        generator: torch.Generator | None,
+    ) -> "Setting":
+        """That of a model as declared.
+
+        Raises:
+            ModelError: a structure without sites.
+        """
+        model = opened(model) if isinstance(model, FactorGraph) else model
+        return Setting(model, sites_of(model, generator), selection, solve, generator)
+
+    def supports(self, chosen: Sequence[Support | None]) -> Supports:
+        """Supports of the groups as those of the model's own variables and arrays."""
+        if isinstance(self.model, Structure):
+            sites = self.groups[0]
+            return tuple(s.over(sites.states) if s and sites.every else s for s in chosen)
+        supports: dict[int, Support] = {}
+        for places, support in zip(free_entries(self.model).values(), chosen, strict=True):
+            if support is not None:
+                supports |= by_entry(self.model, places, support)
+        return tuple(supports.get(place) for place in range(len(self.model.variables)))
+
+    def restrict(self, chosen: Sequence[Support]) -> Model:
+        """The model on supports of the groups; further dims in front are batch dims."""
+        if isinstance(self.model, FactorGraph):
+            return restricted_graph(self.model, self.supports(chosen))
+        (sites,), (support,) = self.groups, self.supports(chosen)
+        assert support is not None
+        return sites.restrict(support.states, support.log_weights)
+
+    def marginals(self, posterior: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
+        """What the posterior of a restricted model says of the groups: (*batch, *sites, kept).
+
+        Args:
+            posterior: of the model, or of a restriction.
+            chosen: the states of the groups that it is restricted to, if it is.
+        """
+        marginals = posterior.marginals()
+        if isinstance(self.model, Structure):
+            places = posterior.structure.site_places()
+            if chosen and self.groups[0].every:
+                (few,) = chosen
+                # Entries of one state have a share of it each.
+                total = few.over(self.groups[0].states).log_weights.gather(-1, few.states)
+                shares = torch.where(total > -math.inf, few.log_weights - total, -math.inf).exp()
+                marginals = marginals.gather(-1, few.states) * shares
+            if places is not None:
+                marginals = torch.where(places < 0, 0.0, marginals[..., places.clamp(min=0)])
+            return (marginals,)
+        lead = posterior.batch_shape
+        by_place = [
+            own.reshape(*lead, math.prod(entry.shape), own.shape[-1])
+            for entry, own in zip(self.model.variables, marginals.values(), strict=False)
+        ]
+        groups = free_entries(self.model).values()
+        return tuple(torch.cat([by_place[place] for place in places], -2) for places in groups)
+
+
+def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
+    """The groups of sites that a model offers, without gradient.
+
+    Raises:
+        ModelError: a structure offers none.
+    """
+    if isinstance(model, FactorGraph):
+        return graph_sites(model, generator)
+    offered = model.sites()
+    if offered is None and model.site_places() is not None:
+        raise ModelError(
+            f"{type(model).__name__} has configurations here that use a site twice, on whose "
+            "states no estimate of Z would be unbiased; leave the estimator out."
+        )
+    if offered is None:
+        raise ModelError(
+            f"{type(model).__name__} offers no sites(), which randomized estimators choose states "
+            "by; give infer its factor_graph() instead, if it has one."
+        )
+    return (replace(offered, unary=offered.unary.detach(), generator=generator),)
+
+
+def restricted_graph(graph: FactorGraph, supports: Supports) -> FactorGraph:
+    """A graph on supports of its variables and arrays, in their order."""
+    entries = zip(graph.variables, supports, strict=True)
+    return graph.restrict({entry: support for entry, support in entries if support is not None})
