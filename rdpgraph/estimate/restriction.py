@@ -331,7 +331,7 @@ class RestrictedSolution(Solution):
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) False unless all states were kept."""
-        if self.kept.exact:
+        if self.restriction.exact:
             return self._split(self._unweighted.mode_is_optimal()).all(0)
         return torch.zeros(self._layout.batch, dtype=torch.bool)
 

@@ -65,6 +65,30 @@ class Block:
         """Whether all factors have one potential between them."""
         return math.prod(self.shape) == 1
 
+    def holding(self, wanted: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
+        """The factors that hold the variables of each row, and the slots of these.
+
+        Args:
+            wanted: (n, k) numbers of variables; all rows are held in the same slots.
+
+        Returns:
+            (n,) numbers of factors, and k slots; None where a row is held by none.
+        """
+        scopes = self.scopes
+        if not wanted.shape[1]:
+            return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
+        listed = wanted.tolist()
+        holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
+        for slots in {tuple(map(row.index, listed[0])): None for row in scopes[holds].tolist()}:
+            columns = scopes[:, list(slots)]
+            if len(wanted) == 1:
+                return (columns == wanted[0]).all(1).nonzero()[0], slots
+            rows = {tuple(held): place for place, held in enumerate(columns.tolist())}
+            places = [rows.get(tuple(numbers), -1) for numbers in listed]
+            if min(places) >= 0:
+                return torch.tensor(places), slots
+        return None
+
     def select(self, rows: Tensor | None = None) -> Potential:
         """The potential of some factors (all, if None): (*batch, F or 1, sizes)."""
         if self.shared:

@@ -15,30 +15,35 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
 
 
-def refuse_unsound(graph: FactorGraph) -> None:
-    """Say which factor holds NaN or +inf, or that log-values add up beyond their type.
+def refuse_unsound(model: Any) -> None:
+    """Say which factor, or field of a structure, holds NaN or +inf, or that log-values overflow.
 
     Asked only where log Z is no finite number; it reads all tables.
+
+    Args:
+        model: a `FactorGraph` or a `Structure`.
 
     Raises:
         ModelError: one of these.
     """
     total = 0.0
-    for block in graph.blocks:
-        for values in tensors_of(block.potential):
-            _refuse_wrong(f"A factor over {_names(graph, block)}", values)
-            total += block.count * _largest(values)
-    _refuse_overflow(total, graph.dtype)
-
-
-def refuse_unsound_fields(model: Any) -> None:
-    """The same for the tensors that a structure holds."""
-    total, dtype = 0.0, model.unary.dtype
+    if isinstance(model, FactorGraph):
+        for block in model.blocks:
+            for values in tensors_of(block.potential):
+                _refuse_wrong(f"A factor over {_names(model, block)}", values)
+                total += block.count * _largest(values)
+        return _refuse_overflow(total, model.dtype)
     for field in fields(model):
         for values in tensors_of(getattr(model, field.name)):
             _refuse_wrong(f"The {field.name} of {type(model).__name__}", values)
             total += model.unary.numel() * _largest(values)
-    _refuse_overflow(total / max(model.unary.shape[-1], 1), dtype)
+    return _refuse_overflow(total / max(model.unary.shape[-1], 1), model.unary.dtype)
+
+
+def holds_numbers(model: Any) -> bool:
+    """Whether the tensors that a structure holds are below +inf and not NaN."""
+    held = (getattr(model, field.name) for field in fields(model))
+    return all(bool(part.amax() < math.inf) for part in tensors_of(tuple(held)) if part.numel())
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:

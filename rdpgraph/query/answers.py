@@ -1,14 +1,15 @@
 """What a posterior answers about each variable: mappings that take names and views too."""
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError, UnsupportedError
+from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.variable import VariableArray
+from rdpgraph.model.frames import frame_of_states, frame_of_values
 
 
 class Answers(dict[Entry, Tensor]):
@@ -24,6 +25,22 @@ class Answers(dict[Entry, Tensor]):
     def __init__(self, values: Mapping[Entry, Tensor], domain: Domain) -> None:
         super().__init__(values)
         self.domain = domain
+
+    @classmethod
+    def split(cls, flat: Tensor, domain: Domain, lead: tuple[int, ...]) -> Self:
+        """From what is said of all variables side by side, (..., V) or (..., S).
+
+        Args:
+            flat: the numbers.
+            domain: the variables.
+            lead: the dims before those of variables.
+        """
+        shapes = [
+            (*entry.shape, entry.size) if cls.trailing else entry.shape for entry in domain.entries
+        ]
+        parts = flat.split([math.prod(shape) for shape in shapes], -1)
+        triples = zip(domain.entries, parts, shapes, strict=True)
+        return cls({entry: part.reshape([*lead, *shape]) for entry, part, shape in triples}, domain)
 
     if TYPE_CHECKING:
 
@@ -103,19 +120,7 @@ class Assignment(Answers):
         Raises:
             UnsupportedError: pandas is not installed.
         """
-        pandas = _pandas()
-        columns: dict[str, Any] = {}
-        lead: tuple[int, ...] = ()
-        for key, value in self.items():
-            lead = tuple(value.shape[: value.ndim - len(key.shape)])
-            rows = value.detach().cpu().reshape([torch.Size(lead).numel(), -1]).numpy()
-            states = self.domain.states_of(key)
-            for place, name in enumerate(_member_names(key)):
-                column = rows[:, place]
-                if isinstance(states, tuple):
-                    column = pandas.Categorical.from_codes(column, categories=list(states))
-                columns[name] = column
-        return pandas.DataFrame(columns, index=_index(pandas, lead))
+        return frame_of_states(self, self.domain)
 
 
 class StateValues(Answers):
@@ -131,20 +136,7 @@ class StateValues(Answers):
         Raises:
             UnsupportedError: pandas is not installed.
         """
-        pandas = _pandas()
-        index: list[tuple[str, str | int]] = []
-        parts: list[Tensor] = []
-        lead: tuple[int, ...] = ()
-        for key, value in self.items():
-            lead = tuple(value.shape[: value.ndim - len(key.shape) - 1])
-            states = self.domain.states_of(key)
-            named = states if isinstance(states, tuple) else range(states)
-            index.extend((name, state) for name in _member_names(key) for state in named)
-            parts.append(value.detach().cpu().reshape([torch.Size(lead).numel(), -1]))
-        rows = torch.cat(parts, 1).T.numpy() if parts else torch.zeros(0, 1).numpy()
-        columns = _index(pandas, lead) if lead else ["value"]
-        names = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
-        return pandas.DataFrame(rows, index=names, columns=columns)
+        return frame_of_values(self, self.domain)
 
 
 class Bounds(NamedTuple):
@@ -166,25 +158,3 @@ def checked_draws(count: int, generator: object) -> None:
         )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise EvidenceError(f"sample needs a torch.Generator, or none; got {generator!r:.80}.")
-
-
-def _member_names(key: Entry) -> list[str]:
-    if not isinstance(key, VariableArray):
-        return [key.name]
-    return [key.base.member(place).name for place in key.positions.reshape(-1).tolist()]
-
-
-def _index(pandas: Any, lead: tuple[int, ...]) -> Any:
-    if len(lead) > 1:
-        return pandas.MultiIndex.from_product([range(size) for size in lead])
-    return pandas.RangeIndex(lead[0] if lead else 1)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise UnsupportedError(
-            "to_frame() needs pandas, which is not installed: pip install 'rdpgraph[pandas]'."
-        ) from None
-    return pandas

@@ -2,15 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
+from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.plan import Plan
 
 
@@ -31,9 +36,19 @@ class Inferred(Portable, ABC):
     def batch_shape(self) -> tuple[int, ...]:
         """The batch dims of the model."""
 
+    @property
     @abstractmethod
-    def _require_sound(self) -> None:
-        """Refuse a model that holds no log-values; it is read if log Z is not finite."""
+    def _declared(self) -> Model:
+        """The model."""
+
+    @cached_property
+    def _sound(self) -> bool:
+        """True, or an error: the model's log-values are read, once, if log Z is not finite."""
+        with suppress(UnsupportedError):  # draws of equal weights have no log Z
+            log_z = None if torch.compiler.is_compiling() else self.solution.log_partition()
+            if log_z is not None and not bool(log_z.detach().isfinite().all()):
+                refuse_unsound(self._declared)
+        return True
 
     @property
     def plan(self) -> Plan:
@@ -58,7 +73,7 @@ class Inferred(Portable, ABC):
         Raises:
             ModelError: NaN or +inf was written into a table, or its values overflow their type.
         """
-        self._require_sound()
+        _ = self._sound
         return self.solution.log_partition().reshape(self.batch_shape)
 
     @property

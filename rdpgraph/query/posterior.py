@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import (
     BudgetError,
@@ -21,12 +20,11 @@ from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
-from rdpgraph.model.soundness import refuse_unsound
+from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
 from rdpgraph.query.modes import marginal_mode
-from rdpgraph.query.scopes import found_in, several
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
 
@@ -84,16 +82,9 @@ class Posterior(Inferred):
         shape = self.graph.batch_shape
         return Bounds(lower.reshape(shape), upper.reshape(shape))
 
-    def _require_sound(self) -> None:
-        """Refuse tables that hold no log-values; they are read once, if log Z is not finite."""
-        _ = self._soundness
-
-    @cached_property
-    def _soundness(self) -> bool:
-        with suppress(UnsupportedError):  # draws of equal weights have no log Z
-            if not bool(self.solution.log_partition().detach().isfinite().all()):
-                refuse_unsound(self.graph)
-        return True
+    @property
+    def _declared(self) -> FactorGraph:
+        return self.graph
 
     @differentiable_property
     def _flat(self) -> Tensor:
@@ -102,7 +93,7 @@ class Posterior(Inferred):
         first = int(self.graph.domain.sizes[0]) if self.graph.num_variables else 0
         # An item of probability zero has zeros only.
         if first and not bool((flat.detach()[:, :first].sum(1) > 0).all()):
-            self._require_sound()
+            _ = self._sound
         return flat
 
     def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
@@ -193,7 +184,7 @@ class Posterior(Inferred):
 
     def _single_numbers(self, asked: str, variables: Factor | Iterable[Named]) -> list[int]:
         """The numbers of variables, each single and named once."""
-        places = [self.graph.domain.numbers(item) for item in several(asked, variables)]
+        places = [self.graph.domain.numbers(item) for item in _listed(asked, variables)]
         if any(place.ndim for place in places):
             raise ModelError(f"{asked} needs single variables; got an array.")
         numbers = [int(place) for place in places]
@@ -222,7 +213,7 @@ class Posterior(Inferred):
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
-            place = found_in(block.scopes, wanted)
+            place = block.holding(wanted)
             if place is None:
                 continue
             rows, slots = place
@@ -238,7 +229,7 @@ class Posterior(Inferred):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
-        self._require_sound()
+        _ = self._sound
         return self.solution.entropy().reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
@@ -285,7 +276,7 @@ class Posterior(Inferred):
         flat = self.solution.max_marginals()
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
-            self._require_sound()
+            _ = self._sound
         return self._of_states(flat)
 
     def marginal_mode(self, variables: Iterable[Named]) -> Assignment:
@@ -302,7 +293,7 @@ class Posterior(Inferred):
                 none comes to a possible configuration.
         """
         self._require_mode("marginal mode")
-        items = several("marginal_mode", variables)
+        items = _listed("marginal_mode", variables)
         if not items:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
         return marginal_mode(self.solution, self.graph.domain, items, self.graph.batch_shape)
@@ -354,7 +345,7 @@ class Posterior(Inferred):
             self._require_possible(what)
 
     def _require_possible(self, what: str) -> None:
-        self._require_sound()
+        _ = self._sound
         if not bool(self.solution.possible().all()):
             rows = " in at least one batch item" if self.graph.batch_shape else ""
             raise ImpossibleEvidenceError(
@@ -363,22 +354,12 @@ class Posterior(Inferred):
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:
         """Numbered states (*lead, B, V) as one tensor per variable or array."""
-        starts = self.graph.domain.starts
-        batch = self.graph.batch_shape
-        each = {
-            entry: states[..., start:stop].reshape([*lead, *batch, *entry.shape])
-            for entry, start, stop in zip(self.graph.variables, starts, starts[1:], strict=False)
-        }
-        return Assignment(each, self.graph.domain)
+        domain = self.graph.domain
+        return Assignment.split(states, domain, (*lead, *self.graph.batch_shape))
 
     def _of_states(self, flat: Tensor) -> StateValues:
-        entries, batch = self.graph.variables, self.graph.batch_shape
-        parts = flat.split([math.prod(entry.shape) * entry.size for entry in entries], 1)
-        each = {
-            entry: part.reshape(*batch, *entry.shape, entry.size)
-            for entry, part in zip(entries, parts, strict=True)
-        }
-        return StateValues(each, self.graph.domain)
+        """The same of values (B, S)."""
+        return StateValues.split(flat, self.graph.domain, self.graph.batch_shape)
 
     def _read(self, flat: Tensor, item: Named) -> Tensor:
         """The part of a flat (B, S) table that belongs to a variable or an array."""
@@ -397,3 +378,13 @@ class Posterior(Inferred):
             places = starts[first].unsqueeze(1) + torch.arange(size)
             values = flat[:, places.reshape(-1).to(flat.device)]
         return values.reshape(*self.graph.batch_shape, *numbers.shape, size)
+
+
+def _listed(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
+    """The variables of a factor, or those listed."""
+    if isinstance(items, Factor):
+        return list(items.variables)
+    if isinstance(items, str | Variable | VariableArray):
+        name = items if isinstance(items, str) else items.name
+        raise ModelError(f"{asked} needs a list of variables, as [{name!r}]; got {name!r} alone.")
+    return list(items)

@@ -1,8 +1,7 @@
 """The posterior of a structure: answers in the shape of its sites."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.model.domain import Named
-from rdpgraph.model.soundness import refuse_unsound_fields, tensors_of
+from rdpgraph.model.soundness import holds_numbers, refuse_unsound
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.summary import summary
 from rdpgraph.model.support import Support
@@ -54,33 +53,21 @@ class StructuredPosterior(Inferred):
         """The structure's own answers, where nothing stands between: in the type that they have."""
         return self.solved if self.solution is self.solved else None
 
-    def _require_sound(self) -> None:
-        _ = self._sound
-
-    @cached_property
-    def _sound(self) -> bool:
-        if self.solved is None or torch.compiler.is_compiling():
-            return True
-        if not bool(self.solved.log_partition().detach().isfinite().all()):
-            refuse_unsound_fields(self.solved.structure)
-        return True
-
-    def _require_numbers(self) -> None:
-        """Refuse fields that hold none, read once: recursions for maxima would pass over a NaN."""
-        _ = self._numbers
+    @property
+    def _declared(self) -> Structure:
+        return self.structure
 
     @cached_property
     def _numbers(self) -> bool:
-        if self.solved is not None and not torch.compiler.is_compiling():
-            structure = self.solved.structure
-            given = [getattr(structure, part.name) for part in fields(structure)]
-            if any(p.numel() and not bool(p.amax() < math.inf) for p in tensors_of(given)):
-                refuse_unsound_fields(structure)
+        """True, or an error: fields are read, once, for recursions for maxima pass over a NaN."""
+        solved = None if torch.compiler.is_compiling() else self.solved
+        if solved is not None and not holds_numbers(solved.structure):
+            refuse_unsound(solved.structure)
         return True
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
-        self._require_numbers()
+        _ = self._numbers
         return self.solution.variable_marginals().reshape(self.structure.unary.shape)
 
     def joint(self, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
@@ -116,12 +103,12 @@ class StructuredPosterior(Inferred):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
-        self._require_numbers()
+        _ = self._numbers
         return self.solution.entropy().reshape(self.batch_shape)
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
-        self._require_numbers()
+        _ = self._numbers
         return self.solution.max_marginals().reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
@@ -133,7 +120,7 @@ class StructuredPosterior(Inferred):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        self._require_numbers()
+        _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_mode()
         states = self.solution.mode().reshape(self.structure.states_shape)
@@ -146,7 +133,7 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
         """
         checked_draws(count, generator)
-        self._require_numbers()
+        _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_sample(count, generator)
         states = self.solution.sample(count, generator)
