@@ -79,10 +79,10 @@ def infer(
     with recording(lambda: tensors_in(read)):
         solve = partial(_solve, scheduler, generator)
         problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
-        graph = own = None
+        graph = structured = None
         if isinstance(problem.model, Structure):
             planned = plan_of(problem.model)
-            solution = own = StructureSolution(problem.model, solve)
+            solution = structured = StructureSolution(problem.model, solve)
         else:
             graph = _checked(problem.model)
             planned, run = begun(scheduler, graph)
@@ -95,7 +95,7 @@ def infer(
                 "Problem(model, lift), which says how its solution speaks of the model declared."
             )
     if isinstance(model, Structure):
-        return StructuredPosterior(planned, solution, model, own)
+        return StructuredPosterior(planned, solution, model, structured)
     return Posterior(planned, solution, model, graph, exactly(scheduler).solve, solve)
 
 

@@ -66,7 +66,7 @@ class SummedOut(Lifted):
     lift: AddedVariables
 
     @differentiable_property
-    def _whole(self) -> Solution:
+    def _plain(self) -> Solution:
         plain: Solution = self.lift.solve(self.lift.plain).solution
         if self.inner.status().exact and not plain.status().exact:
             raise BudgetError(
@@ -77,66 +77,66 @@ class SummedOut(Lifted):
         return plain
 
     def variable_marginals(self) -> Tensor:
-        """By the added variables."""
+        """(B, S) of the plain model's variables, read off the model with further ones."""
         return self.inner.variable_marginals()[:, : self.lift.plain.domain.total_states]
 
     def check_factor_marginals(self, block: int) -> None:
-        """Of the model that answers."""
+        """Refuse what the model with further variables does not form."""
         if block in self.lift.blocks:
             self.inner.check_factor_marginals(self.lift.blocks[block])
 
     def factor_marginals(self, block: int) -> Tensor:
-        """By the added variables, except for factors that were rewritten."""
+        """(B, F, *sizes), of factors that were rewritten by the plain model."""
         if block not in self.lift.blocks:
-            return self._whole.factor_marginals(block)
+            return self._plain.factor_marginals(block)
         return self.inner.factor_marginals(self.lift.blocks[block])
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
-        """By the added variables."""
+        """(B, *sizes) by one more solution of the model with further variables."""
         graph = self.lift.model
         wider = with_joint(graph, numbers, graph.num_factors)
         return solve(wider).factor_marginals(len(graph.blocks)).squeeze(1)
 
     def expected_score(self) -> Tensor:
-        """Of the plain model, as are all below but samples."""
-        return self._whole.expected_score()
+        """(B,) of the plain model, which is solved for it."""
+        return self._plain.expected_score()
 
     def entropy(self) -> Tensor:
-        """Of the plain model."""
-        return self._whole.entropy()
+        """(B,) of the plain model, which is solved for it."""
+        return self._plain.entropy()
 
     def max_marginals(self) -> Tensor:
-        """Of the plain model."""
-        return self._whole.max_marginals()
+        """(B, S) of the plain model, which is solved for it."""
+        return self._plain.max_marginals()
 
     def mode(self) -> Tensor:
-        """Of the plain model."""
-        return self._whole.mode()
+        """(B, V) of the plain model, which is solved for it."""
+        return self._plain.mode()
 
     def mode_exists(self) -> Tensor | None:
-        """Not known without log Z."""
+        """None: it is not known without log Z."""
 
     def mode_is_consistent(self) -> Tensor:
-        """Of the plain model."""
-        return self._whole.mode_is_consistent()
+        """(B,) of the plain model, which is solved for it."""
+        return self._plain.mode_is_consistent()
 
     def mode_is_optimal(self) -> Tensor:
-        """Of the plain model."""
-        return self._whole.mode_is_optimal()
+        """(B,) of the plain model, which is solved for it."""
+        return self._plain.mode_is_optimal()
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """By the added variables."""
+        """(count, B, V) draws of the model with further variables, without these."""
         return self.inner.sample(count, generator)[..., : self.lift.plain.num_variables]
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """Of the plain model: sums over the added variables are none at a temperature."""
+        """(B, S) of the plain model: at a temperature, further variables do not sum out."""
         graph = perturbed_graph(self.lift.plain, temperature, generator)
         return self.lift.solve(graph).solution.variable_marginals()
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Of the plain model."""
-        return self._whole.marginal_mode(numbers)
+        """(B, n) of the plain model, which is solved for it."""
+        return self._plain.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the plain model."""
-        return self._whole.marginal_mode_scores(numbers)
+        """(B,) twice, of the plain model, which is solved for it."""
+        return self._plain.marginal_mode_scores(numbers)

@@ -48,7 +48,7 @@ class ControlledEstimate:
 
     @property
     def sign(self) -> Tensor:
-        """(*batch,) 1, 0 or -1."""
+        """(*batch,) the sign of Z^: 1, 0 or -1."""
         return self._signed()[0].mean(0).sign()
 
     @property

@@ -30,7 +30,7 @@ class Layout:
 
     @property
     def batch(self) -> int:
-        """B."""
+        """B, the number of batch items."""
         return math.prod(self.model.batch_shape)
 
     @cached_property
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def num_states(self) -> int:
-        """S."""
+        """S, the number of states of all variables."""
         if self.site_places is None:
             return int(self._all_sizes.sum())
         assert isinstance(self.model, Structure)

@@ -128,11 +128,11 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
             blocks.append(block)
             continue
         ranks.append(VariableArray(f"rank {number}", (block.count,), potential.rank))
-        own = torch.arange(count, count + block.count)
+        rank = torch.arange(count, count + block.count)
         count += block.count
         for slot, values in enumerate((potential.log_left, potential.log_right)):
             values = values if values.ndim > 2 else values.unsqueeze(0)
-            scopes = torch.stack([block.scopes[:, slot], own], 1)
+            scopes = torch.stack([block.scopes[:, slot], rank], 1)
             shape = (values.shape[-3],)
             blocks.append(Block(scopes, Table(values), shape, None, block.declared))
     if not ranks:

@@ -77,7 +77,7 @@ class Mixture(Proposal):
             )
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the weighted mean."""
+        """The log of the weighted mean of the normalised scores."""
         total: Tensor | None = None
         for proposal, weight in zip(self.proposals, self.weights, strict=True):
             share = math.log(weight / sum(self.weights))
@@ -87,7 +87,7 @@ class Mixture(Proposal):
         return total
 
     def informed(self, setting: Setting) -> "Mixture":
-        """Each of the proposals informed."""
+        """The same mixture of proposals that have each seen the model."""
         return Mixture(tuple(part.informed(setting) for part in self.proposals), self.weights)
 
 
@@ -104,7 +104,7 @@ class Given(Proposal):
     groups: tuple[Sites, ...]
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """Those of the group asked for."""
+        """The scores given for these sites."""
         for known, scores in zip(self.groups, self.scores, strict=True):
             if known is sites:
                 return scores

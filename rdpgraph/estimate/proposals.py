@@ -46,7 +46,7 @@ class Global(Proposal):
     landmarks: int = 16
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the norm."""
+        """The log of the norm, or of the mean factor value where there are no embeddings."""
         norms = sites.norms()
         if norms is None:
             return sites.mean_values(self.landmarks)
@@ -68,7 +68,7 @@ class SoftmaxGlobal(Proposal):
     landmarks: int = 16
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The norm itself."""
+        """The norm, or the log of the mean factor value where there are no embeddings."""
         norms = sites.norms()
         return sites.mean_values(self.landmarks) if norms is None else norms
 
@@ -87,11 +87,11 @@ class LocalGlobal(Proposal):
     prior: Proposal = field(default_factory=Global)
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the mean of both, each normalised."""
+        """The log of the mean of `Local` and the prior, each normalised."""
         return Mixture((Local(), self.prior), (0.5, 0.5)).log_scores(sites)
 
     def informed(self, setting: Setting) -> "LocalGlobal":
-        """The prior informed."""
+        """The same with a prior that has seen the model."""
         return LocalGlobal(self.prior.informed(setting))
 
 
@@ -112,7 +112,7 @@ class Landmark(Proposal):
             raise ModelError(f"Landmark needs a count of states >= 1; got {self.count}.")
 
     def log_scores(self, sites: Sites) -> Tensor:
-        """The summed logs."""
+        """The unary log-potentials plus the logs of the mean factor values."""
         return sites.unary + sites.mean_values(self.count)
 
 
@@ -129,7 +129,7 @@ class Oracle(FromModel):
     """
 
     def informed(self, setting: Setting) -> Proposal:
-        """The logs of the marginals."""
+        """The logs of the marginals, which are computed here."""
         marginals = setting.marginals(setting.solve(setting.model))
         logs = (torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)
         return Given(tuple(logs), setting.groups)

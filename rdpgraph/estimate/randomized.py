@@ -55,8 +55,8 @@ class Randomized(Estimator):
                 "Randomized needs a Proposal, as Local(), and a Selection, as TopTail(8, 8); got "
                 f"{self.proposal!r} and {self.selection!r}."
             )
-        whole = isinstance(self.replicates, int) and self.replicates >= 1
-        if not whole or not 0.0 <= self.defensive < 1.0:
+        counted = isinstance(self.replicates, int) and self.replicates >= 1
+        if not counted or not 0.0 <= self.defensive < 1.0:
             raise ModelError(
                 "Randomized needs replicates >= 1 and a defensive share in [0, 1); got "
                 f"{self.replicates} and {self.defensive}."

@@ -157,7 +157,7 @@ class RedrawnSolution(Lifted):
         return replace(status, iterations=self.sweeps + (status.iterations or 0))
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) the beliefs."""
+        """(B, S) the beliefs, the mean of the replicates."""
         flat, graph = self.inner.variable_marginals(), self.messages.graph
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:

@@ -25,7 +25,7 @@ class Replicates:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many replicates there are."""
         return self.log_partitions.shape[0]
 
     @differentiable_property

@@ -60,10 +60,11 @@ class Restriction:
             graph = opened(self.original)
             like = torch.zeros((), dtype=graph.dtype)
             observed = observed_supports(graph.domain, graph.observed, like)
-            supports = [observed.get(place, own) for place, own in enumerate(self.supports)]
+            given = enumerate(self.supports)
+            supports = tuple(observed.get(place, support) for place, support in given)
             object.__setattr__(self, "original", graph)
-            object.__setattr__(self, "supports", tuple(supports))
-            if len(observed) == sum(own is not None for own in supports):  # nothing was chosen
+            object.__setattr__(self, "supports", supports)
+            if len(observed) == sum(part is not None for part in supports):  # nothing chosen
                 object.__setattr__(self, "replicates", 1)
                 object.__setattr__(self, "exact", True)
 
@@ -81,7 +82,7 @@ class Restriction:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the kept states stand."""
+        """Where the kept states stand among all states."""
         return Layout(self.original, self.supports, self.replicates)
 
     def part(self, chosen: range) -> "Restriction":
@@ -101,7 +102,7 @@ class Restriction:
 
     def unweighted(self) -> "Restriction":
         """The same states, each counted as it is; one of -inf stays masked."""
-        supports = (own and own.unweighted() for own in self.supports)
+        supports = (support and support.unweighted() for support in self.supports)
         return replace(self, supports=tuple(supports))
 
     def repaired(self, possible: Tensor) -> "Restriction":
@@ -110,8 +111,8 @@ class Restriction:
         Args:
             possible: (replicates, B), with one possible replicate at least for each item.
         """
-        own = torch.arange(self.replicates, device=possible.device).unsqueeze(-1)
-        source = torch.where(possible, own, possible.long().argmax(0))
+        each = torch.arange(self.replicates, device=possible.device).unsqueeze(-1)
+        source = torch.where(possible, each, possible.long().argmax(0))
         source = source.reshape(self.replicates, *self.original.batch_shape)
 
         def copied(values: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ class RestrictedSolution(Solution):
 
     @differentiable_property
     def replicates(self) -> Replicates:
-        """The estimates of Z."""
+        """The estimates of Z, one for each choice of states."""
         return Replicates(self._split(self.inner.log_partition()), self.restriction.equal)
 
     @property
@@ -200,7 +201,7 @@ class RestrictedSolution(Solution):
         return self.replicates.log_partition
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B)."""
+        """(replicates, B) log Z of each replicate."""
         return self.replicates.log_partitions
 
     def potentials(self) -> list[Tensor]:
@@ -320,7 +321,7 @@ class RestrictedSolution(Solution):
         return other._layout.original(modes.take_along_dim(chosen.unsqueeze(-1), 0), chosen)[0]
 
     def possible(self) -> Tensor:
-        """(B,) whether a replicate is."""
+        """(B,) whether any replicate is possible."""
         return self.replicates.possible.any(0)
 
     def mode_is_consistent(self) -> Tensor:

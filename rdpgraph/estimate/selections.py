@@ -33,13 +33,13 @@ class Top(Inversion):
         return "lower"
 
     def num_uniforms(self, states: int) -> int:
-        """None."""
+        """None: nothing is drawn."""
         return 0
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
         """The states of largest score, log-weight zero."""
         keep = count_of(self.keep, log_q.shape[-1])
-        return _whole(log_q) if keep == log_q.shape[-1] else _largest(log_q, keep)
+        return _everything(log_q) if keep == log_q.shape[-1] else _largest(log_q, keep)
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class TopTail(Inversion):
         checked_size("TopTail", "tail", self.tail)
 
     def num_uniforms(self, states: int) -> int:
-        """One for each draw."""
+        """One for each state drawn."""
         return count_of(self.tail, states)
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The top, then one state for each uniform number, by inversion."""
+        """The states of largest score, then one state for each uniform number, by inversion."""
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         if top + tail >= states:
-            return _whole(log_q)
+            return _everything(log_q)
         first = _largest(log_q, top)
         rest = log_q.double().scatter(-1, first.states, -math.inf)
         peak, heights = _heights(rest)
@@ -106,11 +106,11 @@ class TopSystematic(Inversion):
         checked_size("TopSystematic", "tail", self.tail)
 
     def num_uniforms(self, states: int) -> int:
-        """One."""
+        """One, which places all of the sample."""
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """The top and the sample."""
+        """The states of largest score, and a systematic sample of the rest."""
         states = log_q.shape[-1]
         top, tail = count_of(self.top, states), count_of(self.tail, states)
         return _systematic(log_q, uniforms, min(top + tail, states), top)
@@ -136,15 +136,15 @@ class Threshold(Inversion):
         checked_size("Threshold", "keep", self.keep)
 
     def num_uniforms(self, states: int) -> int:
-        """One."""
+        """One, which places all of the sample."""
         return 1
 
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """What lies above the threshold and the sample."""
+        """The states of a score above the threshold, and a systematic sample of the others."""
         return _systematic(log_q, uniforms, count_of(self.keep, log_q.shape[-1]), 0)
 
 
-def _whole(log_q: Tensor) -> Support:
+def _everything(log_q: Tensor) -> Support:
     """Every state as it is, impossible ones with log-weight -inf."""
     everything = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
     return Support(everything, torch.where(log_q > -math.inf, 0.0, -math.inf).to(log_q))
@@ -158,7 +158,7 @@ def _largest(log_q: Tensor, keep: int) -> Support:
 def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:
     """Keep the certain states, at least ``top`` of them, and a systematic sample of the others."""
     if keep == log_q.shape[-1]:
-        return _whole(log_q)
+        return _everything(log_q)
     scores = log_q.double()
     values, order = scores.topk(keep)
     rest = scores.scatter(-1, order, -math.inf)

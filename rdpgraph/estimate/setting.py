@@ -93,8 +93,8 @@ class Setting:
             return (marginals,)
         lead = posterior.batch_shape
         by_place = [
-            own.reshape(*lead, math.prod(entry.shape), own.shape[-1])
-            for entry, own in zip(self.model.variables, marginals.values(), strict=False)
+            values.reshape(*lead, math.prod(entry.shape), values.shape[-1])
+            for entry, values in zip(self.model.variables, marginals.values(), strict=False)
         ]
         groups = free_entries(self.model).values()
         return tuple(torch.cat([by_place[place] for place in places], -2) for places in groups)

@@ -39,7 +39,7 @@ class Inferred(Portable, ABC):
     @property
     @abstractmethod
     def _declared(self) -> Model:
-        """The model."""
+        """The model as declared."""
 
     @cached_property
     def _sound(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.errors import (
     BudgetError,
     ImpossibleEvidenceError,
@@ -24,7 +24,6 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
-from rdpgraph.query.modes import marginal_mode
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
 
@@ -58,7 +57,7 @@ class Posterior(Inferred):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the graph."""
+        """The batch dims of the graph."""
         return self.graph.batch_shape
 
     def bounds(self, *, confidence: float = 1.0) -> Bounds:
@@ -96,12 +95,15 @@ class Posterior(Inferred):
             _ = self._sound
         return flat
 
-    def _require_room(self, cells: int | None = None, what: str = "Marginals") -> None:
-        """Refuse tables that the plan's memory does not hold, before they are made."""
+    def _require_room(self, size: int | None = None, what: str = "Marginals") -> None:
+        """Refuse tables of so many numbers, times the batch, that the plan's memory does not hold.
+
+        Asked before they are made; None: a number for each state of each variable.
+        """
         graph = self.graph
-        cells = graph.domain.total_states if cells is None else cells
-        cells *= math.prod(graph.batch_shape)
-        needed = float(cells) * torch.finfo(graph.dtype).bits / 8
+        size = graph.domain.total_states if size is None else size
+        size *= math.prod(graph.batch_shape)
+        needed = float(size) * torch.finfo(graph.dtype).bits / 8
         # What is answered without a plan is small.
         if needed > SMALL:
             require_room(needed, what, self.plan.memory)
@@ -293,10 +295,24 @@ class Posterior(Inferred):
                 none comes to a possible configuration.
         """
         self._require_mode("marginal mode")
-        items = _listed("marginal_mode", variables)
-        if not items:
+        graph, items = self.graph, _listed("marginal_mode", variables)
+        places = [graph.domain.numbers(item) for item in items]
+        if not places:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
-        return marginal_mode(self.solution, self.graph.domain, items, self.graph.batch_shape)
+        numbers = torch.cat([place.reshape(-1) for place in places])
+        states = self.solution.marginal_mode(numbers)
+        parts = states.split([place.numel() for place in places], 1)
+        result = {
+            graph[item] if isinstance(item, str) else item: part.reshape(
+                [*graph.batch_shape, *place.shape]
+            )
+            for item, place, part in zip(items, places, parts, strict=True)
+        }
+        answer = Assignment(result, graph.domain)
+        scores = self.solution.marginal_mode_scores(numbers)
+        answer.score, answer.bound = (values.reshape(graph.batch_shape) for values in scores)
+        answer.optimal = meets(answer.score, answer.bound)
+        return answer
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Assignment:
         """Independent exact draws: (count, *batch, *shape) state indices per variable or array.
@@ -358,7 +374,7 @@ class Posterior(Inferred):
         return Assignment.split(states, domain, (*lead, *self.graph.batch_shape))
 
     def _of_states(self, flat: Tensor) -> StateValues:
-        """The same of values (B, S)."""
+        """Values (B, S) of all states as one tensor per variable or array."""
         return StateValues.split(flat, self.graph.domain, self.graph.batch_shape)
 
     def _read(self, flat: Tensor, item: Named) -> Tensor:

@@ -45,7 +45,7 @@ class StructuredPosterior(Inferred):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the structure."""
+        """The batch dims of the structure."""
         return (self._direct or self.structure).batch_shape
 
     @property

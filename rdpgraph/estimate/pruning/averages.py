@@ -37,7 +37,7 @@ class Averages:
         return cls(0, length, *(torch.zeros_like(like) for _ in range(5)))
 
     def with_sweep(self, values: Tensor) -> Self:
-        """With one more."""
+        """The averages with one more sweep."""
         sweeps, batch = self.sweeps + 1, self.batch + values
         batches, squares = self.batches, self.batch_squares
         if sweeps % self.length == 0:
@@ -59,7 +59,7 @@ class Averages:
 
     @property
     def chains(self) -> int:
-        """How many."""
+        """How many chains there are."""
         return len(self.total)
 
     @property
@@ -69,7 +69,7 @@ class Averages:
 
     @property
     def freedom(self) -> int:
-        """Batches, less one."""
+        """The degrees of freedom: batches, less one."""
         return self.chains * (self.sweeps // self.length) - 1
 
     @property
@@ -143,7 +143,7 @@ class Visited:
         return more.merged() if more.waiting > 2 * len(self.places) + 2**16 else more
 
     def merged(self) -> "Visited":
-        """Every place once."""
+        """The same chances, with every place listed once."""
         if not self.pending:
             return self
         places = torch.cat([self.places, *(own for own, _ in self.pending)])

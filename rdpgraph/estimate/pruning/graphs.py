@@ -41,7 +41,7 @@ class GraphMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """None."""
+        """No dims: a graph with batch dims is refused."""
         return ()
 
     @property
@@ -51,17 +51,17 @@ class GraphMasks(Masks):
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """The same."""
+        """All states of all variables, as for `questions`."""
         return self.questions
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """(states,) of each the variable, and the number among its own."""
+        """(states,) twice: each state's variable, and its number among those of the variable."""
         return self.variable, torch.arange(len(self.variable)) - self.starts[self.variable]
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the graph."""
+        """The floating type of the graph."""
         return self.model.dtype
 
     @cached_property
@@ -77,7 +77,7 @@ class GraphMasks(Masks):
 
     @cached_property
     def bare(self) -> FactorGraph:
-        """Without the evidence, which is held as masks are."""
+        """The graph without its evidence, which masks hold beside what they hold themselves."""
         return self.model.retract()
 
     @cached_property
@@ -162,7 +162,7 @@ class MaskedGraph:
 
     @property
     def log_partition(self) -> float:
-        """Nats."""
+        """Log Z of what the mask leaves, nats; -inf where that is nothing."""
         return -math.inf if self.answer is None else float(self.answer.log_partition)
 
     def expected(self) -> tuple[Tensor, float]:
@@ -205,7 +205,7 @@ class MaskedGraphs(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(chains,) nats."""
+        """(chains,) log Z of what each mask leaves, nats."""
         each = torch.tensor([one.log_partition for one in self.graphs], dtype=torch.float64)
         return each[self.place]
 
@@ -215,7 +215,7 @@ class MaskedGraphs(Masked):
         return sum(own.numel() for one in self.graphs for own in one.supports.values())
 
     def expected(self) -> Expected:
-        """By the posteriors."""
+        """The marginals and expected scores of the posterior of each chain."""
         both = [one.expected() for one in self.graphs]
         answers = torch.stack([own for own, _ in both])[self.place]
         score = torch.tensor([score for _, score in both], dtype=torch.float64)[self.place]
@@ -223,7 +223,7 @@ class MaskedGraphs(Masked):
         return Expected(answers, score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """By the posteriors."""
+        """Samples of the posteriors, one for each chain."""
         answers = torch.zeros(len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool)
         for number, one in enumerate(self.graphs):
             own = (self.place == number).nonzero().squeeze(1)

@@ -34,10 +34,10 @@ class Likely(ABC):
 
 @dataclass(frozen=True)
 class Everything(Likely):
-    """All questions."""
+    """All questions are likely."""
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
-        """Those that are open."""
+        """The questions that are open."""
         return masks.open()
 
 

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def sweeps(self) -> int:
-        """How many are averaged."""
+        """How many sweeps are averaged."""
         return 0 if self.averages is None else self.averages.sweeps
 
     def onward(

@@ -57,7 +57,7 @@ class Alternating(Selected):
             raise ModelError(f"Alternating needs a share in 0..1; got {self.share}.")
 
     def first(self, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A random subset."""
+        """A random subset of the likely questions."""
         return _smallest(_noise(likely, generator).masked_fill(~likely, 2.0), self._size(likely))
 
     def after(self, last: Tensor, likely: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -64,15 +64,15 @@ class PrunedSolution(Solution):
         )
 
     def max_marginals(self) -> Tensor:
-        """Not available."""
+        """Not available: max-marginals are no averages over masks."""
         return self.factor_marginals(0)
 
     def mode(self) -> Tensor:
-        """Not available."""
+        """Not available: modes are no averages over masks."""
         return self.factor_marginals(0)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available."""
+        """Not available: marginal modes are no averages over masks."""
         return self.factor_marginals(0)
 
     def possible(self) -> Tensor:
@@ -80,7 +80,7 @@ class PrunedSolution(Solution):
         return torch.ones(self._items, dtype=torch.bool)
 
     def mode_exists(self) -> Tensor:
-        """(B,) all."""
+        """(B,) all have one: chains have configurations."""
         return self.possible()
 
     def status(self) -> Status:
