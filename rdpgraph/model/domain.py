@@ -202,6 +202,20 @@ class Domain:
             return torch.tensor(start + home[1])
         return torch.tensor(start)
 
+    def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:
+        """Where the states of a variable or array stand among those of all, and their shape."""
+        numbers, size = self.numbers(item), self.entries[self.place(item)].size
+        shape, first = (*numbers.shape, size), numbers.reshape(-1)
+        count = len(first)
+        # Members of a view may stand in any order.
+        if not numbers.ndim or (
+            count and int(first[-1] - first[0]) == count - 1 and item in self.entries
+        ):
+            start = int(self.state_starts[first[0]])
+            return slice(start, start + count * size), shape
+        places = self.state_starts[first].unsqueeze(1) + torch.arange(size)
+        return places.reshape(-1), shape
+
     def variable(self, number: int) -> Variable:
         """The variable of a number."""
         place = bisect_right(self.starts, number) - 1

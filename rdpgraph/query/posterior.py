@@ -77,9 +77,8 @@ class Posterior(Inferred):
         if not 0.0 < confidence <= 1.0:
             raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence}.")
         known = self.solution
-        lower, upper = known.bounds() if confidence == 1.0 else known.interval(confidence)
-        shape = self.graph.batch_shape
-        return Bounds(lower.reshape(shape), upper.reshape(shape))
+        ends = known.bounds() if confidence == 1.0 else known.probable_bounds(confidence)
+        return Bounds(*(end.reshape(self.graph.batch_shape) for end in ends))
 
     @property
     def _declared(self) -> FactorGraph:
@@ -178,11 +177,20 @@ class Posterior(Inferred):
         Raises:
             ModelError: no factor holds these variables together.
         """
+        shape: tuple[int, ...] = ()
         if isinstance(factor, FactorBlock):
-            columns = [self._numbers(slot, factor.shape) for slot in factor.scopes]
-            return self._joint(torch.stack(columns, 1), factor.shape)
-        numbers = self._single_numbers("factor_marginal", factor)
-        return self._joint(torch.tensor([numbers], dtype=torch.long), ())
+            shape = factor.shape
+            wanted = torch.stack([self._numbers(slot, shape) for slot in factor.scopes], 1)
+        else:
+            numbers = self._single_numbers("factor_marginal", factor)
+            wanted = torch.tensor([numbers], dtype=torch.long)
+        held = self._held(wanted, shape)
+        if held is None:
+            names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
+            raise ModelError(
+                f"No factor holds {names} together; joint({names}) needs none that does."
+            )
+        return held
 
     def _single_numbers(self, asked: str, variables: Factor | Iterable[Named]) -> list[int]:
         """The numbers of variables, each single and named once."""
@@ -201,17 +209,13 @@ class Posterior(Inferred):
             numbers = self.graph.domain.numbers(slot)  # pyright: ignore[reportArgumentType]
         return numbers.expand(shape).reshape(-1)
 
-    def _joint(self, wanted: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The marginal over (n, k) numbers, read off a block whose factors hold each row."""
-        held = self._held(wanted, shape)
-        if held is not None:
-            return held
-        names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]
-        raise ModelError(f"No factor holds {names} together; joint({names}) needs none that does.")
-
     def _held(
         self, wanted: Tensor, shape: tuple[int, ...], most: float = math.inf
     ) -> Tensor | None:
+        """The marginal over (n, k) numbers, read off a block whose factors hold each row; or None.
+
+        Tables of more numbers than ``most`` are left alone.
+        """
         for number, block in enumerate(self.graph.blocks):
             if block.arity < wanted.shape[1] or math.prod(block.sizes) > most:
                 continue
@@ -379,21 +383,8 @@ class Posterior(Inferred):
 
     def _read(self, flat: Tensor, item: Named) -> Tensor:
         """The part of a flat (B, S) table that belongs to a variable or an array."""
-        domain = self.graph.domain
-        numbers, starts = domain.numbers(item), domain.state_starts
-        size = domain.entries[domain.place(item)].size
-        if not numbers.ndim:
-            start = int(starts[numbers])
-            return flat[:, start : start + size].reshape(*self.graph.batch_shape, size)
-        first = numbers.reshape(-1)
-        count = len(first)
-        if count and int(first[-1] - first[0]) == count - 1 and item in domain.entries:
-            start = int(starts[first[0]])
-            values = flat[:, start : start + count * size]
-        else:
-            places = starts[first].unsqueeze(1) + torch.arange(size)
-            values = flat[:, places.reshape(-1).to(flat.device)]
-        return values.reshape(*self.graph.batch_shape, *numbers.shape, size)
+        places, shape = self.graph.domain.state_places(item)
+        return flat[:, places].reshape([*self.graph.batch_shape, *shape])
 
 
 def _listed(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
