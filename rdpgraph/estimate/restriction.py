@@ -106,7 +106,7 @@ class Restriction:
         return replace(self, supports=tuple(supports))
 
     def repaired(self, possible: Tensor) -> "Restriction":
-        """With the states of a possible replicate in the place of each impossible one's.
+        """With the states of a possible replicate instead of each impossible one's.
 
         Args:
             possible: (replicates, B), with one possible replicate at least for each item.
