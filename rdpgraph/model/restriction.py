@@ -137,7 +137,7 @@ def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> 
     """By the place of each observed entry its states, (*batch, *shape, 1).
 
     Raises:
-        EvidenceError: an entry is observed in part; `rdpgraph.model.overlay.opened` mends that.
+        EvidenceError: an entry is observed in part; `opened` writes such evidence as a factor.
     """
     supports: dict[int, Support] = {}
     if observed is None:
