@@ -21,7 +21,7 @@ from rdpgraph.estimate.pruning.run import Run
 from rdpgraph.estimate.pruning.sampler import Sampler
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.estimate.restriction import KeptSolution, Restriction
+from rdpgraph.estimate.restriction import RestrictedSolution, Restriction
 from rdpgraph.model.graph import FactorGraph
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class SpreadReplicated(Summed):
         counts: by rank how many it solves; one with none solves the first, at no weight.
     """
 
-    own: KeptSolution
+    own: RestrictedSolution
     counts: tuple[int, ...]
 
     @differentiable_property

@@ -107,7 +107,9 @@ def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
         ]
         posterior = setting.solve(setting.restrict(joined))
         log_z = posterior.log_partition
-        for part, marginals, width in zip(parts, setting.marginals(posterior, joined), widths, strict=True):
+        for part, marginals, width in zip(
+            parts, setting.marginals(posterior, joined), widths, strict=True
+        ):
             chances = marginals[..., -width:]
             total = log_z.reshape(*log_z.shape, *(1,) * (chances.ndim - log_z.ndim))
             logs = torch.where(chances > 0, chances, 1.0).log() + total
