@@ -161,11 +161,11 @@ class BestKnown(Delegate):
             return self._exact.bounds()
         return self._within(self._drawn.bounds())
 
-    def probable_bounds(self, confidence: float) -> tuple[Tensor, Tensor]:
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): by estimates, and within the bounds of all routes."""
         if self._exact is not None:
             return self._exact.bounds()
-        return self._within(self._drawn.probable_bounds(confidence))
+        return self._within(self._drawn.interval(confidence))
 
     def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Two ends, and what messages and a mode say besides."""

@@ -47,7 +47,7 @@ class Solution(ABC):
         infinite = torch.full_like(log_z, math.inf)
         return (log_z if below else -infinite), (log_z if above else infinite)
 
-    def probable_bounds(self, confidence: float) -> tuple[Tensor, Tensor]:
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): log Z of an item lies between them with a probability, for certain if 1.
 
         Both numbers are random where draws were made; the probability is that of the draws.
@@ -255,9 +255,9 @@ class Delegate(Solution):
         """(B,) and (B,)."""
         return self._ask(lambda one: one.bounds())
 
-    def probable_bounds(self, confidence: float) -> tuple[Tensor, Tensor]:
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,)."""
-        return self._ask(lambda one: one.probable_bounds(confidence))
+        return self._ask(lambda one: one.interval(confidence))
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """(B, S)."""

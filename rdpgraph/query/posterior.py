@@ -77,7 +77,7 @@ class Posterior(Inferred):
         if not 0.0 < confidence <= 1.0:
             raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence}.")
         known = self.solution
-        ends = known.bounds() if confidence == 1.0 else known.probable_bounds(confidence)
+        ends = known.bounds() if confidence == 1.0 else known.interval(confidence)
         return Bounds(*(end.reshape(self.graph.batch_shape) for end in ends))
 
     @property

@@ -182,7 +182,7 @@ class MiniBucketSolution(Solution):
         upper = torch.tensor([one.upper for one in self.estimates], dtype=torch.float64)
         return lower + self._constant, upper + self._constant
 
-    def probable_bounds(self, confidence: float) -> tuple[Tensor, Tensor]:
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,), in float64, by the estimates and the bounds."""
         if self.network.impossible:
             return self.bounds()
