@@ -73,6 +73,7 @@ class Search:
         memory: float = math.inf,
         most: float = _MOST_CELLS,
         summed: frozenset[int] = frozenset(),
+        deadline: float = math.inf,
     ) -> None:
         """A search that has not begun.
 
@@ -82,6 +83,7 @@ class Search:
             memory: bytes for the tables of a move.
             most: entries of the largest table, or the states of a variable if those are more.
             summed: variables to sum over.
+            deadline: on `clock.now`; an order of these is the best that was found by then.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
@@ -93,7 +95,7 @@ class Search:
         self.sequence: list[int] = []
         needed = 0.0
         if summed:
-            self.sequence, needed = _narrowest(tables.graph, summed, rng)
+            self.sequence, needed = _narrowest(tables.graph, summed, rng, deadline)
         # With all that is maximised fixed, sums take so much, and a few free variables more.
         self.most = max(self.most, min(4 * needed, memory / (2 * _BYTES)))
         self.cells = float(min(max(_CELLS, 4 * largest**2, 4 * needed), self.most))
@@ -252,8 +254,13 @@ def _components(graph: PrimalGraph, summed: Set[int]) -> dict[int, Set[int]]:
     return components
 
 
-def _narrowest(graph: PrimalGraph, summed: Set[int], rng: Random) -> tuple[list[int], float]:
-    """An order of the summed variables given all others, and the entries of its largest table."""
+def _narrowest(
+    graph: PrimalGraph, summed: Set[int], rng: Random, deadline: float
+) -> tuple[list[int], float]:
+    """An order of the summed variables given all others, and the entries of its largest table.
+
+    These are infinite if no order was found by the deadline.
+    """
     names = sorted(summed)
     rank = {v: place for place, v in enumerate(names)}
     near = tuple({rank[u] for u in graph.adjacency[v] if u in rank} for v in names)
@@ -261,20 +268,22 @@ def _narrowest(graph: PrimalGraph, summed: Set[int], rng: Random) -> tuple[list[
     best, least = list(range(len(names))), math.inf
     for turn in range(_ORDERS):
         rule = min_weight if turn == 0 else min_fill
-        order = rule(part, rng=rng)
-        cells = math.inf if order is None else _largest(part, order)
+        order = rule(part, rng=rng, deadline=deadline)
+        cells = math.inf if order is None else _largest(part, order, deadline)
         if order is not None and cells < least:
             best, least = order, cells
     return [names[v] for v in best], least
 
 
-def _largest(graph: PrimalGraph, order: Sequence[int]) -> float:
-    """Entries of the largest table of an order."""
+def _largest(graph: PrimalGraph, order: Sequence[int], deadline: float) -> float:
+    """Entries of the largest table of an order; infinite if they are not counted in time."""
     adjacency = [set(near) for near in graph.adjacency]
     logs = [math.log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]
     largest = 0.0
     for v in order:
+        if clock.now() > deadline:
+            return math.inf
         largest = max(largest, weights[v])
         deque(joined(v, adjacency, weights, logs), maxlen=0)
     return math.exp(min(largest, 700.0))

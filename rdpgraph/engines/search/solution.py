@@ -71,15 +71,23 @@ def search(
         left = limits.seconds - (clock.now() - begin)
         share = max(left, 0.02 * limits.seconds) / (network.batch - item)
         tables = tables_of(network, item, summed)
-        run = Search(tables, Random(limits.seed), memory=limits.memory, summed=summed)
-        first = states[item].numpy()
+        until = clock.now() + share
+        run = Search(
+            tables, Random(limits.seed), memory=limits.memory, summed=summed,
+            deadline=clock.now() + clock.PLANNING * share,
+        )  # fmt: skip
+        first, fits = states[item].numpy(), True
         if summed:
-            until = clock.now() + share
+            fits = run.value(first, deadline=until) is not None
+            share = max(until - clock.now(), 0.02 * share)
+        if summed and fits:
             first = start_of_sums(network, item, run, first, replace(limits, seconds=share))
             share = max(until - clock.now(), 0.02 * share)
         elif active > len(network.numbers):
             first = _completed(tables, len(network.numbers), first)
-        result = run.run(first, seconds=share, patience=limits.patience * share)
+        result = None
+        if fits:
+            result = run.run(first, seconds=share, patience=limits.patience * share)
         if result is None:
             candidate = best_estimated(network, item, summed, replace(limits, seconds=share))
             if candidate is None:

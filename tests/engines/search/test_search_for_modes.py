@@ -172,13 +172,14 @@ def test_marginal_modes_given_what_is_fixed(seed):
         assert search.value(states) == pytest.approx(value, rel=1e-9)
 
 
-def test_values_of_marginal_configurations_are_their_log_masses():
+@pytest.mark.parametrize("deadline", [math.inf, -math.inf])
+def test_values_of_marginal_configurations_are_their_log_masses(deadline):
     graph = random_graph(3, zeros=0.2)
     network = reduce_graph(graph)
     kept = set(range(0, len(network.sizes), 2))
     summed = frozenset(range(len(network.sizes))) - kept
     tables = tables_of(network, 0, summed)
-    search = Search(tables, Random(0), summed=summed)
+    search = Search(tables, Random(0), summed=summed, deadline=deadline)
     for states in itertools.product(*(range(size) for size in network.sizes)):
         value = search.value(np.array(states))
         given = {
