@@ -52,8 +52,8 @@ def rows_of(
     numbers = np.zeros(count, dtype=np.int64)
     try:
         for place, (states, stride) in enumerate(codes, 1):
-            found = map(getitem, states, words[place::width])
-            numbers += stride * np.fromiter(found, dtype=np.int64, count=count)
+            known = map(getitem, states, words[place::width])
+            numbers += stride * np.fromiter(known, dtype=np.int64, count=count)
     except KeyError:
         return None
     values = np.empty((count, size))
@@ -151,12 +151,12 @@ class Batch:
         parents = zip(*self.states, strict=True)
         rows = [[states for states in parent for _ in range(self.rows)] for parent in parents]
         codes = list(zip(rows, self.strides, strict=True))
-        found = rows_of(b"".join(texts), len(texts) * self.rows, codes, self.size)
-        if found is None:
+        read = rows_of(b"".join(texts), len(texts) * self.rows, codes, self.size)
+        if read is None:
             return None
-        numbers = found[0].reshape(len(texts), self.rows)
+        numbers = read[0].reshape(len(texts), self.rows)
         if (np.sort(numbers, axis=1) != np.arange(self.rows)).any():
             return None
         values = np.empty((len(texts), self.rows, self.size))
-        np.put_along_axis(values, numbers[..., None], found[1].reshape(values.shape), 1)
+        np.put_along_axis(values, numbers[..., None], read[1].reshape(values.shape), 1)
         return values.transpose(0, 2, 1)

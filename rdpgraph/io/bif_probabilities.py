@@ -161,10 +161,10 @@ class Probabilities:
         if self._values is None or not isinstance(listed, bytearray) or b"(" not in text:
             return False
         codes = [(repeat(states), stride) for states, stride in self._codes]
-        found = rows_of(text, text.count(b";"), codes, self._size)
-        if found is None:
+        read = rows_of(text, text.count(b";"), codes, self._size)
+        if read is None:
             return False
-        numbers, values = found
+        numbers, values = read
         ranked, known = np.sort(numbers), np.frombuffer(listed, dtype=np.uint8)
         if (ranked[1:] == ranked[:-1]).any() or known[numbers].any():
             return False

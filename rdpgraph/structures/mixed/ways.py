@@ -233,9 +233,9 @@ class Nodes:
             whole, third, rest = other.stops if late else other.begins
             boxes = other.late.some(other.early) if late else other.late
             # What is left is a pair.
-            found, pair = matched(other.true(boxes).at(range(4)), pairs)
+            at, pair = matched(other.true(boxes).at(range(4)), pairs)
             place = torch.full((len(boxes),), NONE, device=pair.device)
-            place[found] = pair
+            place[at] = pair
             place = place[rest]
             on = (place >= 0).nonzero().squeeze(1)
             yield Ways(ORDERS.index(order), whole[on], start + place[on], third[on])
