@@ -3,12 +3,13 @@
 import math
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import product
 from random import Random
 
 import numpy as np
 
 from rdpgraph.engines.minibuckets.beam import best_bounded
-from rdpgraph.engines.minibuckets.bounds import bounded
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.lattice import paths
 from rdpgraph.engines.minibuckets.ordering import tight_order
@@ -90,17 +91,17 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     order = tight_order(tables, cells=_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end)
     cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
     rng = np.random.default_rng(limits.seed)
-    for members in (_BEAM, 10 * _BEAM):
-        for maximised in (everything.difference(summed), frozenset[int]()):
-            passed = bounded(tables, order, cells=cells, maximised=maximised)
-            late = end + _JOINT * limits.seconds
-            drawn = grown(passed, members, rng, recorded=True, deadline=late)
-            if drawn is None:
-                break
-            if len(drawn.shares):
-                return paths(drawn, len(tables.sizes), _BEAM)
-            if clock.now() > end:
-                break
+    kinds = (everything.difference(summed), frozenset[int]())
+    passes: dict[frozenset[int], Elimination] = {}
+    for members, maximised in product((_BEAM, 10 * _BEAM), kinds):
+        if maximised not in passes:
+            passes[maximised] = bounded(tables, order, cells=cells, maximised=maximised)
+        late = end + _JOINT * limits.seconds
+        drawn = grown(passes[maximised], members, rng, recorded=True, deadline=late)
+        if drawn is not None and len(drawn.shares):
+            return paths(drawn, len(tables.sizes), _BEAM)
+        if drawn is None or clock.now() > end:
+            break
     return np.zeros((0, len(tables.sizes)), np.int64)
 
 
