@@ -9,7 +9,7 @@ Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,22 +51,19 @@ def interval(draws: Sequence[Draws], confidence: float) -> tuple[float, float]:
     if not draws:
         return least, most
     if peak > -math.inf and _gain(draws, peak - _RANGE, above=True) >= needed:
-        low, high = peak - _RANGE, peak
-        for _ in range(_STEPS):
-            middle = 0.5 * (low + high)
-            if _gain(draws, middle, above=True) >= needed:
-                low = middle
-            else:
-                high = middle
-        least = low
-    low, high = most - _RANGE, most
+        least = _last(peak - _RANGE, peak, lambda z: _gain(draws, z, above=True) >= needed)[0]
+    high = _last(most - _RANGE, most, lambda z: _gain(draws, z, above=False) < needed)[1]
+    return (least, high) if least <= high else (-math.inf, most)
+
+
+def _last(low: float, high: float, holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Two numbers next to each other between which something ceases to hold; it is asked inside."""
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
-        if _gain(draws, middle, above=False) >= needed:
-            high = middle
-        else:
-            low = middle
-    return (least, high) if least <= high else (-math.inf, most)
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
 
 
 def _gain(draws: Sequence[Draws], log_z: float, *, above: bool) -> float:
@@ -94,5 +91,5 @@ def _ratios(own: Draws, log_z: float, *, above: bool) -> Floats:
     logs = np.array(own.logs)
     if above:
         return np.exp(np.minimum(logs - log_z, 700.0))
-    room = -np.expm1(min(log_z - own.most, 0.0))
-    return -np.expm1(np.minimum(logs - own.most, 0.0)) / max(room, 1e-300)
+    room = -np.expm1(log_z - own.most)  # above 0, as Z is below what none exceeds
+    return -np.expm1(np.minimum(logs - own.most, 0.0)) / room

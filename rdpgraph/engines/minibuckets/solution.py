@@ -112,8 +112,9 @@ class MiniBucketSolution(Solution):
                 runs.append(_Run(run.log_partition, *means, whole=run.whole))
             if run.whole or tried == 4 * RUNS:
                 return runs[-1:]
-            more = (until - clock.now()) / (RUNS * max(clock.now() - begin, 1e-9))
-            if count < most and more > _GROWTH:
+            left, spent = until - clock.now(), RUNS * (clock.now() - begin)
+            if count < most and left > _GROWTH * spent:
+                more = left / spent if spent > 0 else math.inf
                 count, runs = int(min(most, count * min(more, 8.0))), []
         return runs
 
