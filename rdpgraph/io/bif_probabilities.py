@@ -45,7 +45,7 @@ class Scope:
     @property
     def child(self) -> str:
         """Its name."""
-        return self.variables.names.name(self.numbers[0])
+        return self.variables.names.entry(self.numbers[0])
 
     @property
     def sizes(self) -> list[int]:

@@ -2,12 +2,12 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import eq
-from typing import overload
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rdpgraph.model.listing import Listing, Numbers
 from rdpgraph.model.names import CODEC, Names, NumberedNames
 from rdpgraph.model.variable import Variable
 
@@ -60,7 +60,8 @@ class StateLists:
                 known = Names()
                 for name in _lines(names):
                     known.add_bytes(name)
-                return _PlacesByName(known)
+                keys = partial(_encoded, known)
+                return Numbers(keys, len(known), known.find_bytes)
             places = {name: place for place, name in enumerate(names.split(b"\n"))}
             if count <= _MANY_NAMES and len(self._places) < _SHARED:
                 self._places[number] = places
@@ -71,7 +72,7 @@ class StateLists:
         return bytes(self._text[self._ends[number] : self._ends[number + 1]])
 
 
-class CompactVariables(Sequence[Variable]):
+class CompactVariables(Listing[Variable]):
     """Single variables of different names; equal to a tuple of them.
 
     Beside its name a variable takes 12 bytes, and an object of its own only while it is looked at.
@@ -99,36 +100,23 @@ class CompactVariables(Sequence[Variable]):
     @property
     def numbers(self) -> Mapping[str, int]:
         """The number of each name."""
-        return _NumbersByName(self.names)
+        return Numbers(self.names.__iter__, len(self.names), self.names.find)
 
     def list_of(self, number: int) -> int:
         """The number of a variable's list of names of states."""
         assert self._lists is not None
         return self._lists[1][number]
 
-    def _variable(self, number: int) -> Variable:
+    def entry(self, number: int) -> Variable:
+        """A variable."""
         made = self._made.get(number)
         if made is None:
             size = int(self.sizes[number])
             states = size if self._lists is None else self._lists[0].names(self._lists[1][number])
-            made = Variable(self.names.name(number), states)
+            made = Variable(self.names.entry(number), states)
             if len(self._made) < _FEW or (self._lists is not None and size > _MANY_NAMES):
                 self._made[number] = made
         return made
-
-    @overload
-    def __getitem__(self, index: int) -> Variable: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Variable, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Variable | tuple[Variable, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self._variable, range(*index.indices(len(self)))))
-        return self._variable(range(len(self))[index])
-
-    def __iter__(self) -> Iterator[Variable]:
-        return map(self._variable, range(len(self)))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -139,50 +127,9 @@ class CompactVariables(Sequence[Variable]):
     def __add__(self, other: Iterable[Variable]) -> tuple[Variable, ...]:
         return (*self, *other)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, tuple | CompactVariables):
-            return NotImplemented
-        return len(self) == len(other) and all(map(eq, self, other))
 
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-
-class _NumbersByName(Mapping[str, int]):
-    def __init__(self, names: NumberedNames) -> None:
-        self._names = names
-
-    def __getitem__(self, name: str) -> int:
-        number = self._names.find(name)
-        if number < 0:
-            raise KeyError(name)
-        return number
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class _PlacesByName(Mapping[bytes, int]):
-    def __init__(self, names: Names) -> None:
-        self._names = names
-
-    def __getitem__(self, name: bytes) -> int:
-        place = self._names.find_bytes(name)
-        if place < 0:
-            raise KeyError(name)
-        return place
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (name.encode(*CODEC) for name in self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+def _encoded(names: Names) -> Iterator[bytes]:
+    return (name.encode(*CODEC) for name in names)
 
 
 def _lines(text: bytes) -> Iterator[bytes]:

@@ -2,18 +2,19 @@
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from operator import eq
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rdpgraph.model.listing import Listing
 
 CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
 _FIRST = 1 << 8
 
 
-class NumberedNames(Sequence[str]):
+class NumberedNames(Listing[str]):
     """Different names in an order, of which each can be found; equal to a tuple of them."""
 
     __slots__ = ()
@@ -21,10 +22,6 @@ class NumberedNames(Sequence[str]):
     @abstractmethod
     def find(self, name: str) -> int:
         """The number of a name, or -1."""
-
-    @abstractmethod
-    def name(self, number: int) -> str:
-        """The name of a number from 0 to their count less one."""
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """The number of a name; ValueError if there is none."""
@@ -35,31 +32,6 @@ class NumberedNames(Sequence[str]):
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, str) and self.find(value) >= 0
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self.name, range(*index.indices(len(self)))))
-        return self.name(range(len(self))[index])
-
-    def __iter__(self) -> Iterator[str]:
-        return map(self.name, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, tuple | NumberedNames):
-            return NotImplemented
-        return len(self) == len(other) and all(map(eq, self, other))
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
 
 
 class Decimals(NumberedNames):
@@ -97,7 +69,7 @@ class Decimals(NumberedNames):
         place = int(self._order[at]) if at < len(self) else -1
         return place if place >= 0 and int(self._numbers[place]) == wanted else -1
 
-    def name(self, number: int) -> str:
+    def entry(self, number: int) -> str:
         """The name of a number from 0 to their count less one."""
         return str(self._numbers[number])
 
@@ -165,7 +137,7 @@ class Names(NumberedNames):
         """Some of the names, in another order."""
         return Names(self[number] for number in numbers)
 
-    def name(self, number: int) -> str:
+    def entry(self, number: int) -> str:
         """The name of a number from 0 to their count less one."""
         return self._bytes(number).decode(*CODEC)
 
