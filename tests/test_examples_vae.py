@@ -57,6 +57,8 @@ def test_table_5_in_small_and_killed_in_between(loaded, text, tmp_path, monkeypa
     rows = json.loads((tmp_path / "whole" / "table5-8.json").read_text())
     assert [row["method"] for row in rows] == ["rdp"]
     assert all(row["dev"] > 0 and len(row["log"]) == 3 for row in rows)
+    for how in ("own", "all"):
+        assert all(1 <= row[f"worth, {how}"] <= row[f"in use, {how}"] + 1e-6 for row in rows)
     assert (tmp_path / "whole" / "table5-8.png").stat().st_size
 
     step, steps = vae.step, []

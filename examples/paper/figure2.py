@@ -18,16 +18,7 @@ from typing import Annotated, Any
 
 import typer
 import vae
-from torch import Tensor
-from vae import Options, frequencies, note, replaced, sentences, trained
-
-
-def summary(shares: Tensor) -> dict[str, Any]:
-    """Of frequencies: the states that occur, what they are worth, and all in falling order."""
-    present = shares[shares > 0]
-    worth = float((-(present * present.log()).sum()).exp())
-    falling = shares.sort(descending=True).values.tolist()
-    return {"in use": len(present), "worth": worth, "shares": falling}
+from vae import Options, frequencies, note, replaced, sentences, summary, trained
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path) -> None:

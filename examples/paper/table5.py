@@ -10,7 +10,8 @@ writes ``table5-100.json``, a row for each run, and ``table5-100.png``, and prin
 The text is multi30k's English, or ``--text FILE`` of one sentence a line, of which a twentieth is
 held out to develop, and as much to test. Figures are the negative log-likelihood of a sentence in
 nats, its end included, by importance sampling: from q with all states, and from q on the states
-that the method keeps. The paper's are of other sentences (MSCOCO) and encoders.
+that the method keeps. It also counts the states of all words of 1,000 sentences, as figure2.py
+does. The paper's figures are of other sentences (MSCOCO) and encoders.
 """
 
 import json
@@ -21,7 +22,17 @@ from typing import Annotated, Any
 
 import typer
 import vae
-from vae import Options, Sentences, negative_log_likelihood, note, replaced, sentences, trained
+from vae import (
+    Options,
+    Sentences,
+    frequencies,
+    negative_log_likelihood,
+    note,
+    replaced,
+    sentences,
+    summary,
+    trained,
+)
 
 # Dev and test of the paper, and their deviations.
 PRINTED = {
@@ -31,6 +42,7 @@ PRINTED = {
     ("top", 2000): "39.81 ± .30, 39.84 ± .31",
     ("rdp", 2000): "39.47 ± .11, 39.48 ± .14",
 }
+COUNTED = 1_000  # sentences whose states are counted
 COLORS = {"full": "#9aa5ae", "top": "#c8553d", "rdp": "#1d4e79"}
 
 
@@ -60,6 +72,9 @@ def evaluated(
                 model, some, samples=samples, proposal=options.estimator
             )
             found[f"{part}, own"] = own
+    for how in ("all", "own") if options.estimator is not None else ("all",):
+        states = summary(frequencies(model, data.train[:COUNTED], own=how == "own"))
+        found |= {f"{name}, {how}": states[name] for name in ("in use", "worth")}
     found["log"] = state["log"]
     replaced(path, lambda file: file.write(json.dumps(found).encode()))
     return found
@@ -71,7 +86,10 @@ def spread(values: list[float]) -> str:
 
 def lines(results: dict[tuple[str, int], list[dict[str, Any]]]) -> Iterator[str]:
     """The table."""
-    names = ("dev", "test", "dev, own", "test, own", "kl", "seconds a step")
+    names = (
+        "dev", "test", "dev, own", "test, own", "kl", "seconds a step",
+        "in use, own", "worth, own", "in use, all", "worth, all",
+    )  # fmt: skip
     yield f"{'':10s}" + "".join(f"{name:>18s}" for name in names) + "   the paper's dev, test"
     for (method, states), found in results.items():
         cells = [
@@ -137,6 +155,7 @@ def main(
             found = evaluated(out / options.name, options, data, samples, save_every)
             results.setdefault((method, states), []).append(found)
             figures = f"dev {found['dev']:.3f}, test {found['test']:.3f}, {note(found['log'])}"
+            figures += f", {found['in use, all']} states in use, worth {found['worth, all']:.1f}"
             print(f"{method}-{states}, seed {seed}: {figures}", flush=True)
             rows = [{"method": m, "states": n, **one} for (m, n), all_ in results.items()
                     for one in all_]  # fmt: skip

@@ -372,3 +372,11 @@ def frequencies(model: StructuredVAE, data: list[Tensor], *, own: bool) -> Tenso
         drawn = posterior.sample(1, generator).flatten()
         counts += torch.bincount(drawn[drawn >= 0], minlength=len(counts))
     return counts / counts.sum()
+
+
+def summary(shares: Tensor) -> dict[str, Any]:
+    """Of frequencies: the states that occur, what they are worth, and all in falling order."""
+    present = shares[shares > 0]
+    worth = float((-(present * present.log()).sum()).exp())
+    falling = shares.sort(descending=True).values.tolist()
+    return {"in use": len(present), "worth": worth, "shares": falling}

@@ -82,12 +82,12 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _best(self) -> tuple[Tensor, Tensor]:
         """The best modes, and whether messages or a proof say that none is better."""
         states, sure = self._messages.mode(), self._messages.mode_is_consistent()
-        if self._told:
+        if self._messages_decide:
             return states, sure
         return self._found.states, self._found.optimal
 
     @cached_property
-    def _told(self) -> bool:
+    def _messages_decide(self) -> bool:
         """Whether messages say what the mode is, or that there is none."""
         known = self._messages.mode_exists()
         nothing = known is not None and not bool(known.all())
@@ -120,7 +120,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _proved(self) -> tuple[Searched, Tensor]:
-        if not self._told:
+        if not self._messages_decide:
             return proved(self._found, partial(self._above, None))
         known = self.seeker.scored(self.mode())
         known = replace(known, optimal=self._messages.mode_is_optimal())
@@ -181,18 +181,18 @@ class ExactFirst(Delegate):
                 with self.taken.spending():
                     return question(self.exact)
             except BudgetError:
-                if "_told" in self.__dict__:
+                if "_messages_decide" in self.__dict__:
                     raise
         return question(self._other)
 
     def status(self) -> Status:
         """That of the solution that answers; once it is said to be exact, it stays so."""
-        if not self.sure and "_told" not in self.__dict__:
+        if not self.sure and "_messages_decide" not in self.__dict__:
             self._ask(lambda one: one.log_partition())
-        return self._told.status()
+        return self._messages_decide.status()
 
     @cached_property
-    def _told(self) -> Solution:
+    def _messages_decide(self) -> Solution:
         return self._other if "_other" in self.__dict__ else self.exact
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:

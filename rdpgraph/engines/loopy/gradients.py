@@ -14,6 +14,9 @@ from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.plan import clock
 
+_BREAKDOWN = 1e-12
+"""The length of a new direction of GMRES, relative to the right side, from where on it is none."""
+
 
 class Gradient(ABC):
     """A way to differentiate the messages at which propagation ends."""
@@ -200,7 +203,7 @@ def gmres(
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
         residual = float((matrix @ weights - target[:, 0]).norm()) / size
-        ended = residual <= tolerance or length <= 1e-12 or clock.now() > deadline
+        ended = residual <= tolerance or length <= _BREAKDOWN or clock.now() > deadline
         if float(total(right.new_tensor(float(ended)))):  # processes may round differently
             break
         basis.append(image / length)

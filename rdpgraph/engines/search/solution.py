@@ -85,9 +85,8 @@ def search(
             share = max(until - clock.now(), 0.02 * share)
         elif active > len(network.numbers):
             first = _completed(tables, len(network.numbers), first)
-        result = None
-        if fits:
-            result = run.run(first, seconds=share, patience=limits.patience * share)
+        patience = limits.patience * share
+        result = run.run(first, seconds=share, patience=patience) if fits else None
         if result is None:
             candidate = best_estimated(network, item, summed, replace(limits, seconds=share))
             if candidate is None:
