@@ -114,15 +114,16 @@ class BestKnown(Delegate):
             return any(one.error > _HOPELESS for one in trial.estimates)
 
     @cached_property
-    def _marginals(self) -> Tensor:
+    def _marginals(self) -> tuple[Tensor, bool]:
+        """(B, S) probabilities, and whether some of them are those of estimates."""
         said = self.messages.variable_marginals().detach()
         if self.messages.chosen.status().exact or not self._draws_tell:
-            return said
+            return said, False
         with self.allowance.spending(), suppress(BudgetError):
             own, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
             far = (own - said).abs() > _CONTRADICTED * errors + _NEAR
-            return torch.where(self._any_of_variable(far), own.to(said), said)
-        return said
+            return torch.where(self._any_of_variable(far), own.to(said), said), bool(far.any())
+        return said, False
 
     def _any_of_variable(self, flags: Tensor) -> Tensor:
         """(B, S) whether any state of the same variable is flagged."""
@@ -133,7 +134,7 @@ class BestKnown(Delegate):
 
     def variable_marginals(self) -> Tensor:
         """(B, S) those of messages, and of estimates where these contradict them."""
-        return self._marginals
+        return self._marginals[0]
 
     def _may_be(self, solution: Solution) -> bool:
         """Whether log Z of a solution is no bound, and contradicts no bound and no estimate."""
@@ -176,10 +177,13 @@ class BestKnown(Delegate):
         return torch.maximum(lower, below), torch.minimum(upper, above)
 
     def status(self) -> Status:
-        """That of log Z, if it was asked for, and else that of the messages; or of both."""
+        """That of log Z, if it was asked for, and else that of the messages; or of both.
+
+        `method` says what each answer so far is by.
+        """
         if "chosen" not in self.__dict__:
-            return self.messages.status()
-        own = self.chosen.status()
+            return replace(self.messages.status(), method=self._methods())
+        own = replace(self.chosen.status(), method=self._methods())
         if "tried" not in self.messages.__dict__ or self.chosen is self.messages.chosen:
             return own
         if self.chosen is self.messages.plain:
@@ -192,4 +196,20 @@ class BestKnown(Delegate):
             standard_error=own.standard_error,
             effective_sample_size=own.effective_sample_size,
             bound="",
+            method=own.method,
         )
+
+    def _methods(self) -> str:
+        """What answers are by: one name, or each answer with its own."""
+        every: dict[str, str] = {}
+        if "chosen" in self.__dict__:
+            every["log Z"] = self.chosen.status().method or "contraction"
+        if self.messages.modes_by:
+            every["modes"] = self.messages.modes_by
+        if "tried" in self.messages.__dict__ or not every:
+            every["marginals"] = self.messages.status().method
+        if "_marginals" in self.__dict__ and self._marginals[1]:
+            every["marginals"] += " and populations"
+        if len(set(every.values())) == 1:
+            return next(iter(every.values()))
+        return "; ".join(f"{what} by {method}" for what, method in every.items())

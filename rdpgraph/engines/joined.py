@@ -239,6 +239,10 @@ class JoinedSolution(Approximation):
         """(B, V) by loopy max-product."""
         return self._other.mode()
 
+    def possible_mode(self) -> Tensor:
+        """(B, V) by loopy max-product and a search."""
+        return self._other.possible_mode()
+
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by loopy max-product."""
         return self._other.mode_exists()

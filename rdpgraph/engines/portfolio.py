@@ -102,6 +102,13 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _ask(self, question: Callable[[Solution], Value]) -> Value:
         return question(self.chosen)
 
+    @property
+    def modes_by(self) -> str:
+        """What modes and marginal modes so far are by; empty if none was asked for."""
+        if "_found" in self.__dict__ or self._results:
+            return "search"
+        return self._messages.status().method if "_best" in self.__dict__ else ""
+
     def max_marginals(self) -> Tensor:
         """(B, S) nats."""
         return self._messages.max_marginals()
@@ -109,6 +116,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def mode(self) -> Tensor:
         """(B, V) states."""
         return self._best[0]
+
+    def possible_mode(self) -> Tensor:
+        """(B, V) the same: a search comes to no other."""
+        return self.mode()
 
     def mode_bound(self) -> Tensor:
         """(B,) nats, by mini-buckets; the mode's score where a search proved it."""

@@ -98,6 +98,14 @@ class Solution(ABC):
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration."""
 
+    def possible_mode(self) -> Tensor:
+        """(B, V) the same, and no configuration of probability zero.
+
+        Raises:
+            BudgetError: none was found.
+        """
+        return self.mode()
+
     def mode_exists(self) -> Tensor | None:
         """(B,) whether any configuration is possible, where that is known without log Z."""
         return None
@@ -226,6 +234,10 @@ class Delegate(Solution):
     def mode(self) -> Tensor:
         """(B, V)."""
         return self._ask(lambda one: one.mode())
+
+    def possible_mode(self) -> Tensor:
+        """(B, V)."""
+        return self._ask(lambda one: one.possible_mode())
 
     def mode_exists(self) -> Tensor | None:
         """(B,), or None."""

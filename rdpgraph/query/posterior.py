@@ -242,15 +242,18 @@ class Posterior(Inferred):
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
 
         By max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
-        goes on from there with a search, which never gives a configuration of probability zero.
+        goes on from there with a search. By message passing on request, a configuration of
+        probability zero is where a search for a possible one begins, in half of the seconds left,
+        or ten where there is no limit: none of probability zero is ever the answer.
         A tie goes to the first maximum of each step of the plan; one process keeps one plan for a
         model's shape.
 
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
+            BudgetError: no possible configuration was found.
         """
         self._require_mode("mode")
-        return self._assigned(self.solution.mode())
+        return self._assigned(self.solution.possible_mode())
 
     def mode_is_consistent(self) -> Tensor:
         """(*batch,) bool: whether every factor's best configurations include the mode.

@@ -128,6 +128,22 @@ def test_a_status_after_log_z_and_messages_is_that_of_both():
     assert known.status().standard_error == 0.01
 
 
+def test_a_status_says_what_each_answer_is_by():
+    loopy, drawn = replace(RESTLESS, method="loopy"), Drawn(5.0, 0.01, 0.0, 9.0)
+    drawn.own = replace(drawn.own, method="populations")
+    known = best_known(drawn, Said(6.0, loopy))
+    known.log_partition()
+    assert known.status().method == "populations"  # nothing else was asked for
+    _ = known.messages.tried
+    assert known.status().method == "log Z by populations; marginals by loopy"
+    known = best_known(drawn, Said(6.0, loopy))
+    assert known.status().method == "loopy"
+    exact = best_known(drawn, Said(6.0, loopy), exactly=lambda _: Said(7.0, Status()))
+    _ = exact.messages.tried
+    exact.log_partition()
+    assert exact.status().method == "log Z by contraction; marginals by loopy"
+
+
 class Means(Drawn):
     """Estimates that have marginals of three binary variables, with their errors."""
 

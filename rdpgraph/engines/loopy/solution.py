@@ -21,6 +21,7 @@ from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.loopy.restart import carried
 from rdpgraph.engines.network import Network
+from rdpgraph.engines.search.solution import possible_modes
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
@@ -30,6 +31,9 @@ from rdpgraph.plan.topology import Topology
 
 _MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
 _DECODING = 0.5  # of what these leave, for ties among them
+_REPAIRING = 0.5  # of what is left then, to make a mode possible
+REPAIR = 10.0
+"""Seconds for that where there is no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,6 +310,17 @@ class LoopySolution(Approximation):
     def mode(self) -> Tensor:
         """(B, V) the decoded configuration; see `mode_is_consistent`."""
         return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
+
+    @cached_property
+    def _possible_mode(self) -> Tensor:
+        states = self.mode()
+        with _spent(self.allowance):
+            left = REPAIR if self.allowance is None else self.allowance.left(_REPAIRING)
+            return possible_modes(self.network.graph, states, left)
+
+    def possible_mode(self) -> Tensor:
+        """(B, V) the same, and where it has probability zero what a search makes of it."""
+        return self._possible_mode
 
     def mode_exists(self) -> Tensor:
         """(B,) bool, by max-product: messages that sum are not needed for modes."""

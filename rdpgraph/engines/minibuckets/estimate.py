@@ -1,16 +1,17 @@
 """Log Z with its error and its bounds: passes of mini-buckets, then populations grown by them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, log_sum
 from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.tables import Tables
+from rdpgraph.engines.tables import Floats, Tables
 from rdpgraph.plan import clock
 
 _CELLS, _GROWTH = 2.0**10, 8.0
@@ -25,6 +26,11 @@ RUNS = 8
 """Populations by whose differences the error is known."""
 FEW = 500
 """Members of the first populations."""
+_FEWER = 4
+"""How many times smaller populations are beside them. Large ones can all miss the same mass, and
+agree: then smaller ones miss more of it, or differ, more than chance allows."""
+_CHANCE = 2.0
+"""Standard errors by which the two may differ by chance."""
 _MOST = 1 << 20
 _MEMBER = 2000.0
 """Bytes for a member while its population grows, with all states that it is extended by."""
@@ -54,6 +60,41 @@ class Sampling:
     seed: int
     sums_only: bool = False
     grace: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class _Populations:
+    """Populations of one size, and beside them smaller ones."""
+
+    runs: tuple[Grown, ...] = ()
+    fewer: tuple[Grown, ...] = ()
+
+    @property
+    def logs(self) -> Floats:
+        """Their estimates of log Z."""
+        return np.array([run.log_partition for run in self.runs])
+
+    @property
+    def lower(self) -> float:
+        """The largest of their bounds."""
+        return max((run.lower for run in self.runs), default=-math.inf)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing was drawn."""
+        return bool(self.runs) and self.runs[0].whole
+
+    @property
+    def error(self) -> float:
+        """Of the log of their mean; 0 where nothing was drawn."""
+        if self.whole:
+            return 0.0
+        return error_beside(self.logs, np.array([run.log_partition for run in self.fewer]))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more would be of no use."""
+        return self.whole or (len(self.runs) == RUNS and self.error < _PRECISE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +149,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
     count = _MOST * RUNS if sampling.draws is None else sampling.draws
     last = end + sampling.grace
     limit = max(min(count // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
-    cells, best, runs, lower = min(_CELLS, most), None, list[Grown](), -math.inf
+    cells, best, made, lower = min(_CELLS, most), None, _Populations(), -math.inf
     draws = list[Draws]()
     finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
     while True:
@@ -119,69 +160,61 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         took = clock.now() - start
         if best is None or passed.bound <= best.bound:
             best = passed
-            tighter = _runs(best, min(FEW, limit), rng, end, last)
-            runs = tighter or runs
-            lower = max([lower, *(run.lower for run in tighter)])
-            draws.append(_drawn(tighter, best))
+            tighter = _populations(best, min(FEW, limit), rng, end, last)
+            made = tighter if tighter.runs else made
+            lower = max(lower, tighter.lower)
+            draws.append(_drawn(tighter.logs, best))
         held = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
-        if _is_settled(runs) or late or _GROWTH * held * _BYTES > sampling.memory:
+        if made.is_settled or late or _GROWTH * held * _BYTES > sampling.memory:
             break
         if cells <= _CELLS:
             order = tight_order(tables, cells=most, seconds=_ORDER * sampling.seconds, rng=choice)
         cells *= _GROWTH
     members = min(FEW, limit)
-    while not _is_settled(runs) and members < limit and clock.now() < end:
+    while not made.is_settled and members < limit and clock.now() < end:
         start = clock.now()
         first = grown(best, members, rng, deadline=last)
         if first is None:
             break
         lower = max(lower, first.lower)
-        draws.append(_drawn([first], best))
-        took = clock.now() - start
-        more = (end - clock.now()) / (RUNS * took) if took > 0 else math.inf
-        if more < 1.5 and runs:
+        draws.append(_drawn([first.log_partition], best))
+        took = (clock.now() - start) * RUNS * (1.0 + 1.0 / _FEWER)
+        more = (end - clock.now()) / took if took > 0 else math.inf
+        if more < 1.5 and made.runs:
             break
         members = int(min(limit, members * max(min(more, 8.0), 1.5)))
         if more <= 8.0 or members == limit:
-            larger = _runs(best, members, rng, end, last)
-            runs = larger or runs
-            lower = max([lower, *(run.lower for run in larger)])
-            draws.append(_drawn(larger, best))
+            larger = _populations(best, members, rng, end, last)
+            made = larger if larger.runs else made
+            lower = max(lower, larger.lower)
+            draws.append(_drawn(larger.logs, best))
             break
-    return _summary(best, runs, lower, members, tuple(draws))
+    return _summary(best, made, lower, members, tuple(draws))
 
 
-def _runs(
+def _populations(
     passed: Elimination, members: int, rng: np.random.Generator, end: float, last: float
-) -> list[Grown]:
-    """Populations, fewer where the time ends, and one where it is whole; the first ends at last."""
-    runs: list[Grown] = []
+) -> _Populations:
+    """Fewer where the time ends, and one where it is whole; the first ends at last."""
+    runs, fewer, apart = list[Grown](), list[Grown](), rng.spawn(1)[0]
     while len(runs) < RUNS and (not runs or clock.now() < end):
         run = grown(passed, members, rng, deadline=last)
         if run is None:
             break
         runs.append(run)
         if run.whole:
-            return runs[-1:]
-    return runs
+            return _Populations((run,))
+        small = grown(passed, max(members // _FEWER, 1), apart, deadline=last)
+        fewer += [] if small is None else [small]
+    return _Populations(tuple(runs), tuple(fewer))
 
 
-def _drawn(runs: list[Grown], passed: Elimination) -> Draws:
-    return Draws(tuple(_logs(runs).tolist()), passed.bound)
+def _drawn(logs: Sequence[float] | Floats, passed: Elimination) -> Draws:
+    return Draws(tuple(map(float, logs)), passed.bound)
 
 
-def _is_settled(runs: list[Grown]) -> bool:
-    if not runs:
-        return False
-    return runs[0].whole or (len(runs) == RUNS and error_of(_logs(runs)) < _PRECISE)
-
-
-def _logs(runs: list[Grown]) -> np.ndarray:
-    return np.array([run.log_partition for run in runs])
-
-
-def error_of(logs: np.ndarray) -> float:
+def error_of(logs: Floats) -> float:
     """The standard deviation of the log of the mean, as Student's t has it for so few.
 
     Args:
@@ -197,20 +230,42 @@ def error_of(logs: np.ndarray) -> float:
     return error * math.sqrt((len(logs) - 1) / (len(logs) - 3))
 
 
+def error_beside(logs: Floats, fewer: Floats) -> float:
+    """The standard error of the log of a mean, given estimates by smaller populations.
+
+    These say more than the larger ones where all of those miss the same: how far both means are
+    apart, if that is no chance, and their own error, which should not fall faster than members
+    are added.
+
+    Args:
+        logs: of estimates.
+        fewer: of estimates by populations `_FEWER` times smaller; +inf is known of none.
+    """
+    own, other = error_of(logs), error_of(fewer)
+    if not math.isfinite(own) or not math.isfinite(other):
+        return math.inf
+    apart = abs(_log_mean(logs) - _log_mean(fewer))
+    chance = apart <= _CHANCE * math.hypot(own, other)
+    return max(own, other / _FEWER, 0.0 if chance else apart)
+
+
+def _log_mean(logs: Floats) -> float:
+    return float(log_sum(logs, 0)) - math.log(len(logs))
+
+
 def _summary(
-    passed: Elimination, runs: list[Grown], lower: float, members: int, draws: tuple[Draws, ...]
+    passed: Elimination, made: _Populations, lower: float, members: int, draws: tuple[Draws, ...]
 ) -> Estimate:
-    if not runs:
+    if not made.runs:
         nothing = -math.inf
         return Estimate(lower, passed.bound, nothing, math.inf, 0.0, (nothing,), passed, members)
-    logs = _logs(runs)
+    logs, error = made.logs, made.error
     peak = float(logs.max())
-    if runs[0].whole:
+    if made.whole:
         return Estimate(peak, peak, peak, 0.0, math.inf, (peak,), passed, members)
     weights = np.exp(logs - peak) if peak > -math.inf else np.zeros(len(logs))
-    mean = peak + math.log(weights.mean()) if peak > -math.inf else -math.inf
     size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0
     # An estimate outside the bounds is wrong for certain.
-    inside = min(max(mean, lower), passed.bound)
+    inside = min(max(_log_mean(logs), lower), passed.bound)
     each = tuple(logs.tolist())
-    return Estimate(lower, passed.bound, inside, error_of(logs), size, each, passed, members, draws)
+    return Estimate(lower, passed.bound, inside, error, size, each, passed, members, draws)

@@ -114,7 +114,12 @@ class Search:
         return eliminate(self.tables, self.sums, states, summed=self.summed)[1]
 
     def run(
-        self, states: Integers, *, seconds: float, patience: float = math.inf
+        self,
+        states: Integers,
+        *,
+        seconds: float,
+        patience: float = math.inf,
+        any_possible: bool = False,
     ) -> Outcome | None:
         """The best configuration that some seconds lead to.
 
@@ -122,6 +127,7 @@ class Search:
             states: where to begin.
             seconds: for the search; a move that would end later is not begun.
             patience: stop where that many seconds brought nothing better.
+            any_possible: stop where no hard zero is met; of models without summed variables.
 
         Returns:
             None where a sum over the summed variables has tables that are too large.
@@ -133,6 +139,8 @@ class Search:
             return None
         walk, took, moves = _Walk(states, value, self.rng), 0.0, 0
         while (start := clock.now()) + took <= end and start - gained <= patience:
+            if any_possible and self.tables.is_possible(walk.best_value):
+                break
             order = self._next(deadline=end, widely=walk.stuck or bool(walk.away))
             if order is None:
                 if self.summed and clock.now() < end and self._grow():

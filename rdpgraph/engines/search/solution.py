@@ -14,7 +14,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import full_states
 from rdpgraph.engines.minibuckets.ceiling import ceilings
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
@@ -22,6 +22,7 @@ from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.tables import Integers, Tables, tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 
@@ -86,7 +87,10 @@ def search(
         elif active > len(network.numbers):
             first = _completed(tables, len(network.numbers), first)
         patience = limits.patience * share
-        result = run.run(first, seconds=share, patience=patience) if fits else None
+        result = None
+        if fits:
+            only = limits.any_possible
+            result = run.run(first, seconds=share, patience=patience, any_possible=only)
         if result is None:
             candidate = best_estimated(network, item, summed, replace(limits, seconds=share))
             if candidate is None:
@@ -114,6 +118,28 @@ def search(
     device = network.graph.device
     full = full_states(network, states.unsqueeze(0))[0]
     return Searched(full.to(device), scores.to(device), optimal)
+
+
+def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Tensor:
+    """Configurations (B, V), where one has probability zero another one that a search leads to.
+
+    Raises:
+        BudgetError: no possible configuration was found.
+        ImpossibleEvidenceError: it is proved that there is none.
+    """
+    with torch.no_grad():
+        scores = graph.score_states(states.reshape(*graph.batch_shape, -1))
+        possible = (scores > -math.inf).reshape(-1).expand(len(states))
+        if bool(possible.all()):
+            return states
+        network = reduce_graph(graph)
+        if network.impossible:
+            raise ImpossibleEvidenceError(
+                "There is no mode: the evidence, or the model, has probability zero."
+            )
+        limits = Limits(seconds, _ROOM, any_possible=True)
+        found = search(network, limits, start=states).states
+    return torch.where(possible.unsqueeze(1), states, found)
 
 
 @dataclass(frozen=True, eq=False)

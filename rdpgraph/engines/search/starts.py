@@ -38,12 +38,14 @@ class Limits:
         memory: bytes for the tables of a move.
         patience: the part of the seconds after which a search without a gain ends.
         seed: of the randomness.
+        any_possible: stop at the first mode that is possible.
     """
 
     seconds: float
     memory: float = math.inf
     patience: float = 1.0
     seed: int = 0
+    any_possible: bool = False
 
 
 def start_of_sums(

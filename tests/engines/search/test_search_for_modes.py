@@ -233,6 +233,53 @@ def test_what_is_impossible_is_never_an_answer(monkeypatch):
         rg.infer(colouring(4), scheduler=rg.Search(seconds=1.0)).mode()
 
 
+def coloured(seed: int) -> rg.FactorGraph:
+    """Forty variables of three colours, eighty pairs that differ, preferences at random."""
+    rng, generator = Random(seed), torch.Generator().manual_seed(seed)
+    x = [rg.Variable(f"x{i}", 3) for i in range(40)]
+    truth = [rng.randrange(3) for _ in x]
+    pairs = [p for p in itertools.combinations(range(40), 2) if truth[p[0]] != truth[p[1]]]
+    differ = rg.Table(torch.zeros(3, 3, dtype=DOUBLE).fill_diagonal_(-math.inf))
+    likes = [rg.Table(torch.randn(3, generator=generator, dtype=DOUBLE)) for _ in x]
+    factors = [rg.Factor([x[a], x[b]], differ) for a, b in rng.sample(pairs, 80)]
+    fields = [rg.Factor([v], table) for v, table in zip(x, likes, strict=True)]
+    return rg.FactorGraph(factors + fields)
+
+
+@pytest.mark.parametrize(
+    "scheduler", [rg.Loopy(sweeps=100), rg.JoinGraph(memory=3e4)], ids=["loopy", "join"]
+)
+def test_modes_of_messages_are_made_possible(scheduler):
+    repaired = 0
+    for seed in range(2):
+        graph = coloured(seed)
+        posterior = rg.infer(graph, scheduler=scheduler)
+        read = graph.score_states(posterior.solution.mode()[0])
+        answer = graph.score({**posterior.mode()})
+        assert bool(answer > -math.inf)
+        if bool(read > -math.inf):
+            assert float(answer) == float(read)  # left as it is
+        repaired += bool(read == -math.inf)
+    assert repaired
+
+
+def test_items_whose_modes_are_possible_stay_as_they_are():
+    graph = coloured(0)
+    batch = graph.condition({"x0": torch.tensor([-1, 0, 1])})
+    posterior = rg.infer(batch, scheduler=rg.Loopy(sweeps=50))
+    read = batch.score_states(posterior.solution.mode())
+    answer = batch.score({**posterior.mode()})
+    assert bool((answer > -math.inf).all())
+    torch.testing.assert_close(answer[read > -math.inf], read[read > -math.inf])
+
+
+def test_messages_about_what_is_impossible_end_with_an_error():
+    for scheduler in (rg.Loopy(sweeps=20), rg.Loopy(sweeps=20, seconds=2.0)):
+        posterior = rg.infer(colouring(3), scheduler=scheduler)
+        with pytest.raises((ImpossibleEvidenceError, BudgetError), match=r"mode|possible"):
+            posterior.mode()
+
+
 def test_sums_that_do_not_fit_are_estimated(monkeypatch):
     monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 4)
     monkeypatch.setattr(estimate, "_MEMBER", 0.1)
