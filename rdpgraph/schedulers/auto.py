@@ -1,7 +1,7 @@
 """The default: exact where it fits, else the messages that come nearest."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -121,7 +121,7 @@ class Auto(Scheduler):
             inner = RecognisedSolution(left, match, self._exactly(left))
             return plan_of(match.structure), partial(LeftSolution, network, inner, general)
         for_messages = _ForMessages(network, self.memory)
-        joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
+        joint = _joint(network)
         if joint > MOST_PLANNED and _has_cycle(network):
             why = f"no exact order is sought for {joint:,} factors with cycles"
             return for_messages.plan(why), self._fallback(for_messages, begin)
@@ -142,10 +142,13 @@ class Auto(Scheduler):
             part = JoinGraph(self.memory, _JOINED * self.seconds)
             planned = part.plan_network(graph, network, why, deadline=deadline)
         forward = _forward(network, plan, budget)
+        if _is_estimated(network):
+            why += "; log Z alone is " + ("exact" if forward else "estimated by populations")
         if planned is None:
             return for_messages.plan(why), self._fallback(for_messages, begin, forward=forward)
         joined = partial(_at_once, planned[1])
-        return planned[0], self._fallback(for_messages, begin, joined, forward=forward)
+        run = self._fallback(for_messages, begin, joined, forward=forward)
+        return replace(planned[0], why=why), run
 
     def _fallback(
         self,
@@ -164,12 +167,11 @@ class Auto(Scheduler):
         loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
         seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
         memory = budget_of(self.memory, self.seconds).memory_bytes
-        joint = sum(len(g.scopes) for g in network.groups if g.scopes.shape[1] > 1)
+        joint = _joint(network)
         bounding = joint <= max(MOST_JOINED, _BOUNDED * self.seconds)
         seeker = Seeker(network, memory, _PATIENCE, bounding)
         messages = partial(_first_converged, (*before, *loopy), loopy[0], seeker, seconds)
-        trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
-        if trained or joint > MOST_JOINED or network.batch > _ITEMS:
+        if not _is_estimated(network):
             return messages
         return partial(_best_known, network, memory, messages, forward)
 
@@ -295,6 +297,17 @@ def _attempt(for_messages: _ForMessages, settings: _Try, left: float) -> Solutio
         seconds=settings.part * max(left, 0.0),
     )
     return scheduler.solution(for_messages.network)
+
+
+def _joint(network: Network) -> int:
+    """Factors of two and more variables."""
+    return sum(len(group.scopes) for group in network.groups if group.scopes.shape[1] > 1)
+
+
+def _is_estimated(network: Network) -> bool:
+    """Whether log Z that is not exact is estimated, and not only by messages."""
+    trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
+    return not trained and _joint(network) <= MOST_JOINED and network.batch <= _ITEMS
 
 
 def _has_time_for_trees(network: Network, seconds: float) -> bool:

@@ -227,6 +227,7 @@ def test_auto_estimates_log_z_where_exact_inference_does_not_fit(monkeypatch):
     truth = brute_force(graph).log_partition.item()
     posterior = rg.infer(graph, scheduler=rg.Auto(memory=4000.0, seconds=1.0))
     assert posterior.plan.route != "contraction"
+    assert posterior.plan.why.endswith("; log Z alone is estimated by populations")
     log_z = float(posterior.log_partition)
     error = posterior.status.standard_error
     assert error is not None
@@ -239,6 +240,7 @@ def test_auto_estimates_log_z_where_exact_inference_does_not_fit(monkeypatch):
 
 def test_what_is_trained_is_answered_by_messages_alike_with_and_without_gradients():
     posterior = rg.infer(dense(trained=True), scheduler=rg.Auto(memory=4000.0, seconds=1.0))
+    assert "log Z alone" not in posterior.plan.why
     log_z = posterior.log_partition
     log_z.backward()
     with torch.no_grad():
