@@ -9,12 +9,22 @@ import torch
 
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
+from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
-from rdpgraph.errors import ModelError
+from rdpgraph.engines.tables import Floats
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.guided import log_likely
+from rdpgraph.estimate.problem import Model
+from rdpgraph.estimate.proposal import Proposal
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
 
+_ASKED = 0.1
+"""The part of the time in which messages settle that a proposal asks for."""
+_DAMPING = 0.3
 _GRACE = 1.0
 """Seconds by which the first population may be late."""
 
@@ -45,6 +55,11 @@ class MiniBuckets(Scheduler):
         memory: bytes for the tables of a pass; None: 60% of what the machine has available.
         draws: configurations at most, in 8 populations; None: as many as the seconds allow.
         generator: the randomness; None: the same for each model.
+        proposal: which configurations look likely besides; None: mini-buckets alone say. Any of
+            `rdpgraph.randomized`, or one of your own: it scores the states of each variable, and
+            members are kept half by their weights and half by how likely their states are under
+            it. What it asks of the model is answered by loopy messages, so that `Oracle()` is
+            their beliefs. Z is unbiased whatever it says.
 
     Raises:
         ModelError: a number out of range.
@@ -54,6 +69,7 @@ class MiniBuckets(Scheduler):
     memory: float | None = None
     draws: int | None = None
     generator: torch.Generator | None = field(default=None, compare=False)
+    proposal: Proposal | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf or (self.draws is not None and self.draws < 1):
@@ -69,4 +85,18 @@ class MiniBuckets(Scheduler):
             self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE
         )
         plan = asked_plan("mini-buckets", "bounds and an estimate, as asked for", network, budget)
-        return plan, partial(MiniBucketSolution, network, sampling)
+        likely = None if self.proposal is None else partial(self._likely, self.proposal, network)
+        return plan, partial(MiniBucketSolution, network, sampling, likely)
+
+    def _likely(self, proposal: Proposal, network: Network) -> list[list[Floats]]:
+        return log_likely(proposal, network, solve=self._messages, generator=self.generator)
+
+    def _messages(self, model: Model) -> Posterior:
+        assert isinstance(model, FactorGraph)
+        plan, run = Loopy(damping=_DAMPING, seconds=_ASKED * self.seconds).plan(model)
+        return Posterior(plan, run(), model, model, _unsolved, self._messages)
+
+
+def _unsolved(graph: FactorGraph) -> Solution:
+    del graph
+    raise UnsupportedError("A proposal of MiniBuckets() has loopy messages to ask, nothing exact.")

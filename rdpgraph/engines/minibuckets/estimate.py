@@ -138,8 +138,14 @@ class Estimate:
         return max(least, self.lower), min(most, self.upper)
 
 
-def estimated(tables: Tables, sampling: Sampling) -> Estimate:
-    """Log Z of one batch item: passes with larger and larger tables, then larger populations."""
+def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ()) -> Estimate:
+    """Log Z of one batch item: passes with larger and larger tables, then larger populations.
+
+    Args:
+        tables: the model.
+        sampling: how long, how large and how many.
+        likely: a proposal, as for `grown`.
+    """
     begin, rng = clock.now(), np.random.default_rng(sampling.seed)
     end = begin + sampling.seconds
     most = max(sampling.memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
@@ -160,7 +166,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
         took = clock.now() - start
         if best is None or passed.bound <= best.bound:
             best = passed
-            tighter = _populations(best, min(FEW, limit), rng, end, last)
+            tighter = _populations(best, min(FEW, limit), rng, likely, end, last)
             made = tighter if tighter.runs else made
             lower = max(lower, tighter.lower)
             draws.append(_drawn(tighter.logs, best))
@@ -174,7 +180,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
     members = min(FEW, limit)
     while not made.is_settled and members < limit and clock.now() < end:
         start = clock.now()
-        first = grown(best, members, rng, deadline=last)
+        first = grown(best, members, rng, likely=likely, deadline=last)
         if first is None:
             break
         lower = max(lower, first.lower)
@@ -185,7 +191,7 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
             break
         members = int(min(limit, members * max(min(more, 8.0), 1.5)))
         if more <= 8.0 or members == limit:
-            larger = _populations(best, members, rng, end, last)
+            larger = _populations(best, members, rng, likely, end, last)
             made = larger if larger.runs else made
             lower = max(lower, larger.lower)
             draws.append(_drawn(larger.logs, best))
@@ -194,18 +200,24 @@ def estimated(tables: Tables, sampling: Sampling) -> Estimate:
 
 
 def _populations(
-    passed: Elimination, members: int, rng: np.random.Generator, end: float, last: float
+    passed: Elimination,
+    members: int,
+    rng: np.random.Generator,
+    likely: Sequence[Floats],
+    end: float,
+    last: float,
 ) -> _Populations:
     """Fewer where the time ends, and one where it is whole; the first ends at last."""
     runs, fewer, apart = list[Grown](), list[Grown](), rng.spawn(1)[0]
     while len(runs) < RUNS and (not runs or clock.now() < end):
-        run = grown(passed, members, rng, deadline=last)
+        run = grown(passed, members, rng, likely=likely, deadline=last)
         if run is None:
             break
         runs.append(run)
         if run.whole:
             return _Populations((run,))
-        small = grown(passed, max(members // _FEWER, 1), apart, deadline=last)
+        quarter = max(members // _FEWER, 1)
+        small = grown(passed, quarter, apart, likely=likely, deadline=last)
         fewer += [] if small is None else [small]
     return _Populations(tuple(runs), tuple(fewer))
 

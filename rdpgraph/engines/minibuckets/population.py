@@ -10,6 +10,7 @@ members are drawn); Broka, Dechter, Ihler and Kask (2018), Abstraction sampling.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,12 +71,14 @@ class _Members:
         keys: (n,) of these states; those of different states differ.
         weights: (n,) logs.
         products: (n,) the logs of their true products and bounds: weights, had none been drawn.
+        likely: (n,) logs of what a proposal gives the configurations that each stands for.
     """
 
     states: dict[int, Integers]
     keys: Integers
     weights: Floats
     products: Floats
+    likely: Floats
 
 
 def grown(
@@ -83,6 +86,7 @@ def grown(
     count: int,
     rng: np.random.Generator,
     *,
+    likely: Sequence[Floats] = (),
     recorded: bool = False,
     deadline: float = math.inf,
 ) -> Grown | None:
@@ -94,6 +98,8 @@ def grown(
         passed: mini-buckets with positive weights.
         count: members that are kept at most.
         rng: the randomness.
+        likely: of each variable, the log-probabilities of its states under a proposal: members are
+            then kept half by their weights, and half by how likely the proposal makes them.
         recorded: keep the steps; of all variables, while else those on which no split bucket
             depends are summed out exactly.
         deadline: on `clock.now`; None is the answer if it comes first.
@@ -107,7 +113,7 @@ def grown(
     # Keys of different states are equal once in 2^62 pairs.
     odd = np.random.default_rng(0).integers(1, 2**62, len(passed.buckets) + 1)
     start = np.array([passed.bound])
-    members = _Members({}, np.zeros(1, np.int64), start, start)
+    members = _Members({}, np.zeros(1, np.int64), start, start, np.zeros(1))
     steps: list[Step] = []
     whole = True
     for own, gone in zip(buckets, leaving, strict=True):
@@ -123,7 +129,7 @@ def grown(
             weights, products = members.weights + total, members.products + total
             members = _Members(
                 {u: states[kept] for u, states in members.states.items()},
-                members.keys[kept], weights[kept], products[kept],
+                members.keys[kept], weights[kept], products[kept], members.likely[kept],
             )  # fmt: skip
             continue
         states, parents = np.nonzero(each > -math.inf)
@@ -131,6 +137,7 @@ def grown(
             return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
         gains, keys = each[states, parents], members.keys[parents]
         weights, products = members.weights[parents] + gains, members.products[parents] + gains
+        proposed = members.likely[parents] + (likely[v][states] if likely else 0.0)
         if v in last:
             keys = keys + odd[v] * states
         for u in gone:
@@ -143,10 +150,18 @@ def grown(
             merged = _grouped(weights, groups, len(firsts))
             shares = weights - merged[groups]
             weights, products = merged, _grouped(products, groups, len(firsts))
+            proposed = _grouped(proposed, groups, len(firsts)) if likely else proposed[firsts]
         kept = np.arange(len(weights))
         if len(weights) > count:
-            whole = False
-            kept, weights = thinned(weights, count, float(rng.random()))
+            whole, point = False, float(rng.random())
+            if likely:
+                scores = np.logaddexp(weights - log_sum(weights, 0), _of_all(proposed))
+                kept, lifted = thinned(scores, count, point)
+                lift = lifted - scores[kept]  # one over the probability to be kept
+                weights, proposed = weights[kept] + lift, proposed[kept] + lift
+            else:
+                kept, weights = thinned(weights, count, point)
+                proposed = proposed[kept]
         if recorded:
             place = np.full(len(products), -1)
             place[kept] = np.arange(len(kept))
@@ -162,11 +177,17 @@ def grown(
         left = {u: own[mothers] for u, own in members.states.items() if u not in gone}
         if v in last:
             left[v] = states[firsts]
-        members = _Members(left, keys[firsts], weights, products[kept])
+        members = _Members(left, keys[firsts], weights, products[kept], proposed)
     total, lower = float(log_sum(members.weights, 0)), float(log_sum(members.products, 0))
     if total == -math.inf:
         return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
     return Grown(total, lower, whole, tuple(steps), np.exp(members.weights - total))
+
+
+def _of_all(logs: Floats) -> Floats:
+    """Shares of a sum, in logs; -inf throughout where it is zero."""
+    total = log_sum(logs, 0)
+    return logs - total if total > -math.inf else logs
 
 
 def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats]:
@@ -246,4 +267,6 @@ def _grouped(logs: Floats, groups: Integers, count: int) -> Floats:
     """(count,) log-sums within groups."""
     peak = np.full(count, -math.inf)
     np.maximum.at(peak, groups, logs)
-    return peak + np.log(np.bincount(groups, np.exp(logs - peak[groups]), count))
+    safe = np.where(np.isfinite(peak), peak, 0.0)
+    with np.errstate(divide="ignore"):
+        return safe + np.log(np.bincount(groups, np.exp(logs - safe[groups]), count))

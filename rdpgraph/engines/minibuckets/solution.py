@@ -1,8 +1,8 @@
 """Log Z between bounds, and estimated with its error, by mini-buckets and populations."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -65,21 +65,30 @@ class MiniBucketSolution(Solution):
     Attributes:
         network: the model, without high-order potentials.
         sampling: time, memory, draws.
+        likely: gives a proposal for each batch item, as for `grown`; None: mini-buckets alone say
+            which configurations look likely.
     """
 
     network: Network
     sampling: Sampling
+    likely: Callable[[], Sequence[Sequence[Floats]]] | None = field(default=None, repr=False)
+
+    @cached_property
+    def _likely(self) -> Sequence[Sequence[Floats]]:
+        return [()] * self.network.batch if self.likely is None else self.likely()
 
     @cached_property
     def estimates(self) -> tuple[Estimate, ...]:
         """Of each batch item."""
         begin, every = clock.now(), list[Estimate]()
+        _ = self._likely
         seconds = (1.0 if self.sampling.sums_only else _SUMS) * self.sampling.seconds
         for item in range(self.network.batch):
             share = max(seconds - (clock.now() - begin), 0.02 * seconds)
             share /= self.network.batch - item
             tables = tables_of(self.network, item, zeros=True)
-            every.append(estimated(tables, replace(self.sampling, seconds=share)))
+            own = replace(self.sampling, seconds=share)
+            every.append(estimated(tables, own, self._likely[item]))
         return tuple(every)
 
     @cached_property
@@ -103,7 +112,8 @@ class MiniBucketSolution(Solution):
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
             last = until + self.sampling.grace
-            run = grown(one.passed, count, rng, recorded=True, deadline=last)
+            own = self._likely[item]
+            run = grown(one.passed, count, rng, likely=own, recorded=True, deadline=last)
             if run is None:
                 break
             tried += 1

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -13,8 +14,9 @@ from rdpgraph.engines.minibuckets import estimate, population, solution
 from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
 from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.network import reduce_graph
-from rdpgraph.engines.tables import Stack, Tables
+from rdpgraph.engines.tables import Stack, Tables, tables_of
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
+from rdpgraph.estimate.guided import log_likely
 from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 
@@ -158,11 +160,8 @@ class Scripted:
         return self.points.pop(0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_mean_over_all_draws_of_a_population_is_z(seed, monkeypatch):
-    tables = random_tables(seed, zeros=0.4)
-    log_z = float(log_sum(scores(tables).reshape(-1), 0))
-    passed = bounded(tables, shuffled(seed, len(tables.sizes)), cells=4)
+def mean_of_draws(passed, likely, monkeypatch) -> float:
+    """Of the estimates of Z by populations of two, over all their randomness."""
     asked: list[tuple[np.ndarray, int]] = []
 
     def noted(weights, count, point):
@@ -174,13 +173,85 @@ def test_the_mean_over_all_draws_of_a_population_is_z(seed, monkeypatch):
     def mean(points: list[float]) -> float:
         """Over what is drawn after the points that are given."""
         asked.clear()
-        run = grown(passed, 2, Scripted([*points, *[0.5] * 20]))
+        run = grown(passed, 2, Scripted([*points, *[0.5] * 20]), likely=likely)
         if len(asked) == len(points):
             return math.exp(run.log_partition)
         weights, count = asked[len(points)]
         return sum(length * mean([*points, point]) for point, length in pieces(weights, count))
 
-    assert mean([]) == pytest.approx(math.exp(log_z), rel=1e-6)
+    return mean([])
+
+
+@pytest.mark.parametrize("proposed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_over_all_draws_of_a_population_is_z(seed, proposed, monkeypatch):
+    tables = random_tables(seed, zeros=0.4)
+    log_z = float(log_sum(scores(tables).reshape(-1), 0))
+    passed = bounded(tables, shuffled(seed, len(tables.sizes)), cells=4)
+    rng = np.random.default_rng(seed)
+    likely = [np.log(rng.dirichlet(np.ones(size))) for size in tables.sizes] if proposed else []
+    for own in likely[::2]:
+        own[0] = -math.inf  # what a proposal leaves out is drawn by weight
+    mean = mean_of_draws(passed, likely, monkeypatch)
+    assert mean == pytest.approx(math.exp(log_z), rel=1e-6)
+
+
+@dataclass(frozen=True)
+class Sharpened(rg.randomized.Proposal):
+    """One of one's own."""
+
+    def log_scores(self, sites):
+        return 2 * sites.unary
+
+
+PROPOSALS = [
+    rg.randomized.Uniform(),
+    rg.randomized.Local(),
+    rg.randomized.Landmark(),
+    rg.randomized.LocalGlobal(),
+    rg.randomized.Oracle(),  # beliefs of loopy messages
+    rg.randomized.Pilot(),
+    Sharpened(),
+]
+
+
+@pytest.mark.parametrize("proposal", PROPOSALS, ids=lambda proposal: type(proposal).__name__)
+def test_estimates_are_unbiased_whatever_the_proposal(proposal, monkeypatch):
+    graph = random_graph(3, zeros=0.3, batch=(2,))
+    network = reduce_graph(graph)
+    solve = rg.MiniBuckets(seconds=5.0)._messages
+    likely = log_likely(proposal, network, solve=solve, generator=None)
+    truth = brute_force(graph).log_partition
+    for item in range(2):
+        tables = tables_of(network, item, zeros=True)
+        passed = bounded(tables, shuffled(item, len(tables.sizes)), cells=2)
+        mean = mean_of_draws(passed, likely[item], monkeypatch)
+        log_mean = math.log(mean) + float(network.constant.expand(2)[item])
+        assert log_mean == pytest.approx(float(truth[item]), rel=1e-6)
+        for own, size in zip(likely[item], network.sizes, strict=True):
+            assert np.exp(own).sum() == pytest.approx(1.0)
+            assert own.shape == (size,)
+
+
+def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 1.0)
+    inside = 0
+    for seed in range(10):
+        graph = random_graph(seed)
+        scheduler = rg.MiniBuckets(20.0, 500.0, 48, proposal=PROPOSALS[seed % len(PROPOSALS)])
+        posterior = rg.infer(graph, scheduler=scheduler)
+        truth = brute_force(graph).log_partition.item()
+        error = posterior.status.standard_error
+        inside += abs(float(posterior.log_partition) - truth) <= 1.645 * error + 1e-6
+        assert all(float(p.sum()) == pytest.approx(1.0) for p in posterior.marginals().values())
+    assert inside >= 8
+
+    class Lost(rg.randomized.Proposal):
+        def log_scores(self, sites):
+            return sites.unary * math.nan
+
+    with pytest.raises(ModelError, match="Lost gives scores that are NaN"):
+        rg.infer(random_graph(0), scheduler=rg.MiniBuckets(5.0, proposal=Lost())).bounds()
 
 
 def test_answers_are_within_their_error_bars(monkeypatch):
