@@ -17,8 +17,10 @@ class _Rung(BaseException):
 
 
 @contextmanager
-def ending(seconds: float) -> Generator[None]:
+def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
     """Ends what is done inside once the seconds, a fifth more and a second are over.
+
+    Seconds that were spent before count too, as far as a half of them.
 
     Everything looks at the clock and ends by itself where it can; this is for what cannot, such as
     reading a file for longer than that. Nothing happens where there are no alarms: in threads, and
@@ -37,7 +39,8 @@ def ending(seconds: float) -> Generator[None]:
 
     begin = monotonic()
     before = signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, _SLACK * seconds + _MORE)
+    most = _SLACK * seconds + _MORE - min(spent, 0.5 * seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, most)
     try:
         yield
     except _Rung:

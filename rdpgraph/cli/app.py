@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -108,6 +109,7 @@ def infer_command(
     The answers of many are written into the folder --output, each as MODEL.TASK. Under torchrun
     its processes share the models between them, or a large one by --method loopy.
     """
+    begin = monotonic()
     names = list(query or ())
     if task is Task.MMAP and not names:
         raise typer.BadParameter("MMAP needs the variables to maximise: --query NAME ... or FILE")
@@ -129,9 +131,10 @@ def infer_command(
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance
 
+    started = monotonic() - begin  # the imports, which the first model waits for
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
-        with progress("solving") as shown, ending(time_seconds):
+        with progress("solving") as shown, ending(time_seconds, spent=started):
             scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
             rewrite = estimator_of(estimator, keep, proposal, replicates)
             generator = seeded(seed)
@@ -139,7 +142,8 @@ def infer_command(
             with allowance.spending():
                 graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
             # To write of as many variables takes less than half as long as to read of them.
-            allowance.spent *= 1.5
+            allowance.spent = 1.5 * allowance.spent + min(started, 0.5 * time_seconds)
+            started = 0.0
             scheduler = replace(scheduler, seconds=allowance.left())
             asked = queried(graph, names)  # refused before anything is planned
             if len(models) == 1 < place()[1]:

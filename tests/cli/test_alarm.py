@@ -48,6 +48,16 @@ def test_another_alarm_goes_on_afterwards():
         signal.setitimer(signal.ITIMER_REAL, *others)
 
 
+def test_seconds_that_were_spent_before_count_as_far_as_a_half():
+    others = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    try:
+        for spent, most in ((0.0, 1201.0), (100.0, 1101.0), (900.0, 701.0)):
+            with ending(1000.0, spent=spent):
+                assert most - 50.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= most
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+
+
 def test_threads_have_no_alarm():
     seen = []
 

@@ -217,7 +217,8 @@ def _populations(
         if run.whole:
             return _Populations((run,))
         quarter = max(members // _FEWER, 1)
-        small = grown(passed, quarter, apart, likely=likely, deadline=last)
+        late = clock.now() > end
+        small = None if late else grown(passed, quarter, apart, likely=likely, deadline=last)
         fewer += [] if small is None else [small]
     return _Populations(tuple(runs), tuple(fewer))
 

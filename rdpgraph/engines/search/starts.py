@@ -127,22 +127,32 @@ def best_estimated(
     Returns:
         (V,) states, and the log of what their sum is at least; None where none is possible.
     """
-    end = clock.now() + limits.seconds
-    tables = tables_of(network, item, zeros=True)
-    drawn, bounds = _drawn(tables, summed, limits), _by_bounds(tables, summed, limits)
+    begin = clock.now()
+    end, tables = begin + limits.seconds, tables_of(network, item, zeros=True)
+    drawn = _drawn(tables, summed, limits)
+    took = clock.now() - begin
+    every = np.concatenate([drawn[:_FEW], _by_bounds(tables, summed, limits)[:_FEW]])
     best: tuple[Integers, float] | None = None
+    for states in every:  # a sum is at least any product in it
+        score = tables.score(states)
+        if score > (-math.inf if best is None else best[1]):
+            best = states, score
     highest = -math.inf
-    for number, states in enumerate(np.concatenate([bounds[:_FEW], drawn[:_FEW]])):
-        share = (end - clock.now()) / max(2 * _FEW - number, 1)
-        if number and share <= 0:
+    for number, states in enumerate(every):
+        share = (end - clock.now()) / max(len(every) - number, 1)
+        # One estimate takes a pass and a population, as drawing did.
+        if best is not None and clock.now() + took > end:
             break
         part, constant = _given(tables, states, summed)
-        sampling = Sampling(max(share, 0.01 * limits.seconds), limits.memory, None, limits.seed)
+        sampling = Sampling(
+            max(share, 0.01 * limits.seconds), limits.memory, None, limits.seed, grace=took
+        )
         if constant == -math.inf:
             continue
         sums = estimated(part, sampling)
         if constant + sums.log_partition > highest:
-            best, highest = (states, constant + sums.lower), constant + sums.log_partition
+            highest = constant + sums.log_partition
+            best = states, max(constant + sums.lower, tables.score(states))
     return best
 
 

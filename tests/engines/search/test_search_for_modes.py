@@ -13,7 +13,7 @@ import rdpgraph as rg
 from rdpgraph.engines.minibuckets import estimate
 from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import reduce_graph
-from rdpgraph.engines.search import neighbourhoods
+from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
@@ -290,6 +290,20 @@ def test_sums_that_do_not_fit_are_estimated(monkeypatch):
         assert {**found} == {**exact}
         assert float(found.score) <= float(exact.score) + 1e-9 <= float(found.bound) + 2e-9
         assert bool(found.optimal) == (float(found.bound - found.score) < 1e-6)
+
+
+def test_sums_that_there_is_no_time_to_estimate_are_at_least_a_product_in_them(monkeypatch):
+    monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 4)
+    asked = []
+    monkeypatch.setattr(starts, "estimated", lambda *every: asked.append(every))
+    times = itertools.count()
+    monkeypatch.setattr(clock, "now", lambda: 0.1 * next(times))
+    for seed in range(3):
+        graph = random_graph(seed)
+        found = rg.infer(graph, scheduler=rg.Search(2.0, memory=64.0)).marginal_mode(["x0", "x3"])
+        masses = rg.infer(graph.condition({**found})).log_partition
+        assert -math.inf < float(found.score) <= float(masses) + 1e-9
+    assert not asked
 
 
 @pytest.mark.parametrize("seed", range(4))
