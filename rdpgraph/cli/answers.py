@@ -17,6 +17,7 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.plan.clock import now
 from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
 
@@ -60,7 +61,14 @@ class Answer:
     interval: tuple[tuple[float, float], ...] = ()
 
 
-def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool = True) -> Answer:
+def answer(
+    posterior: Posterior,
+    task: Task,
+    query: Sequence[str],
+    *,
+    sums: bool = True,
+    until: float = math.inf,
+) -> Answer:
     """Ask a posterior.
 
     Args:
@@ -68,6 +76,7 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
         task: the question.
         query: the variables; none: all.
         sums: whether log Z is asked for too where that is not the question.
+        until: on `clock.now`, from when on it is not asked for, nor what proves a mode; NaN then.
 
     Raises:
         ImpossibleEvidenceError: the evidence or the model has probability zero.
@@ -81,6 +90,8 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
     mode = _mode(posterior, task, entries)
     marginals = posterior.marginals() if task is Task.MAR else None
     said = mode is not None or (marginals is not None and _are_possible(marginals))
+    late = said and now() >= until
+    sums = sums and not late
     if sums or not said:
         log_z = _log_partitions(posterior)
     else:
@@ -94,10 +105,14 @@ def answer(posterior: Posterior, task: Task, query: Sequence[str], *, sums: bool
     optimal: list[bool] = []
     ceilings: list[float] = []
     if task is Task.MAP and mode is not None:
-        scores = graph.score({**mode}).reshape(-1).expand(len(log_z)).tolist()
+        states = torch.stack(tuple(mode.values()), -1)
+        scores = graph.score_states(states).reshape(-1).expand(len(log_z)).tolist()
         if sums:
             optimal = posterior.mode_is_optimal().reshape(-1).tolist()
             ceilings = posterior.mode_bound().reshape(-1).tolist()
+        elif late:  # there is no time to prove anything
+            optimal = [posterior.status.exact] * len(log_z)
+            ceilings = scores if posterior.status.exact else []
     elif mode is not None and mode.optimal is not None:
         assert mode.score is not None
         assert mode.bound is not None
@@ -178,7 +193,10 @@ def print_table(answer: Answer, console: Console) -> None:
     for row, log_z in enumerate(answer.log_partition):
         if len(answer.log_partition) > 1:
             console.print(f"evidence row {row}")
-        console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
+        if math.isnan(log_z):
+            console.print("log Z is not known: the time budget was used for the question asked")
+        else:
+            console.print(f"log Z = {_shown(log_z)} nats, log10 Z = {_shown(log_z / math.log(10))}")
         between = _between(answer.bounds, row)
         if between is not None:
             least, most = between
@@ -197,7 +215,8 @@ def print_table(answer: Answer, console: Console) -> None:
             console.print(_table(answer, row, console))
         if answer.scores:
             share = math.exp(min(answer.scores[row] - log_z, 0.0))
-            console.print(f"log-score = {_shown(answer.scores[row])} nats, probability {share:.4g}")
+            probability = "" if math.isnan(log_z) else f", probability {share:.4g}"
+            console.print(f"log-score = {_shown(answer.scores[row])} nats{probability}")
             gap = _gap(answer, row)
             if gap is not None:
                 console.print(f"no configuration is better by more than {gap:.4g} nats")
@@ -306,7 +325,9 @@ def _json(answer: Answer) -> str:
         "rows": [],
     }
     for row, log_z in enumerate(answer.log_partition):
-        entry: dict[str, Any] = {"log_partition": log_z, "log10_partition": log_z / math.log(10)}
+        entry: dict[str, Any] = dict.fromkeys(("log_partition", "log10_partition"))
+        if not math.isnan(log_z):
+            entry = {"log_partition": log_z, "log10_partition": log_z / math.log(10)}
         pairs = zip(answer.names, answer.states, answer.values[row], strict=False)
         if answer.task is Task.MAR:
             entry["marginals"] = {

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -129,7 +130,7 @@ def infer_command(
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
-    from rdpgraph.plan.clock import Allowance
+    from rdpgraph.plan.clock import Allowance, now
 
     started = monotonic() - begin  # the imports, which the first model waits for
     for model, target in answered_here(models, output, task, evidence):
@@ -139,6 +140,7 @@ def infer_command(
             rewrite = estimator_of(estimator, keep, proposal, replicates)
             generator = seeded(seed)
             allowance = Allowance(time_seconds)
+            until = now() + time_seconds - min(started, 0.5 * time_seconds)
             with allowance.spending():
                 graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
             # To write of as many variables takes less than half as long as to read of them.
@@ -148,9 +150,10 @@ def infer_command(
             asked = queried(graph, names)  # refused before anything is planned
             if len(models) == 1 < place()[1]:
                 posterior = spread(graph, scheduler, rewrite, task, time_seconds)
+                until = inf  # all processes ask the same
             else:
                 posterior = posterior_of(graph, scheduler, rewrite, generator)
-            answered = answer(posterior, task, asked, sums=style is not Format.UAI)
+            answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
         if len(models) == 1 and place()[0]:
             return  # all have the answer; the first writes it
         if style is not Format.TABLE:

@@ -272,7 +272,9 @@ class Posterior(Inferred):
         known = self.solution.mode_bound().reshape(self.graph.batch_shape)
         if bool(known.isfinite().all()):
             return known
-        score = self.graph.score({**self.mode()}).detach().double().cpu()
+        self._require_mode("mode")
+        states = self.solution.mode().reshape(*self.graph.batch_shape, -1)
+        score = self.graph.score_states(states).detach().double().cpu()
         return torch.where(self.mode_is_optimal(), score, known)
 
     def mode_is_optimal(self) -> Tensor:

@@ -92,7 +92,8 @@ def search(
             only = limits.any_possible
             result = run.run(first, seconds=share, patience=patience, any_possible=only)
         if result is None:
-            candidate = best_estimated(network, item, summed, replace(limits, seconds=share))
+            limited = replace(limits, seconds=share)
+            candidate = best_estimated(network, item, summed, first, limited)
             if candidate is None:
                 raise BudgetError(
                     "The sum over the other variables does not fit, whatever the states of those "

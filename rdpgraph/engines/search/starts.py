@@ -25,6 +25,10 @@ _BOUNDED = 0.15
 """The part in which bounds say where to begin."""
 _FEW = 10
 """Configurations of each kind whose sums are estimated."""
+_GRACE = 0.1
+"""The part of the time by which the population of the first of them may be late."""
+_FACTOR = 1e-4
+"""Seconds that each factor takes in a pass of mini-buckets, at least."""
 _CELLS, _BEAM = 2.0**15, 300
 """Entries of a table of these bounds, and configurations that are kept at a time."""
 
@@ -120,40 +124,49 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
 
 
 def best_estimated(
-    network: Network, item: int, summed: frozenset[int], limits: Limits
+    network: Network, item: int, summed: frozenset[int], start: Integers, limits: Limits
 ) -> tuple[Integers, float] | None:
     """The best of some configurations by estimates of their sums, where these do not fit.
+
+    What there is no time for is left out: of a configuration without an estimate it is known that
+    its sum is no less than its score with the states that it has.
+
+    Args:
+        network: reduced, without whole potentials.
+        item: of the batch.
+        summed: the variables that are summed out.
+        start: (V,) a configuration to compare with.
+        limits: of time and memory.
 
     Returns:
         (V,) states, and the log of what their sum is at least; None where none is possible.
     """
-    begin = clock.now()
-    end, tables = begin + limits.seconds, tables_of(network, item, zeros=True)
-    drawn = _drawn(tables, summed, limits)
-    took = clock.now() - begin
-    every = np.concatenate([drawn[:_FEW], _by_bounds(tables, summed, limits)[:_FEW]])
-    best: tuple[Integers, float] | None = None
-    for states in every:  # a sum is at least any product in it
-        score = tables.score(states)
-        if score > (-math.inf if best is None else best[1]):
-            best = states, score
-    highest = -math.inf
+    end = clock.now() + limits.seconds
+    tables = tables_of(network, item, zeros=True)
+    slow = _FACTOR * sum(len(stack.scopes) for stack in tables.stacks)
+    drawn = bounds = np.zeros((0, len(tables.sizes)), np.int64)
+    if clock.now() + slow < end:
+        drawn = _drawn(tables, summed, limits)[:_FEW]
+    if clock.now() + slow < end:
+        bounds = _by_bounds(tables, summed, limits)[:_FEW]
+    every = np.concatenate([bounds, drawn])
+    full = [(states, tables.score(states)) for states in (start, *every)]
+    best = max(full, key=lambda pair: pair[1])
+    highest = best[1]
     for number, states in enumerate(every):
-        share = (end - clock.now()) / max(len(every) - number, 1)
-        # One estimate takes a pass and a population, as drawing did.
-        if best is not None and clock.now() + took > end:
+        left = end - clock.now()
+        if left <= 2.0 * slow:
             break
         part, constant = _given(tables, states, summed)
-        sampling = Sampling(
-            max(share, 0.01 * limits.seconds), limits.memory, None, limits.seed, grace=took
-        )
         if constant == -math.inf:
             continue
-        sums = estimated(part, sampling)
-        if constant + sums.log_partition > highest:
-            highest = constant + sums.log_partition
+        share, late = left / (2 * _FEW - number), _GRACE * limits.seconds
+        sums = estimated(part, Sampling(share, limits.memory, None, limits.seed, grace=late))
+        value = constant + max(sums.log_partition, sums.lower)
+        if value > highest:
             best = states, max(constant + sums.lower, tables.score(states))
-    return best
+            highest = value
+    return best if highest > -math.inf else None
 
 
 def _given(tables: Tables, states: Integers, free: Set[int]) -> tuple[Tables, float]:

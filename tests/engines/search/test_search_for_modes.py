@@ -17,6 +17,7 @@ from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.starts import Limits, best_estimated
 from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
@@ -304,6 +305,24 @@ def test_sums_that_there_is_no_time_to_estimate_are_at_least_a_product_in_them(m
         masses = rg.infer(graph.condition({**found})).log_partition
         assert -math.inf < float(found.score) <= float(masses) + 1e-9
     assert not asked
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_time_a_sum_that_does_not_fit_is_at_least_what_is_said(seed, seconds):
+    graph = random_graph(seed, zeros=0.3 if seed % 2 else 0.0)
+    network = reduce_graph(graph)
+    summed = frozenset(range(2, len(network.sizes)))
+    masses, tables = log_masses(network, summed), tables_of(network, 0, zeros=True)
+    start = np.zeros(len(network.sizes), np.int64)
+    best = best_estimated(network, 0, summed, start, Limits(seconds, memory=1e6))
+    if best is None:
+        assert tables.score(start) == -math.inf
+        return
+    states, value = best
+    mass = masses[tuple(states[v] for v in range(len(states)) if v not in summed)]
+    assert tables.score(start) - 1e-9 <= value <= mass + 1e-9
+    assert value > -math.inf
 
 
 @pytest.mark.parametrize("seed", range(4))
