@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.engines.loopy.build import reach
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
@@ -104,7 +105,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         temperature=1.0,
         batch=network.batch,
         vanishing=True,
-        lowest=-math.inf,
+        lowest=-reach(network.groups, torch.float64),
         in_values=True,
     )
     scopes = tuple(tuple(own) for group in network.groups for own in group.scopes.tolist())

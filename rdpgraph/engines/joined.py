@@ -119,25 +119,11 @@ class JoinedSolution(Approximation):
                 damping = replace(damping, share=min(damping.share + 0.2, _MOST_DAMPING))
         return replace(outcome, trace=tuple(trace), updates=updates)
 
-    @cached_property
-    def _lost(self) -> bool:
-        """Whether values or messages underflowed."""
-        if any(kernel.narrow for kernel in self._layout.kernels):
-            return True
-        if self.network.impossible:
-            return False
-        alive = torch.ones(1, dtype=torch.bool, device=self.network.constant.device)
-        for kernel in self._layout.kernels:
-            alive = alive & kernel.alive.all(1)
-        return bool((alive & ~self._alive).any())
-
     def status(self) -> Status:
         """Whether the messages converged."""
-        outcome, lost = self._plain, self._lost
-        converged = bool(outcome.converged.all()) and not lost
-        if lost:
-            remedy = "values are too far apart for the clusters' tables: Loopy() works in logs"
-        elif not converged:
+        outcome = self._plain
+        converged = bool(outcome.converged.all())
+        if not converged:
             remedy = "the join graph's messages have not converged: allow more time, or damp them"
         else:
             remedy = "approximate: more memory or time allows larger clusters"

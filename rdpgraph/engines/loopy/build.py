@@ -52,11 +52,11 @@ def equations_of(
         temperature=temperature,
         batch=network.batch,
         vanishing=vanishing,
-        lowest=-_reach(network.groups, network.constant.dtype),
+        lowest=-reach(network.groups, network.constant.dtype),
     )
 
 
-def _reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
+def reach(groups: Sequence[Group], dtype: torch.dtype) -> float:
     """How far log-messages may go: so far that what is added to them is still seen."""
     largest = 1.0
     for group in groups:

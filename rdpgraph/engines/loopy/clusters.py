@@ -13,14 +13,15 @@ from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import Kernel
 from rdpgraph.engines.values import safe_log
 
-_FAINT = 1e-100  # a product whose largest entry is below this is made again, rescaled on the way
+_DEEP = 650.0
+"""Nats below the largest value of a cluster at which a product might underflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterKernel(Kernel):
     """Clusters of like shape, in float64: sums of tables as products of scaled values.
 
-    What is beyond the range of a float64 below the largest value of a cluster is lost.
+    Those whose values and messages together might underflow are summed in logs.
 
     Attributes:
         sizes: of the clusters' variables.
@@ -75,14 +76,18 @@ class ClusterKernel(Kernel):
         _ = self._scaled
 
     def _made(self, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        total = self._total(tables)
+        peak = total.detach().flatten(1).amax(1)
+        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        return (total - peak.reshape(-1, *(1,) * len(self.sizes))).exp(), peak
+
+    def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
+        """(b, *sizes) the log-table of a cluster."""
         dims = (1,) * len(self.sizes)
         total = torch.zeros(1, *dims, dtype=torch.float64, device=self.links_device)
         for table in tables:
             total = total + table.double()
-        total = total.expand(-1, *self.sizes)
-        peak = total.detach().flatten(1).amax(1)
-        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
-        return (total - peak.reshape(-1, *dims)).exp(), peak
+        return total.expand(-1, *self.sizes)
 
     @property
     def links_device(self) -> torch.device:
@@ -90,49 +95,62 @@ class ClusterKernel(Kernel):
         return next((t.device for own in self.tables for t in own), torch.device("cpu"))
 
     @cached_property
-    def narrow(self) -> bool:
-        """Whether possible values of a cluster are lost to underflow."""
-        for tables, values in zip(self.tables, self._scaled[0].unbind(1), strict=True):
-            lost = values.detach() == 0
-            if bool(lost.any()):
-                for table in tables:
-                    lost = lost & (table.detach() > -math.inf)
-                if bool(lost.any()):
-                    return True
-        return False
+    def _lows(self) -> Tensor:
+        """(F,) the logs of the smallest possible values, below the largest."""
+        with torch.no_grad():
+            values = self._scaled[0]
+            lows = torch.where(values > 0, values, 1.0).flatten(2).amin((0, 2)).log()
+            for row in (values == 0).flatten(2).any(2).any(0).nonzero().flatten().tolist():
+                total = self._total(self.tables[row])
+                if bool(((values[:, row] == 0) & (total > -math.inf)).any()):
+                    lows[row] = -math.inf
+        return lows
 
-    @cached_property
-    def alive(self) -> Tensor:
-        """(b, F) whether the tables of a cluster allow anything."""
-        return (self._scaled[0].detach() > 0).flatten(2).any(2)
+    def _deep(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
+        """Places among some rows of clusters where a product might underflow."""
+        low = self._lows if rows is None else self._lows[neighbours(rows)]
+        for message in incoming:
+            logs = message.detach()
+            low = low + torch.where(logs > -math.inf, logs, 0.0).amin((0, 1))
+        return (low < -_DEEP).nonzero().flatten()
 
     def _spread(self, port: int, incoming: Tensor) -> Tensor:
-        """(B, F, *sizes of the separator, and 1 elsewhere) values of log-messages (B, K, F)."""
+        """(B, F, *sizes of the separator, and 1 elsewhere) log-messages (B, K, F)."""
         held = self.separators[port]
         shape = [size if dim in held else 1 for dim, size in enumerate(self.sizes)]
-        return incoming.exp().transpose(1, 2).reshape(len(incoming), incoming.shape[2], *shape)
+        return incoming.transpose(1, 2).reshape(len(incoming), incoming.shape[2], *shape)
 
-    def joint(
-        self, incoming: Sequence[Tensor], rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(B, F, *sizes) the tables times all messages, up to a scale (B, F) in logs."""
-        table, scale = self._scaled
+    def _product(self, incoming: Sequence[Tensor], rows: Tensor | None) -> Tensor:
+        """(B, F, *sizes) the scaled tables times all messages."""
+        total = self._scaled[0]
         if rows is not None:
-            some = neighbours(rows)
-            table, scale = table[:, some], scale[:, some]
-        heard = [self._spread(port, part) for port, part in enumerate(incoming)]
-        total = table
-        for part in heard:
-            total = total * part
-        if not heard or not total.numel() or bool((_peak(total) >= _FAINT).all()):
-            return total, scale
-        total = table
-        for part in heard:
-            total = total * part
-            peak = _peak(total)
-            peak = torch.where(peak > 0, peak, 1.0)
-            total = total / peak.reshape(*peak.shape, *(1,) * len(self.sizes))
-            scale = scale + peak.log()
+            total = total[:, neighbours(rows)]
+        for port, part in enumerate(incoming):
+            total = total * self._spread(port, part.exp())
+        return total
+
+    def _logs(self, incoming: Sequence[Tensor], rows: Tensor | None, places: Tensor) -> Tensor:
+        """(B, n, *sizes) the log-tables at some places plus all messages."""
+        chosen = places if rows is None else rows[places]
+        own = [self._total(self.tables[row]) for row in chosen.tolist()]
+        batch = max(len(table) for table in own)
+        total = torch.stack([table.expand(batch, *self.sizes) for table in own], 1)
+        for port, part in enumerate(incoming):
+            total = total + self._spread(port, part[..., places])
+        return total
+
+    def _joint(self, incoming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, F, *sizes) the tables times all messages, up to a scale (B, F) in logs."""
+        total = self._product(incoming, None)
+        scale = self._scaled[1].expand(total.shape[:2])
+        places = self._deep(incoming, None)
+        if len(places):
+            logs = self._logs(incoming, None, places)
+            peak = logs.detach().flatten(2).amax(2)
+            peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            values = (logs - peak.reshape(*peak.shape, *(1,) * len(self.sizes))).exp()
+            total = total.index_copy(1, places, values.expand(len(total), *values.shape[1:]))
+            scale = scale.index_copy(1, places, peak.expand(len(total), -1))
         return total, scale
 
     def messages(
@@ -143,16 +161,28 @@ class ClusterKernel(Kernel):
         wanted: Sequence[int] | None = None,
     ) -> list[Tensor | None]:
         """The joint table summed over what the other cluster does not have, its own divided out."""
-        total = self.joint(incoming, rows)[0]
+        total = self._product(incoming, rows)
+        places = self._deep(incoming, rows)
+        logs = self._logs(incoming, rows, places) if len(places) else None
         answers: list[Tensor | None] = [None] * len(incoming)
         for port in range(len(incoming)) if wanted is None else wanted:
-            summed = self.marginal(total, self.separators[port]).flatten(2).transpose(1, 2)
+            sums = safe_log(self.marginal(total, self.separators[port]).flatten(2).transpose(1, 2))
+            if logs is not None:
+                below = self._log_marginal(logs, self.separators[port]).flatten(2).transpose(1, 2)
+                sums = sums.index_copy(2, places, below.expand(len(sums), -1, -1))
             own = incoming[port]
             possible = own > -math.inf
-            answers[port] = torch.where(
-                possible, safe_log(summed) - torch.where(possible, own, 0.0), -math.inf
-            )
+            answers[port] = torch.where(possible, sums - torch.where(possible, own, 0.0), -math.inf)
         return answers
+
+    def _log_marginal(self, logs: Tensor, kept: Sequence[int]) -> Tensor:
+        """(B, n, *sizes) the logs of sums over all dims but some."""
+        gone = [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
+        if not gone:
+            return logs
+        peak = logs.detach().amax(gone, keepdim=True)
+        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        return safe_log((logs - peak).exp().sum(gone)) + peak.squeeze(gone)
 
     def marginal(self, joint: Tensor, kept: Sequence[int]) -> Tensor:
         """(B, F, *sizes) summed over all dims but some."""
@@ -161,12 +191,12 @@ class ClusterKernel(Kernel):
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
         """From the joint table."""
-        joint, scale = self.joint(incoming)
+        joint, scale = self._joint(incoming)
         return safe_log(joint.flatten(2).sum(2)) + scale
 
     def beliefs(self, incoming: Sequence[Tensor]) -> Tensor:
         """The joint table, normalised; zero where nothing is possible."""
-        joint = self.joint(incoming)[0]
+        joint = self._joint(incoming)[0]
         total = joint.flatten(2).sum(2)
         total = torch.where(total > 0, total, 1.0)
         return joint / total.reshape(*total.shape, *(1,) * len(self.sizes))
@@ -186,10 +216,5 @@ class ClusterKernel(Kernel):
             for own in self.tables
         )
         own = replace(self, tables=tables)
-        vars(own).update(_scaled=tuple(part[chosen] for part in self._scaled))
+        vars(own).update(_scaled=tuple(part[chosen] for part in self._scaled), _lows=self._lows)
         return own
-
-
-def _peak(total: Tensor) -> Tensor:
-    """(B, F) the largest values."""
-    return total.detach().flatten(2).amax(2)
