@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rdpgraph._agreement import ROUNDING, agree, agree_on_average, close
 from rdpgraph._outcomes import expectation, outcomes
-from rdpgraph.estimate.proposal import Proposal
+from rdpgraph.estimate.proposal import Proposal, Scores
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selection import Inversion, Selection
 from rdpgraph.estimate.selections import Threshold
@@ -140,17 +140,14 @@ class _Spy(Proposal):
     inner: Proposal
     seen: list[tuple[Sites, Tensor]]
 
-    def log_scores(self, sites: Sites) -> Tensor:
-        scores = self.inner.log_scores(sites)
-        name = type(self.inner).__name__
-        shape, unary = tuple(scores.shape), tuple(sites.unary.shape)
-        agree(_fits(shape, unary), f"{name}'s scores {shape} broadcast to {unary}")
-        agree(bool((scores < math.inf).all()), f"{name}'s scores are below +inf and not NaN")
-        self.seen.append((sites, scores))
-        return scores
-
-    def informed(self, setting: Setting) -> "_Spy":
-        return _Spy(self.inner.informed(setting), self.seen)
+    def scores_of(self, setting: Setting) -> Scores:
+        every, name = self.inner.scores_of(setting), type(self.inner).__name__
+        for sites, scores in zip(setting.groups, every, strict=True):
+            shape, unary = tuple(scores.shape), tuple(sites.unary.shape)
+            agree(_fits(shape, unary), f"{name}'s scores {shape} broadcast to {unary}")
+            agree(bool((scores < math.inf).all()), f"{name}'s scores are below +inf and not NaN")
+            self.seen.append((sites, scores))
+        return every
 
 
 def _scores(

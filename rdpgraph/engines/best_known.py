@@ -15,7 +15,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.portfolio import FirstConverged
-from rdpgraph.engines.solution import Delegate, Solution, Value
+from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
@@ -58,7 +58,7 @@ class BestKnown(Delegate):
     exactly: Callable[[float], Solution] | None = field(repr=False)
     allowance: Allowance
 
-    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+    def _ask(self, question: Question[Value]) -> Value:
         return question(self.messages)
 
     @cached_property

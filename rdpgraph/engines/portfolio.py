@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.search.solution import Searched, SearchedMarginalModes, Seeker, proved
-from rdpgraph.engines.solution import Delegate, Solution, Value
+from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
@@ -99,7 +99,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         with self.allowance.spending(), torch.no_grad():
             return self.seeker.sought(None, states, self.allowance.left(_MODES))
 
-    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+    def _ask(self, question: Question[Value]) -> Value:
         return question(self.chosen)
 
     @property
@@ -186,7 +186,7 @@ class ExactFirst(Delegate):
     def _other(self) -> Solution:
         return self.otherwise(self.taken.spent)
 
-    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+    def _ask(self, question: Question[Value]) -> Value:
         if "_other" not in self.__dict__:
             try:
                 with self.taken.spending():
@@ -199,7 +199,7 @@ class ExactFirst(Delegate):
     def status(self) -> Status:
         """That of the solution that answers; once it is said to be exact, it stays so."""
         if not self.sure and "_messages_decide" not in self.__dict__:
-            self._ask(lambda one: one.log_partition())
+            self._ask(Question[Tensor]("log_partition"))
         return self._messages_decide.status()
 
     @cached_property

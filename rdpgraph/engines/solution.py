@@ -1,9 +1,11 @@
 """What every engine answers about a factor graph; the query room uses nothing else."""
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 
 Value = TypeVar("Value")
+Params = ParamSpec("Params")
 
 _ROUNDING = 1e-6
 """The part of a score, or nats if that is less, below which a difference is rounding."""
@@ -180,101 +183,59 @@ class Approximation(Solution):
         raise UnsupportedError("Marginal MAP needs exact inference; use Contraction().")
 
 
+@dataclass(frozen=True)
+class Question(Generic[Value]):
+    """What a solution is asked: one of its methods, and the arguments."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, solution: Solution) -> Value:
+        """The answer of a solution."""
+        return getattr(solution, self.name)(*self.arguments)
+
+
+def _asked(method: Callable[Params, Value]) -> Callable[Params, Value]:
+    """A method of `Solution` as a question to the solution in charge."""
+    name = method.__name__
+
+    @functools.wraps(method, updated=())  # what was abstract is answered here
+    def ask(*args: Params.args, **kwargs: Params.kwargs) -> Value:
+        delegate: Any
+        delegate, *arguments = args
+        assert not kwargs  # a solution is asked by position
+        return delegate._ask(Question[Value](name, tuple(arguments)))
+
+    return ask
+
+
 class Delegate(Solution):
     """A solution that asks another one; a subclass says which, and what it answers itself."""
 
     @abstractmethod
-    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+    def _ask(self, question: Question[Value]) -> Value:
         """The answer of the solution in charge."""
 
-    def status(self) -> Status:
-        """That of the solution in charge; so are all answers below."""
-        return self._ask(lambda one: one.status())
-
-    def log_partition(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.log_partition())
-
-    def log_partitions(self) -> Tensor:
-        """(replicates, B)."""
-        return self._ask(lambda one: one.log_partitions())
-
-    def variable_marginals(self) -> Tensor:
-        """(B, S)."""
-        return self._ask(lambda one: one.variable_marginals())
-
-    def check_factor_marginals(self, block: int) -> None:
-        """Refuse what `factor_marginals` does not form."""
-        self._ask(lambda one: one.check_factor_marginals(block))
-
-    def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes)."""
-        return self._ask(lambda one: one.factor_marginals(block))
-
-    def possible(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.possible())
-
-    def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor | None:
-        """(B, *sizes), or None."""
-        return self._ask(lambda one: one.joint(numbers, solve))
-
-    def expected_score(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.expected_score())
-
-    def entropy(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.entropy())
-
-    def max_marginals(self) -> Tensor:
-        """(B, S)."""
-        return self._ask(lambda one: one.max_marginals())
-
-    def mode(self) -> Tensor:
-        """(B, V)."""
-        return self._ask(lambda one: one.mode())
-
-    def possible_mode(self) -> Tensor:
-        """(B, V)."""
-        return self._ask(lambda one: one.possible_mode())
-
-    def mode_exists(self) -> Tensor | None:
-        """(B,), or None."""
-        return self._ask(lambda one: one.mode_exists())
-
-    def mode_bound(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.mode_bound())
-
-    def mode_is_consistent(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.mode_is_consistent())
-
-    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V)."""
-        return self._ask(lambda one: one.sample(count, generator))
-
-    def mode_is_optimal(self) -> Tensor:
-        """(B,)."""
-        return self._ask(lambda one: one.mode_is_optimal())
-
-    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,)."""
-        return self._ask(lambda one: one.marginal_mode_scores(numbers))
-
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,)."""
-        return self._ask(lambda one: one.bounds())
-
-    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,)."""
-        return self._ask(lambda one: one.interval(confidence))
-
-    def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """(B, S)."""
-        return self._ask(lambda one: one.rsample(temperature, generator))
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, len(numbers))."""
-        return self._ask(lambda one: one.marginal_mode(numbers))
+    status = _asked(Solution.status)
+    log_partition = _asked(Solution.log_partition)
+    log_partitions = _asked(Solution.log_partitions)
+    bounds = _asked(Solution.bounds)
+    interval = _asked(Solution.interval)
+    possible = _asked(Solution.possible)
+    variable_marginals = _asked(Solution.variable_marginals)
+    check_factor_marginals = _asked(Solution.check_factor_marginals)
+    factor_marginals = _asked(Solution.factor_marginals)
+    joint = _asked(Solution.joint)
+    expected_score = _asked(Solution.expected_score)
+    entropy = _asked(Solution.entropy)
+    max_marginals = _asked(Solution.max_marginals)
+    mode = _asked(Solution.mode)
+    possible_mode = _asked(Solution.possible_mode)
+    mode_exists = _asked(Solution.mode_exists)
+    mode_bound = _asked(Solution.mode_bound)
+    mode_is_consistent = _asked(Solution.mode_is_consistent)
+    mode_is_optimal = _asked(Solution.mode_is_optimal)
+    sample = _asked(Solution.sample)
+    rsample = _asked(Solution.rsample)
+    marginal_mode = _asked(Solution.marginal_mode)
+    marginal_mode_scores = _asked(Solution.marginal_mode_scores)

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Question, Solution, Value
 from rdpgraph.errors import BudgetError
 from rdpgraph.estimate.lifted import Inexact, Lifted
 from rdpgraph.estimate.problem import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.structures.relaxation import perturbed_graph
+
+_READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
+"""What the model with further variables says as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,9 @@ class SummedOut(Lifted):
             )
         return plain
 
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self.inner if question.name in _READ_OFF else self._plain)
+
     def variable_marginals(self) -> Tensor:
         """(B, S) of the plain model's variables, read off the model with further ones."""
         return self.inner.variable_marginals()[:, : self.lift.plain.domain.total_states]
@@ -97,33 +103,6 @@ class SummedOut(Lifted):
         wider = with_joint(graph, numbers, graph.num_factors)
         return solve(wider).factor_marginals(len(graph.blocks)).squeeze(1)
 
-    def expected_score(self) -> Tensor:
-        """(B,) of the plain model, which is solved for it."""
-        return self._plain.expected_score()
-
-    def entropy(self) -> Tensor:
-        """(B,) of the plain model, which is solved for it."""
-        return self._plain.entropy()
-
-    def max_marginals(self) -> Tensor:
-        """(B, S) of the plain model, which is solved for it."""
-        return self._plain.max_marginals()
-
-    def mode(self) -> Tensor:
-        """(B, V) of the plain model, which is solved for it."""
-        return self._plain.mode()
-
-    def mode_exists(self) -> Tensor | None:
-        """None: it is not known without log Z."""
-
-    def mode_is_consistent(self) -> Tensor:
-        """(B,) of the plain model, which is solved for it."""
-        return self._plain.mode_is_consistent()
-
-    def mode_is_optimal(self) -> Tensor:
-        """(B,) of the plain model, which is solved for it."""
-        return self._plain.mode_is_optimal()
-
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws of the model with further variables, without these."""
         return self.inner.sample(count, generator)[..., : self.lift.plain.num_variables]
@@ -132,11 +111,3 @@ class SummedOut(Lifted):
         """(B, S) of the plain model: at a temperature, further variables do not sum out."""
         graph = perturbed_graph(self.lift.plain, temperature, generator)
         return self.lift.solve(graph).solution.variable_marginals()
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) of the plain model, which is solved for it."""
-        return self._plain.marginal_mode(numbers)
-
-    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) twice, of the plain model, which is solved for it."""
-        return self._plain.marginal_mode_scores(numbers)

@@ -1,9 +1,8 @@
 """Solutions that speak by another one: what lifts are built on."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rdpgraph.engines.solution import Delegate, Solution, Value
+from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 
 
@@ -17,7 +16,7 @@ class Lifted(Delegate):
 
     inner: Solution
 
-    def _ask(self, question: Callable[[Solution], Value]) -> Value:
+    def _ask(self, question: Question[Value]) -> Value:
         return question(self.inner)
 
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
+from rdpgraph.estimate.proposal import Proposal, Scores, mixed
 from rdpgraph.estimate.proposals import LocalGlobal, SoftmaxGlobal
 from rdpgraph.estimate.setting import Setting
 
 
 @dataclass(frozen=True)
-class LowRankPilot(FromModel):
+class LowRankPilot(Proposal):
     """The marginals of the model with random features instead of `Bilinear` potentials.
 
     Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
@@ -38,10 +38,9 @@ class LowRankPilot(FromModel):
         if not 0.0 < self.share < 1.0:
             raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share}.")
 
-    def informed(self, setting: Setting) -> Proposal:
+    def scores_of(self, setting: Setting) -> Scores:
         """The mixture of the marginals found and the base."""
         rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
         low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
-        scores = tuple(part.detach().log() for part in setting.marginals(solve(low)))
-        base = self.base.informed(setting)
-        return Mixture((Given(scores, setting.groups), base), (self.share, 1.0 - self.share))
+        found = tuple(part.detach().log() for part in setting.marginals(solve(low)))
+        return mixed((found, self.base.scores_of(setting)), (self.share, 1.0 - self.share))

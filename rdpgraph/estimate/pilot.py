@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
+from rdpgraph.estimate.proposal import Proposal, Scores, mixed
 from rdpgraph.estimate.proposals import broad
 from rdpgraph.estimate.selection import Selection
 from rdpgraph.estimate.selections import TopSystematic
@@ -21,7 +21,7 @@ _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once
 
 
 @dataclass(frozen=True)
-class Pilot(FromModel):
+class Pilot(Proposal):
     """What a run on few states says of all states, mixed with the proposal that chose those.
 
     The model is solved once on few states of the base proposal's choice. The messages between
@@ -54,15 +54,15 @@ class Pilot(FromModel):
                 f"{self.share} and {self.most}."
             )
 
-    def informed(self, setting: Setting) -> Proposal:
+    def scores_of(self, setting: Setting) -> Scores:
         """The mixture of the masses and the base."""
-        base = self.base.informed(setting)
-        chosen: list[Support] = []
-        for sites in setting.groups:
-            scores = torch.where(sites.unary > -math.inf, base.log_scores(sites), -math.inf)
-            chosen.append(self._chosen(scores, setting))
+        base = self.base.scores_of(setting)
+        chosen = [
+            self._chosen(torch.where(sites.unary > -math.inf, scores, -math.inf), setting)
+            for sites, scores in zip(setting.groups, base, strict=True)
+        ]
         masses = _masses(setting, chosen) or probed(setting, chosen)
-        return Mixture((Given(masses, setting.groups), base), (self.share, 1.0 - self.share))
+        return mixed((masses, base), (self.share, 1.0 - self.share))
 
     def _chosen(self, scores: Tensor, setting: Setting) -> Support:
         if self.selection is not None:
@@ -75,7 +75,7 @@ class Pilot(FromModel):
         return support if support.kept <= self.most else few.select(scores, setting.generator)
 
 
-def _masses(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...] | None:
+def _masses(setting: Setting, chosen: list[Support]) -> Scores | None:
     """For each group what its sites themselves say of every state beside the chosen, or None."""
     masses: list[Tensor] = []
     for sites, support in zip(setting.groups, chosen, strict=True):
@@ -86,7 +86,7 @@ def _masses(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...] | Non
     return tuple(masses)
 
 
-def probed(setting: Setting, chosen: list[Support]) -> tuple[Tensor, ...]:
+def probed(setting: Setting, chosen: list[Support]) -> Scores:
     """For each group (*batch, *sites, states): the log-mass of every state beside the chosen."""
     groups = setting.groups
     lots = max(

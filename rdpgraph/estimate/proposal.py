@@ -1,8 +1,10 @@
 """The interface of a proposal: which states look likely."""
 
+import functools
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +13,16 @@ from rdpgraph.errors import ModelError
 from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
 
+Scores: TypeAlias = tuple[Tensor, ...]
+"""For each group of sites (*batch, *sites, states), or what broadcasts to that."""
 
-class Proposal(ABC):
+
+class Proposal:
     """Log-scores over the states of every site; they need not be normalised.
 
     Any scores give an unbiased estimate of Z, as long as no state that matters has -inf; the
     nearer they are to the marginals, the smaller its variance. They are computed without gradient.
+    A proposal has `log_scores`, or `scores_of` where it looks at the whole model.
 
     Example:
         >>> class Sharpened(Proposal):
@@ -24,31 +30,20 @@ class Proposal(ABC):
         ...         return 2 * sites.unary
     """
 
-    @abstractmethod
     def log_scores(self, sites: Sites) -> Tensor:
-        """(*batch, *sites, states) log-scores, or what broadcasts to that; -inf: never kept."""
-
-    def informed(self, setting: Setting) -> "Proposal":
-        """The proposal to use in this setting; called once, before any scores are asked for."""
-        return self
-
-
-class FromModel(Proposal):
-    """A proposal that has scores only after `informed` has asked about the whole model."""
-
-    def log_scores(self, sites: Sites) -> Tensor:
-        """Not before the model is known.
+        """(*batch, *sites, states) log-scores, or what broadcasts to that; -inf: never selected.
 
         Raises:
-            ModelError: always.
+            ModelError: this proposal has `scores_of` of all sites together.
         """
         raise ModelError(
-            f"{type(self).__name__} has no scores before informed(setting) has seen the model."
+            f"{type(self).__name__} has no scores of some sites alone: ask for scores_of(setting), "
+            "or give it log_scores(sites)."
         )
 
-    @abstractmethod
-    def informed(self, setting: Setting) -> Proposal:
-        """The proposal that the model gives; called once."""
+    def scores_of(self, setting: Setting) -> Scores:
+        """The log-scores of all groups of sites of a model; asked for once."""
+        return tuple(self.log_scores(sites) for sites in setting.groups)
 
 
 @dataclass(frozen=True)
@@ -78,37 +73,21 @@ class Mixture(Proposal):
 
     def log_scores(self, sites: Sites) -> Tensor:
         """The log of the weighted mean of the normalised scores."""
-        total: Tensor | None = None
-        for proposal, weight in zip(self.proposals, self.weights, strict=True):
-            share = math.log(weight / sum(self.weights))
-            part = normalised(proposal.log_scores(sites)) + share
-            total = part if total is None else torch.logaddexp(total, part)
-        assert total is not None
-        return total
+        return mixed([(part.log_scores(sites),) for part in self.proposals], self.weights)[0]
 
-    def informed(self, setting: Setting) -> "Mixture":
-        """The same mixture of proposals that have each seen the model."""
-        return Mixture(tuple(part.informed(setting) for part in self.proposals), self.weights)
+    def scores_of(self, setting: Setting) -> Scores:
+        """The logs of the weighted means of the normalised scores."""
+        return mixed([part.scores_of(setting) for part in self.proposals], self.weights)
 
 
-@dataclass(frozen=True, eq=False)
-class Given(Proposal):
-    """Scores that are known already.
-
-    Args:
-        scores: for each group of sites.
-        groups: which they are.
-    """
-
-    scores: tuple[Tensor, ...]
-    groups: tuple[Sites, ...]
-
-    def log_scores(self, sites: Sites) -> Tensor:
-        """The scores given for these sites."""
-        for known, scores in zip(self.groups, self.scores, strict=True):
-            if known is sites:
-                return scores
-        raise ModelError("Given scores are of other sites than those asked for.")
+def mixed(scores: Sequence[Scores], weights: Sequence[float]) -> Scores:
+    """The logs of the weighted means of several proposals' scores, each normalised before."""
+    shares = [math.log(weight / sum(weights)) for weight in weights]
+    means: list[Tensor] = []
+    for of_group in zip(*scores, strict=True):
+        logs = [normalised(part) + share for part, share in zip(of_group, shares, strict=True)]
+        means.append(functools.reduce(torch.logaddexp, logs))
+    return tuple(means)
 
 
 def normalised(log_scores: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.proposal import FromModel, Given, Mixture, Proposal
+from rdpgraph.estimate.proposal import Mixture, Proposal, Scores
 from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
 
@@ -88,11 +88,15 @@ class LocalGlobal(Proposal):
 
     def log_scores(self, sites: Sites) -> Tensor:
         """The log of the mean of `Local` and the prior, each normalised."""
-        return Mixture((Local(), self.prior), (0.5, 0.5)).log_scores(sites)
+        return self._halves.log_scores(sites)
 
-    def informed(self, setting: Setting) -> "LocalGlobal":
-        """The same with a prior that has seen the model."""
-        return LocalGlobal(self.prior.informed(setting))
+    def scores_of(self, setting: Setting) -> Scores:
+        """The logs of the means of `Local` and the prior, each normalised."""
+        return self._halves.scores_of(setting)
+
+    @property
+    def _halves(self) -> Mixture:
+        return Mixture((Local(), self.prior), (0.5, 0.5))
 
 
 @dataclass(frozen=True)
@@ -122,14 +126,13 @@ def broad() -> Proposal:
 
 
 @dataclass(frozen=True)
-class Oracle(FromModel):
+class Oracle(Proposal):
     """The marginals of the whole model, for tests and for plots of the least error.
 
     Costs the inference that an estimator is there to avoid.
     """
 
-    def informed(self, setting: Setting) -> Proposal:
+    def scores_of(self, setting: Setting) -> Scores:
         """The logs of the marginals, which are computed here."""
         marginals = setting.marginals(setting.solve(setting.model))
-        logs = (torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)
-        return Given(tuple(logs), setting.groups)
+        return tuple(torch.where(m > 0, m.clamp(min=0.0).log(), -math.inf) for m in marginals)

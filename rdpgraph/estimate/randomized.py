@@ -11,7 +11,7 @@ from rdpgraph._compiler import opaque
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.proposal import Mixture, Proposal
+from rdpgraph.estimate.proposal import Proposal, Scores, mixed
 from rdpgraph.estimate.proposals import Uniform, broad
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.selection import Selection, Size, checked_size
@@ -96,17 +96,18 @@ class Randomized(Estimator):
         """The model on the states chosen, its replicates the first of its batch dims."""
         with torch.no_grad():
             setting = Setting.of(model, self.selection, solve=solve, generator=generator)
-            proposal = self.proposal.informed(setting) if setting.groups else self.proposal
-        restriction = self.drawn(setting, proposal)
+            scores = self.proposal.scores_of(setting) if setting.groups else ()
+        restriction = self.drawn(setting, scores)
         return Problem(restriction.model, restriction)
 
     @torch.no_grad()
-    def drawn(self, setting: Setting, proposal: Proposal) -> Restriction:
-        """The states chosen by a proposal that is informed already."""
+    def drawn(self, setting: Setting, scores: Scores) -> Restriction:
+        """The states chosen by the scores of a proposal."""
         if self.defensive:
             shares = (1.0 - self.defensive, self.defensive)
-            proposal = Mixture((proposal, Uniform()), shares)
-        chosen = [self._chosen(proposal, sites, setting.generator) for sites in setting.groups]
+            scores = mixed((scores, Uniform().scores_of(setting)), shares)
+        pairs = zip(scores, setting.groups, strict=True)
+        chosen = [self._chosen(own, sites, setting.generator) for own, sites in pairs]
         pairs = zip(chosen, setting.groups, strict=True)
         complete = [_is_complete(support, sites) for support, sites in pairs]
         if not all(complete):  # one of them at least carries the replicates
@@ -117,11 +118,9 @@ class Randomized(Estimator):
             replicates=self.replicates, exact=all(complete), bound=self.selection.bound,
         )  # fmt: skip
 
-    def _chosen(
-        self, proposal: Proposal, sites: Sites, generator: torch.Generator | None
-    ) -> Support:
+    def _chosen(self, scores: Tensor, sites: Sites, generator: torch.Generator | None) -> Support:
         """(replicates, *batch, *sites, kept)."""
-        scores = proposal.log_scores(sites).to(sites.unary)
+        scores = scores.to(sites.unary)
         # What its own potential makes impossible adds nothing, and takes no place.
         # One that is not a number is left to the selection to refuse.
         possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)

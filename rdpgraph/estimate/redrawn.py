@@ -16,7 +16,7 @@ from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.lifted import Lifted
 from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.proposal import Given, Mixture, Proposal, normalised
+from rdpgraph.estimate.proposal import Scores, mixed, normalised
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.setting import Setting
@@ -72,7 +72,7 @@ class Redrawn(Estimator):
         if not setting.groups:
             return Problem(model)
         with torch.no_grad():
-            base = estimator.proposal.informed(setting)
+            base = estimator.proposal.scores_of(setting)
         lift = RedrawnStates(estimator.drawn(setting, base))
         for stop in self.at:
             if lift.restriction.exact:
@@ -83,21 +83,19 @@ class Redrawn(Estimator):
             with torch.no_grad():
                 messages = lift.messages(solution, stop - lift.done)
                 done = lift.done + len(messages.solution.outcome.trace)
-                proposal = self._informed(messages, setting, base)
-            lift = RedrawnStates(estimator.drawn(setting, proposal), messages, done)
+                scores = self._scores(messages, setting, base)
+            lift = RedrawnStates(estimator.drawn(setting, scores), messages, done)
         return Problem(model) if lift.restriction.exact else Problem(lift.restriction.model, lift)
 
-    def _informed(
-        self, messages: InterpolatedMessages, setting: Setting, base: Proposal
-    ) -> Proposal:
+    def _scores(self, messages: InterpolatedMessages, setting: Setting, base: Scores) -> Scores:
         """The mean belief of the replicates, mixed with what the states were first drawn by."""
         lead = messages.restricted.batch_shape
-        scores = tuple(
+        beliefs = tuple(
             normalised(logs).reshape(*lead, *logs.shape[1:]).logsumexp(0).to(sites.unary)
             for logs, sites in zip(messages.log_beliefs, setting.groups, strict=True)
         )
-        proposal, share = Given(scores, setting.groups), self.share
-        return proposal if share == 1.0 else Mixture((proposal, base), (share, 1.0 - share))
+        share = self.share
+        return beliefs if share == 1.0 else mixed((beliefs, base), (share, 1.0 - share))
 
 
 @dataclass(frozen=True, eq=False)
