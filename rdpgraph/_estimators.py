@@ -123,6 +123,9 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
                 close(mine, theirs, f"{what} with {name}, which its status says is exact,")
         best = _score(model, truth.mode())
         close(_score(model, estimated.mode()), best, f"the score of the mode with {name}")
+        if isinstance(model, FactorGraph):
+            above = estimated.mode_bound() >= best.detach().double().cpu() - 1e-6
+            agree(bool(above.all()), f"no score exceeds mode_bound() with {name}")
     above = {"upper": 1.0, "lower": -1.0}.get(status.bound)
     if above is not None:
         gap = above * (estimated.log_partition - truth.log_partition)

@@ -1,15 +1,18 @@
 """The selected states of all variables of a model, side by side."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.estimate.problem import Model, Supports
+from rdpgraph.model.domain import Domain
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support
+from rdpgraph.model.support import Support, expanded
+from rdpgraph.model.variable import Variable, VariableArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,61 +42,51 @@ class Layout:
         return self.model.site_places() if isinstance(self.model, Structure) else None
 
     @cached_property
-    def entries(self) -> list[tuple[tuple[int, ...], int]]:
-        """Of each variable, array or structure its shape and its number of states."""
-        if not isinstance(self.model, Structure):
-            return [(entry.shape, entry.size) for entry in self.model.variables]
-        shape = tuple(self.model.unary.shape[len(self.model.batch_shape) :])
-        shape = shape if self.site_places is None else tuple(self.site_places.shape)
-        return [(shape[:-1], shape[-1])]
-
-    def of_variables(self, values: list[int]) -> Tensor:
-        """(V,) from a number for each entry."""
-        counts = torch.tensor([math.prod(shape) for shape, _ in self.entries], dtype=torch.long)
-        return torch.tensor(values, dtype=torch.long).repeat_interleave(counts)
+    def domain(self) -> Domain:
+        """The variables; the sites of a structure are those of one array."""
+        if isinstance(self.model, FactorGraph):
+            return self.model.domain
+        shape = self.model.unary.shape[len(self.model.batch_shape) :]
+        *sites, states = shape if self.site_places is None else self.site_places.shape
+        entry = VariableArray("site", tuple(sites), states) if sites else Variable("site", states)
+        return Domain((entry,))
 
     @cached_property
-    def sizes(self) -> Tensor:
-        """(V,) how many states of each variable are selected."""
-        return self.of_variables([support.kept for support in self.expanded])
-
-    @cached_property
-    def starts(self) -> Tensor:
-        """(V,) where the selected states of each variable begin."""
-        return self.sizes.cumsum(0) - self.sizes
-
-    @cached_property
-    def _all_sizes(self) -> Tensor:
-        """(V,) how many states each variable has."""
-        return self.of_variables([size for _, size in self.entries])
+    def restricted(self) -> Domain:
+        """The same variables with the selected states."""
+        entries = zip(self.domain.entries, self.expanded, strict=True)
+        return Domain(tuple(replace(entry, states=support.kept) for entry, support in entries))
 
     @property
     def num_states(self) -> int:
         """S, the number of states of all variables."""
-        if self.site_places is None:
-            return int(self._all_sizes.sum())
-        assert isinstance(self.model, Structure)
-        return self.model.unary.shape[-1]
+        if isinstance(self.model, Structure) and self.site_places is not None:
+            return self.model.unary.shape[-1]
+        return self.domain.total_states
+
+    @property
+    def _like(self) -> Tensor:
+        """Of the model's floating type, on its device."""
+        if isinstance(self.model, Structure):
+            return self.model.unary
+        return torch.zeros((), dtype=self.model.dtype, device=self.model.device)
 
     @cached_property
     def expanded(self) -> tuple[Support, ...]:
         """For each entry (replicates, *batch, *shape, K), all states where all are selected."""
-        like = self.model.unary if isinstance(self.model, Structure) else self.model
-        expanded: list[Support] = []
-        for (shape, size), support in zip(self.entries, self.supports, strict=True):
-            states = torch.arange(size) if support is None else support.states
-            weights = (
-                torch.zeros(size, dtype=like.dtype) if support is None else support.log_weights
-            )
-            lead = (self.replicates, *self.model.batch_shape, *shape, states.shape[-1])
-            states, weights = (part.to(like.device).expand(lead) for part in (states, weights))
-            expanded.append(Support(states, weights))
-        return tuple(expanded)
+        like, lead = self._like, (self.replicates, *self.model.batch_shape)
+        every: list[Support] = []
+        for entry, support in zip(self.domain.entries, self.supports, strict=True):
+            if support is None:
+                states = torch.arange(entry.size, device=like.device)
+                support = Support(states, torch.zeros_like(states, dtype=like.dtype))
+            every.append(expanded(repr(entry.name), support, (*lead, *entry.shape)))
+        return tuple(every)
 
     @cached_property
     def selected(self) -> Support:
         """(replicates, B, S') which state of its variable each one is, and their log-weights."""
-        like = self.model.unary if isinstance(self.model, Structure) else self.model
+        like = self._like
         batch, lead = 1 + len(self.model.batch_shape), (self.replicates, self.batch)
         # There may be no variable at all.
         states = [torch.zeros(*lead, 0, dtype=torch.long, device=like.device)]
@@ -107,16 +100,17 @@ class Layout:
     @cached_property
     def places(self) -> Tensor:
         """(replicates, B, S') where it stands in a flat table (B, S) of all states."""
-        first = self._all_sizes.cumsum(0) - self._all_sizes
         states = self.selected.states
-        places = states + first.repeat_interleave(self.sizes).to(states.device)
+        first = self.domain.state_starts[:-1].repeat_interleave(self.restricted.sizes)
+        places = states + first.to(states.device)
         if self.site_places is not None:
             places = self.site_places.flatten().clamp(min=0)[places]  # nowhere: of no weight
         return places
 
     def of(self, numbers: Tensor) -> Tensor:
         """(replicates, B, n, K) states of (n,) variables of which equally many are selected."""
-        places = self.starts[numbers].unsqueeze(1) + torch.arange(int(self.sizes[numbers[0]]))
+        sizes, starts = self.restricted.sizes, self.restricted.state_starts
+        places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]))
         return self.selected.states[..., places.to(self.selected.states.device)]
 
     def original(self, selected: Tensor, chosen: Tensor) -> Tensor:
@@ -132,7 +126,7 @@ class Layout:
         """
         known = self.selected.states
         batch = torch.arange(self.batch, device=known.device).reshape(1, -1, 1)
-        places = selected.clamp(min=0) + self.starts.to(known.device)
+        places = selected.clamp(min=0) + self.restricted.state_starts[:-1].to(known.device)
         states = known[chosen.to(known.device).unsqueeze(-1), batch, places]
         states = torch.where(selected < 0, selected, states)
         if self.site_places is None:

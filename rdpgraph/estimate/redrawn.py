@@ -117,7 +117,8 @@ class RedrawnStates:
         limited = replace(solution, limits=replace(solution.limits, sweeps=sweeps))
         graph, layout = self.restriction.original, self.restriction.layout
         assert isinstance(graph, FactorGraph)
-        few = layout.of_variables([support is not None for support in layout.supports]) > 0
+        given = torch.tensor([support is not None for support in layout.supports])
+        few = given.repeat_interleave(torch.tensor(graph.domain.starts).diff())
         few &= free_variables(graph)
         messages = InterpolatedMessages(graph, layout.of, few, limited)
         if self.before is None:

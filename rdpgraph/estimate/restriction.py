@@ -12,7 +12,7 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.structured import StructureSolution
-from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, draws_before, taken
@@ -22,7 +22,7 @@ from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import observed_supports
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support
+from rdpgraph.model.support import Support, expanded
 from rdpgraph.structures.relaxation import perturbed_graph
 
 
@@ -56,17 +56,31 @@ class Restriction:
     equal: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.original, FactorGraph):
-            graph = opened(self.original)
-            like = torch.zeros((), dtype=graph.dtype)
-            observed = observed_supports(graph.domain, graph.observed, like)
-            given = enumerate(self.supports)
-            supports = tuple(observed.get(place, support) for place, support in given)
-            object.__setattr__(self, "original", graph)
-            object.__setattr__(self, "supports", supports)
-            if len(observed) == sum(part is not None for part in supports):  # nothing chosen
-                object.__setattr__(self, "replicates", 1)
-                object.__setattr__(self, "exact", True)
+        if not isinstance(self.original, FactorGraph):
+            return
+        graph = opened(self.original)
+        if len(self.supports) != len(graph.variables):
+            raise ModelError(
+                f"Restriction needs {len(graph.variables)} supports, one or None for each variable "
+                f"or array, in their order; got {len(self.supports)}."
+            )
+        like = torch.zeros((), dtype=graph.dtype)
+        observed = observed_supports(graph.domain, graph.observed, like)
+        supports = [observed.get(place, own) for place, own in enumerate(self.supports)]
+        lead = (self.replicates, *graph.batch_shape)
+        selected = {
+            place: expanded(repr(entry.name), support, (*lead, *entry.shape))
+            for place, (entry, support) in enumerate(zip(graph.variables, supports, strict=True))
+            if support is not None and place not in observed
+        }
+        if selected:  # one of them at least has a dim of the replicates
+            place = next(iter(selected))
+            supports[place] = selected[place]
+        else:
+            object.__setattr__(self, "replicates", 1)
+            object.__setattr__(self, "exact", True)
+        object.__setattr__(self, "original", graph)
+        object.__setattr__(self, "supports", tuple(supports))
 
     @differentiable_property
     def model(self) -> Model:
@@ -78,6 +92,8 @@ class Restriction:
             return self.original
         sites = self.original.sites()
         assert sites is not None
+        lead = (self.replicates, *sites.unary.shape[:-1])
+        support = expanded(f"a {type(self.original).__name__}", support, lead)
         return sites.restrict(support.states, support.log_weights)
 
     @cached_property
@@ -90,9 +106,11 @@ class Restriction:
         lead, which = 1 + len(self.original.batch_shape), slice(chosen.start, chosen.stop)
         supports = [
             support
-            if support is None or support.states.ndim <= lead + len(shape)  # of all replicates
+            if support is None
+            or support.states.ndim <= lead + len(entry.shape)
+            or len(support.states) == 1  # of all
             else Support(support.states[which], support.log_weights[which])
-            for support, (shape, _) in zip(self.supports, self.layout.entries, strict=True)
+            for entry, support in zip(self.layout.domain.entries, self.supports, strict=True)
         ]
         return replace(self, supports=tuple(supports), replicates=len(chosen))
 

@@ -258,11 +258,21 @@ class FactorGraph:
     def restrict(self, supports: Mapping[Any, Support]) -> "FactorGraph":
         """The graph on a few states of each variable, their log-weights as unary factors.
 
-        Potentials are evaluated on the chosen states only. See `rdpgraph.model.restriction`.
+        Potentials are evaluated on the selected states only. A variable without a support has all
+        of its states, and one that is observed in every row that state. Gradients flow through the
+        potentials, and not through the selection.
+
+        Args:
+            supports: (*lead, *shape, kept) for a variable or an array; the dims in front broadcast
+                against the batch dims.
+
+        Raises:
+            ModelError: a support names a state out of range, or is of the wrong shape.
+            EvidenceError: a variable is observed in some rows only; restrict first, then condition.
         """
         like = torch.zeros((), dtype=self.dtype, device=self.device)
         domain, blocks = restrict_blocks(
-            self.domain, self.blocks, self.observed, supports, like=like
+            self.domain, self.blocks, self.observed, supports, like=like, batch=self.batch_shape
         )
         return FactorGraph.from_blocks(domain, blocks)
 

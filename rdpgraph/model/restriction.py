@@ -35,6 +35,7 @@ def restrict_blocks(
     supports: Mapping[Named, Support],
     *,
     like: Tensor,
+    batch: tuple[int, ...] = (),
 ) -> tuple[Domain, list[Block]]:
     """The variables and factors of a graph on the kept states of each variable.
 
@@ -49,13 +50,14 @@ def restrict_blocks(
         observed: the evidence, (*batch, V), if there is any.
         supports: the states that variables keep.
         like: of the graph's floating type, on its device.
+        batch: the graph's batch dims.
 
     Raises:
         ModelError: a support names a state out of range, or is of the wrong shape.
         EvidenceError: a variable is observed in some rows only; restrict first, then condition.
     """
     device = like.device
-    given = _by_entry(domain, observed, supports, like)
+    given = _by_entry(domain, observed, supports, like, batch)
     entries: list[Entry] = []
     rows = torch.zeros(domain.count, dtype=torch.long)
     sizes = torch.zeros(domain.count, dtype=torch.long)
@@ -70,13 +72,9 @@ def restrict_blocks(
             flat = Support(everything, torch.zeros(1, device=device).expand_as(everything))
             entries.append(entry)
         else:
-            batch = support.states.ndim - len(entry.shape) - 1
-            flat = Support(
-                support.states.flatten(batch, -2) if entry.shape else support.states.unsqueeze(-2),
-                support.log_weights.flatten(batch, -2)
-                if entry.shape
-                else support.log_weights.unsqueeze(-2),
-            )
+            lead = support.states.shape[: support.states.ndim - len(entry.shape) - 1]
+            shape = (*lead, len(numbers), support.kept)
+            flat = Support(support.states.reshape(shape), support.log_weights.reshape(shape))
             weighted.append((numbers, flat))
             entries.append(_shrunk(entry, support))
         kept = flat.kept
@@ -108,9 +106,14 @@ def restrict_blocks(
 
 
 def _by_entry(
-    domain: Domain, observed: Tensor | None, supports: Mapping[Named, Support], like: Tensor
+    domain: Domain,
+    observed: Tensor | None,
+    supports: Mapping[Named, Support],
+    like: Tensor,
+    batch: tuple[int, ...],
 ) -> dict[int, Support]:
     given: dict[int, Support] = {}
+    lead = batch
     for item, support in supports.items():
         place = domain.place(item)
         entry = domain.entries[place]
@@ -122,6 +125,14 @@ def _by_entry(
                 f"The support of {entry.name!r} needs shape (*batch, *{entry.shape}, kept); "
                 f"got {tuple(support.states.shape)}."
             )
+        try:
+            lead = broadcast_shapes(lead, own[: len(own) - len(entry.shape)])
+        except RuntimeError:
+            raise ModelError(
+                f"The support of {entry.name!r} has dims {tuple(support.states.shape)}, of which "
+                f"those in front do not broadcast with the batch dims {lead} of the graph and of "
+                "other supports."
+            ) from None
         states = support.states
         low, high = (int(bound) for bound in states.aminmax()) if states.numel() else (0, 0)
         if low < 0 or high >= entry.size:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_scatter
 
@@ -46,6 +47,26 @@ class Support:
         """The same states, each counted as it is; one of -inf stays without weight."""
         possible = self.log_weights > -math.inf
         return Support(self.states, torch.where(possible, 0.0, -math.inf).to(self.log_weights))
+
+
+def expanded(owner: str, support: Support, shape: tuple[int, ...]) -> Support:
+    """A support with all of the dims (replicates, *batch, *shape, kept).
+
+    Raises:
+        ModelError: it does not broadcast to these.
+    """
+    given = tuple(support.states.shape)
+    if given[:-1] == shape:
+        return support
+    if not broadcasts(given[:-1], shape):
+        raise ModelError(
+            f"The support of {owner} has dims {given}, which do not broadcast to (replicates, "
+            f"*batch, *shape, kept), here ({', '.join(map(str, shape))}, {support.kept})."
+        )
+    states, weights = (
+        part.expand(*shape, support.kept) for part in (support.states, support.log_weights)
+    )
+    return Support(states, weights)
 
 
 def gathered(

@@ -209,3 +209,16 @@ def test_a_surrogate_of_other_states_is_refused():
 def test_features_have_no_error_on_what_are_no_embeddings(wrong):
     with pytest.raises(rg.errors.ModelError, match="embeddings"):
         rg.RandomFeatures(2, 3).predicted_error(wrong, torch.zeros(3, 2))
+
+
+def test_the_bound_of_a_mode_is_one_of_sums_over_ranks():
+    """A maximum over rank variables bounds no score, which is a sum over them."""
+    sites = rg.VariableArray("x", (9,), 3)
+    first, second = torch.combinations(torch.arange(9)).unbind(1)
+    potential = rg.LowRank(drawn(36, 3, 4), drawn(36, 3, 4, seed=1))
+    graph = rg.FactorGraph([rg.FactorBlock((sites[first], sites[second]), potential)])
+    best = graph.score(rg.infer(graph).mode())
+    for scheduler in (rg.Auto(), rg.Contraction(), rg.Loopy()):
+        low = rg.infer(graph, estimator=rg.LowRankFactors(), scheduler=scheduler)
+        assert bool(low.solution.mode_bound() >= best - 1e-9)
+        assert bool(low.mode_bound() >= best - 1e-9)

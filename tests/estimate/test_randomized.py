@@ -337,3 +337,52 @@ def test_weights_of_replicates_do_not_round_as_a_large_log_z_does():
 def test_questions_without_an_answer():
     with pytest.raises(rg.errors.UnsupportedError, match="Exact"):
         estimate(mixed()).marginal_mode(["a"])
+
+
+def on_support(model, shape, replicates):
+    """The posterior of a model on the same states in all replicates, as a support of dims."""
+    states = torch.tensor([3, 1]).expand(*shape, 2)
+    support = rg.extend.Support(states, torch.zeros((*shape, 2), dtype=torch.float64))
+    count = len(model.variables) if isinstance(model, rg.FactorGraph) else 1
+    supports = (support,) + (None,) * (count - 1)
+    lift = rg.extend.Restriction(model, supports, rg.infer, replicates=replicates)
+    return lift(lift.solved())
+
+
+def batched(kind):
+    xs = rg.VariableArray("x", (5,), 4)
+    if kind == "chain":
+        return rg.Chain(draw(3, 5, 4), draw(4, 4, seed=1))
+    if kind == "array":
+        blocks = (xs[:-1], xs[1:]), rg.Table(draw(3, 4, 4, 4))
+        return rg.FactorGraph([rg.FactorBlock(*blocks)])
+    a, b = rg.Variable("a", 4), rg.Variable("b", 4)
+    return rg.FactorGraph([rg.Factor((a, b), rg.Table(draw(3, 4, 4)))])
+
+
+@pytest.mark.parametrize("kind", ["chain", "array", "single"])
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_supports_broadcast_to_replicates_and_batch(kind, replicates):
+    model = batched(kind)
+    shape = () if kind == "single" else (5,)
+    full = on_support(model, (replicates, 3, *shape), replicates)
+    for lead in ((), (3,), (1,), (1, 1), (1, 3), (replicates, 1)):
+        some = on_support(model, (*lead, *shape), replicates)
+        assert torch.allclose(some.log_partitions(), full.log_partitions())
+        assert torch.allclose(some.variable_marginals(), full.variable_marginals())
+        assert torch.equal(some.mode(), full.mode())
+
+
+@pytest.mark.parametrize("kind", ["chain", "array", "single"])
+def test_supports_that_do_not_broadcast_are_refused(kind):
+    model = batched(kind)
+    shape = () if kind == "single" else (5,)
+    for lead, replicates in (((2,), 1), ((2,), 2), ((2, 3), 1), ((2, 3), 3), ((2, 2), 2)):
+        with pytest.raises(rg.errors.ModelError, match="broadcast"):
+            on_support(model, (*lead, *shape), replicates)
+    if kind != "chain":
+        support = rg.extend.Support(torch.zeros(2, *shape, 1).long(), torch.zeros(2, *shape, 1))
+        with pytest.raises(rg.errors.ModelError, match="broadcast"):
+            model.restrict({model.variables[0]: support})
+        with pytest.raises(rg.errors.ModelError, match="got 0"):
+            rg.extend.Restriction(model, (), rg.infer)
