@@ -158,7 +158,7 @@ class Enumeration:
 
     @property
     def entropy(self) -> Tensor:
-        """(*batch,) nats."""
+        """(*batch,) the entropy, nats."""
         p = self._probabilities
         return -(p * torch.where(p > 0, p, 1.0).log()).sum(0)
 
@@ -183,7 +183,7 @@ class Enumeration:
         return self.uses.sum(-1).amax(0).reshape(self.structure.unary.shape[batch:-1])
 
     def score(self, states: Tensor) -> Tensor:
-        """That of configurations (*lead, *batch, *sites)."""
+        """(*lead, *batch) the scores (nats) of configurations (*lead, *batch, *sites)."""
         return self.structure.score(states)
 
     @property
@@ -230,7 +230,7 @@ class OnGraph:
 
     @property
     def entropy(self) -> Tensor:
-        """(*batch,) nats."""
+        """(*batch,) the entropy, nats."""
         return self.brute.entropy
 
     @property

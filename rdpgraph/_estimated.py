@@ -105,7 +105,7 @@ class OnFew:
 
     @property
     def log_partition(self) -> Tensor:
-        """(*batch,) nats."""
+        """(*batch,) log Z, nats."""
         return self.log_partitions.logsumexp(0) - math.log(len(self.log_weights))
 
     @cached_property

@@ -40,7 +40,7 @@ class SupportsArray(Protocol):
     """An array of another library, as NumPy's are."""
 
     def __array__(self) -> Any:
-        """Its values."""
+        """The values as a NumPy array."""
         ...
 
 

@@ -13,7 +13,7 @@ class _Closed(TextIOBase):
     """Standard output that the caller has closed."""
 
     def write(self, text: str, /) -> int:
-        """Refuse."""
+        """Raise an error that says what to do: there is no output to write to."""
         raise OSError(errno.EBADF, "it is closed; use --output FILE", "standard output")
 
 

@@ -78,16 +78,19 @@ class Neighbours(Boundary):
         return self.own[number]
 
     def total(self, values: Tensor) -> Tensor:
-        """By all-reduce."""
+        """The sum over the ranks, by an all-reduce; differentiable."""
         needed = torch.is_grad_enabled() and self.records
         return self.wire.summed(watched(values) if needed else values)
 
     def largest(self, values: Tensor) -> Tensor:
-        """By all-reduce."""
+        """The maximum over the ranks, by an all-reduce."""
         return self.wire.largest(values)
 
     def solved(self, values: Tensor) -> Tensor:
-        """By all-reduce; where some ranks have no variables, by what the others tell each other."""
+        """The sum over the ranks, by an all-reduce.
+
+        Where some ranks have no variables, the others send their values to each other.
+        """
         if len(self.solvers) == self.wire.ranks:
             return self.wire.total(values)
         others = {rank: values.reshape(-1) for rank in self.solvers if rank != self.wire.rank}

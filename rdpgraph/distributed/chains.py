@@ -109,7 +109,7 @@ class ShardedChain:
 
     @cached_property
     def wire(self) -> Wire:
-        """The ranks."""
+        """The ranks of the mesh, and how they send to each other."""
         return Wire.of(self.unary.device_mesh)
 
     @cached_property

@@ -28,7 +28,7 @@ class Columns(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole."""
+        """The shape of the table with the columns of all ranks."""
         return (*self.own.shape[:-1], self.split.total)
 
     @property
@@ -69,7 +69,7 @@ class RankRows(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole table."""
+        """The shape of the table with the columns of all ranks."""
         lead = broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
         return (*lead, self.split.total, self.split.total)
 

@@ -91,7 +91,7 @@ class SpreadChains(Estimator):
         return averaged(model, Run.joined(runs))
 
     def _run(self, sampler: Sampler, seed: int) -> Run:
-        """One chain."""
+        """The sweeps of one chain, with a generator of its own."""
         noise, pruning = torch.Generator().manual_seed(seed), self.pruning
         return Run.begun(sampler, noise).onward(
             pruning.sweeps, warm_up=pruning.warming, seconds=math.inf, generator=noise
@@ -178,7 +178,7 @@ class SpreadReplicated(Summed):
         return Replicates(split.known(values[: split.own].mT).mT)
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B)."""
+        """(replicates, B) log Z of the replicates of all ranks, nats."""
         return self.replicates.log_partitions
 
     def log_partition(self) -> Tensor:
@@ -186,7 +186,7 @@ class SpreadReplicated(Summed):
         return self.replicates.log_partition
 
     def status(self) -> Status:
-        """That of the engine, and what all replicates say."""
+        """The engine's status, with the error that the replicates of all ranks show."""
         own, all_of_them = self.own.status(), self.replicates
         known = all_of_them.count > 1 and all_of_them.log_partitions.numel() > 0
         error, size = all_of_them.standard_error, all_of_them.effective_sample_size

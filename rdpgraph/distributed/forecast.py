@@ -48,7 +48,7 @@ class Cluster:
     def chain(
         self, states: int, *, steps: int, batch: int = 1, rank: int | None = None, element: int = 4
     ) -> "Forecast":
-        """Log Z and its gradient of chains with sharded states: see `ShardedChain`.
+        """What log Z and its gradient cost a `ShardedChain`, whose states are sharded.
 
         Args:
             states: N.

@@ -30,7 +30,7 @@ class Gathered(Approximation):
         return self.worth
 
     def log_partition(self) -> Tensor:
-        """(B,) nats."""
+        """(B,) log Z in nats."""
         return self.log_z
 
     def variable_marginals(self) -> Tensor:

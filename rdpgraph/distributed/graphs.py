@@ -96,7 +96,7 @@ class GraphPart:
 
     @cached_property
     def wire(self) -> Wire:
-        """The ranks."""
+        """The ranks of the mesh, and how they send to each other."""
         return Wire.of(self.mesh)
 
     @cached_property

@@ -68,5 +68,5 @@ class Summed(Solution):
         return self.wire.largest(own if self.log_weight > -math.inf else own - math.inf)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """As the parts: they refuse, or have no way to compare theirs."""
+        """The answer of the part here, which refuses: parts cannot compare their marginal modes."""
         return self.own.marginal_mode(numbers)

@@ -177,9 +177,9 @@ class BestKnown(Delegate):
         return torch.maximum(lower, below), torch.minimum(upper, above)
 
     def status(self) -> Status:
-        """That of log Z, if it was asked for, and else that of the messages; or of both.
+        """What the answers are worth that were asked for; `method` says what each is by.
 
-        `method` says what each answer so far is by.
+        The status of log Z if it was, and of the messages if not; of both if both were.
         """
         if "chosen" not in self.__dict__:
             return replace(self.messages.status(), method=self._methods())

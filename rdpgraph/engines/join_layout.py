@@ -28,7 +28,7 @@ class UpAndDown(Schedule):
 
     @property
     def covers_all(self) -> bool:
-        """It does."""
+        """True: every sweep updates every message."""
         return True
 
     def sweep(

@@ -153,7 +153,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self._messages.mode_exists()
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) bool."""
+        """(B,) bool: whether messages or a proof say that no configuration is better."""
         return self._best[1]
 
     def _search(self, numbers: Tensor) -> Searched:
@@ -197,7 +197,7 @@ class ExactFirst(Delegate):
         return question(self._other)
 
     def status(self) -> Status:
-        """That of the solution that answers; once it is said to be exact, it stays so."""
+        """The status of the solution that answers; once it is said to be exact, it stays so."""
         if not self.sure and "_messages_decide" not in self.__dict__:
             self._ask(Question[Tensor]("log_partition"))
         return self._messages_decide.status()

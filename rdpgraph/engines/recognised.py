@@ -113,7 +113,7 @@ class RecognisedSolution(Solution):
         return self._placed(own, (count,))
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n)."""
+        """(B, n) the states of a marginal mode."""
         return self._general.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

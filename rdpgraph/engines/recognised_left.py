@@ -56,12 +56,12 @@ class LeftSolution(Solution):
         return self.general()
 
     def log_partition(self) -> Tensor:
-        """(B,)."""
+        """(B,) log Z in nats."""
         # What is left may be the same for all items.
         return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S)."""
+        """(B, S) the probabilities of all states."""
         flat = self._flat(self.inner.variable_marginals(), 0.0, 1.0)
         return torch.where((self.log_partition().detach() > -math.inf).unsqueeze(1), flat, 0.0)
 
@@ -70,22 +70,22 @@ class LeftSolution(Solution):
         return self._general.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        """(B,)."""
+        """(B,) the entropy, nats."""
         return torch.where(self._alive, self.inner.entropy(), 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,)."""
+        """(B,) the expected score, nats."""
         constant = torch.where(self._alive, self.network.constant, 0.0)
         return torch.where(self._alive, self.inner.expected_score() + constant, 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S)."""
+        """(B, S) the largest score with each state, nats."""
         best = self.inner.max_marginals() + self.network.constant.unsqueeze(1)
         first = best[:, : self.network.sizes[0]].amax(1)
         return self._flat(best, -math.inf, first.expand(self.network.batch))
 
     def mode(self) -> Tensor:
-        """(B, V)."""
+        """(B, V) the states of a mode."""
         return self._states(self.inner.mode().unsqueeze(0))[0]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -97,7 +97,7 @@ class LeftSolution(Solution):
         return self._states(drawn.reshape(count, batch, -1))
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n)."""
+        """(B, n) the states of a marginal mode."""
         return self._general.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ class StructureSolution(Solution):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the structure, from log Z if it does not say."""
+        """The batch dims of the structure, from log Z if it does not say."""
         known = type(self.structure).batch_shape is not Structure.batch_shape
         return self.structure.batch_shape if known else tuple(self.shaped_log_partition.shape)
 
@@ -53,7 +53,7 @@ class StructureSolution(Solution):
         return self.structure.marginals()
 
     def log_partition(self) -> Tensor:
-        """(B,)."""
+        """(B,) log Z in nats."""
         return self.shaped_log_partition.reshape(-1)
 
     def variable_marginals(self) -> Tensor:
@@ -65,7 +65,7 @@ class StructureSolution(Solution):
         return self.general.solution.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        """(B,)."""
+        """(B,) the entropy, nats."""
         own = self.structure.entropy()
         return (self.general.entropy() if own is None else own).reshape(-1)
 
@@ -81,7 +81,7 @@ class StructureSolution(Solution):
         return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S)."""
+        """(B, S) the largest score with each state, nats."""
         own = self.structure.max_marginals()
         return self._flat(_only(self.general.max_marginals()) if own is None else own)
 
@@ -105,7 +105,7 @@ class StructureSolution(Solution):
         return self._flat(drawn, count)
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """(B, S)."""
+        """(B, S) one relaxed draw."""
         relaxed = self.structure.rsample(1, temperature=temperature, generator=generator)
         return self._flat(relaxed[0])
 

@@ -151,7 +151,7 @@ class RedrawnSolution(Lifted):
     sweeps: int
 
     def status(self) -> Status:
-        """That of the last messages, all sweeps counted."""
+        """The status of the last messages, all sweeps counted."""
         status = self.inner.status()
         return replace(status, iterations=self.sweeps + (status.iterations or 0))
 

@@ -195,7 +195,7 @@ class RestrictedSolution(Solution):
         return self._split(self.inner.variable_marginals())
 
     def status(self) -> Status:
-        """That of the engine, and what the replicates say."""
+        """The engine's status, with the bias and the error that the replicates show."""
         engine, restriction = self.inner.status(), self.restriction
         exact = engine.exact and restriction.exact
         known = restriction.replicates > 1 and not restriction.equal and self._layout.batch > 0

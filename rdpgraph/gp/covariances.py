@@ -195,7 +195,7 @@ class _Projected(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, scales: Tensor) -> Tensor:
-        """Covariances."""
+        """(B, V, T, T) covariances of the positions, for each label."""
         ctx.save_for_backward(rows, scales)
         return torch.stack([scaled @ scaled.mT for scaled in (rows * one for one in scales)], 1)
 

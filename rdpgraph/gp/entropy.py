@@ -81,6 +81,6 @@ class PairwiseBound(EntropyBound):
 
 
 def _gaussian(means: Tensor, covariance: Covariance) -> Tensor:
-    """(K,) entropies."""
+    """(K,) the entropies of the components, nats."""
     dimension = means.shape[1] * means.shape[2]
     return (covariance.log_determinants() + dimension * (1 + math.log(2 * math.pi))) / 2

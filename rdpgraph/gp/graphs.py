@@ -108,7 +108,7 @@ class _Batch:
 
     @property
     def length(self) -> int:
-        """T."""
+        """T, the number of positions of the longest sequence."""
         return self.inside.shape[1]
 
     def graph(self, unary: Tensor, pairwise: Tensor) -> FactorGraph:

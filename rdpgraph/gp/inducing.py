@@ -40,7 +40,7 @@ class Conditional:
 
     @property
     def steps(self) -> int:
-        """T."""
+        """T, the number of positions."""
         return self.rows.shape[1]
 
     def pairs(self) -> Tensor | None:
@@ -173,6 +173,6 @@ def chosen(features: Features, kernel: Kernel, count: int) -> Tensor:
 
 
 def _diagonal(kernel: Kernel, squares: Tensor) -> Tensor:
-    """(N,) variances."""
+    """(N,) the kernel's variances at the positions."""
     column = squares.unsqueeze(-1)
     return kernel(Products(column.unsqueeze(-1), column, column)).reshape(-1)

@@ -90,7 +90,7 @@ class VariationalPosterior(nn.Module):
 
     @property
     def components(self) -> int:
-        """K."""
+        """K, the number of components of the mixture."""
         return len(self.logits)
 
     def weights(self) -> Tensor:

@@ -60,7 +60,7 @@ def read_bif(
 def parse_bif(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The network of a BIF file's text; see `read_bif`.
+    """The network of a BIF file's text, as `read_bif` has it of a file.
 
     Example:
         >>> graph = parse_bif('''

@@ -44,7 +44,7 @@ class Scope:
 
     @property
     def child(self) -> str:
-        """Its name."""
+        """The name of the child."""
         return self.variables.names.entry(self.numbers[0])
 
     @property

@@ -28,7 +28,7 @@ def write_bif(graph: FactorGraph, path: PathLike) -> None:
 
 
 def format_bif(graph: FactorGraph) -> str:
-    """The text of a Bayesian network in the BIF format; see `write_bif`."""
+    """The text of a Bayesian network in the BIF format, which `write_bif` writes."""
     parts = ["network unknown {\n}"]
     for variable in all_variables(graph):
         states = ", ".join(_state_names(variable))

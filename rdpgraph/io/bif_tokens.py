@@ -124,7 +124,7 @@ class Tokens:
         return unquoted(self.words[at])
 
     def names(self, start: int, end: int, count: int, what: str) -> list[bytes]:
-        """The ``count`` names of a span, apart by commas or spaces; see `names_of`."""
+        """The ``count`` names of a span, apart by commas or spaces."""
         span = self.words[start:end]
         names = [unquoted(word) for word in span if word != b","]
         if len(names) != count or not _NO_NAMES.isdisjoint(span):

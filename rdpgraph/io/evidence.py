@@ -93,7 +93,7 @@ def read_evidence(
 
 
 def parse_evidence(text: str | Bytes, *, source: str = "<text>") -> Sequence[Mapping[str, int]]:
-    """The rows of an evidence file's text; see `read_evidence`.
+    """The rows of an evidence file's text, as `read_evidence` has them of a file.
 
     Example:
         >>> parse_evidence("2  0 1  3 0"), parse_evidence("2  1 0 1  1 0 0")
@@ -128,7 +128,7 @@ def read_query(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> Seq
 
 
 def parse_query(text: str | Bytes, *, source: str = "<text>") -> Sequence[str]:
-    """The query variables of a marginal MAP file's text; see `read_query`.
+    """The query variables of a marginal MAP file's text, as `read_query` has them of a file.
 
     Example:
         >>> parse_query("2  3 0")

@@ -163,7 +163,7 @@ class _Rules:
     weights: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, weight: float, *numbers: int) -> None:
-        """One rule."""
+        """Append a rule: its weight, and the numbers of its names."""
         for column, number in zip(self.columns, numbers, strict=True):
             column.append(number)
         self.weights.append(weight)

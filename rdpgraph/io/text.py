@@ -75,7 +75,7 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
 
 
 def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:
-    """The text of a file, UTF-8 or else Latin-1; see `read_bytes`."""
+    """The text of a file or standard input, UTF-8 or else Latin-1."""
     return decoded(read_bytes(path, limit=limit, wait=wait))
 
 

@@ -51,7 +51,7 @@ def read_uai(
 def parse_uai(
     text: str | Bytes, *, source: str = "<text>", dtype: torch.dtype = torch.float64
 ) -> FactorGraph:
-    """The model of a UAI file's text; see `read_uai`.
+    """The model of a UAI file's text, as `read_uai` has it of a file.
 
     Raises:
         FileFormatError: with the line and the token that do not fit.
@@ -83,7 +83,7 @@ def write_uai(
 
 
 def format_uai(graph: FactorGraph, *, kind: Literal["MARKOV", "BAYES"] = "MARKOV") -> str:
-    """The text of a model in the UAI format; see `write_uai`."""
+    """The text of a model in the UAI format, which `write_uai` writes."""
     variables = all_variables(graph)
     number = {variable.name: place for place, variable in enumerate(variables)}
     scopes: list[str] = []

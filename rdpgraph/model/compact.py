@@ -108,7 +108,7 @@ class CompactVariables(Listing[Variable]):
         return self._lists[1][number]
 
     def entry(self, number: int) -> Variable:
-        """A variable."""
+        """The variable of a number; it is made when it is first asked for."""
         made = self._made.get(number)
         if made is None:
             size = int(self.sizes[number])

@@ -15,7 +15,7 @@ class Listing(Sequence[T]):
 
     @abstractmethod
     def entry(self, number: int) -> T:
-        """That of a number from 0 to their count less one."""
+        """The entry of a number from 0 to their count less one."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...

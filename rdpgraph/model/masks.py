@@ -84,7 +84,7 @@ class Masks(ABC):
     @property
     @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the model."""
+        """The batch dims of the model."""
 
     @property
     @abstractmethod
@@ -110,7 +110,7 @@ class Masks(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the marginals."""
+        """The floating type of the marginals."""
         return self.model.unary.dtype
 
     @abstractmethod

@@ -26,17 +26,17 @@ class Tempered(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the other potential."""
+        """The shape of the other potential."""
         return self.potential.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the other potential."""
+        """The floating type of the other potential."""
         return self.potential.dtype
 
     @property
     def device(self) -> torch.device:
-        """That of the other potential."""
+        """The device of the other potential."""
         return self.potential.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:

@@ -126,7 +126,7 @@ class HMM(nn.Module):
         self, tokens: Tensor, lengths: Tensor | None = None,
         *, generator: torch.Generator | None = None,
     ) -> Tensor:  # fmt: skip
-        """The log-likelihood."""
+        """(B,) the log-likelihood of sequences, as `log_likelihood` has it."""
         return self.log_likelihood(tokens, lengths, generator=generator)
 
     def chain(self, tokens: Tensor, lengths: Tensor | None = None) -> Chain:

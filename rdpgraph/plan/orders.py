@@ -146,7 +146,7 @@ def weighted_min_fill(
     limit: float = inf,
     deadline: float = inf,
 ) -> list[int] | None:
-    """As `min_fill`, every missing edge counted as the product of its ends' sizes."""
+    """The fewest missing edges among neighbours, each counted as the product of its ends' sizes."""
     return _fill_order(graph, graph.sizes, rng, noise, last, limit, deadline)
 
 

@@ -103,7 +103,7 @@ class Auto(Scheduler):
         return partial(solved, Contraction(self.memory, self.seconds), graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """That of a small graph which is no registered structure."""
+        """The circuit of a small graph which is no registered structure, or None."""
         circuit = within(self.memory, self.seconds, graph)
         if circuit is None or graph.observed is not None:
             return circuit
@@ -192,7 +192,7 @@ class _ForMessages:
             return reduce_graph(graph, possible=possible, high_order=True)
 
     def plan(self, why: str) -> Plan:
-        """That of loopy propagation."""
+        """The plan of loopy belief propagation."""
         return loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
 
 

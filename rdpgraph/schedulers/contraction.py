@@ -44,7 +44,7 @@ class Contraction(Scheduler):
         return self.plan_network(reduced(graph, self.seconds))
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
-        """That of a small graph."""
+        """The circuit of a small graph, or None."""
         return within(self.memory, self.seconds, graph)
 
     def plan_network(self, network: Network) -> tuple[Plan, Callable[[], Solution]]:
@@ -97,7 +97,7 @@ def planned(
     last: frozenset[int] = frozenset(),
     deadline: float | None = None,
 ) -> Plan:
-    """The plan of a reduced network; for `deadline` see `make_plan`."""
+    """The plan of a reduced network."""
     return make_plan(
         topology_of(network),
         budget=budget,

@@ -51,7 +51,7 @@ class _Deferred:
         return run()
 
     def plan(self) -> Plan:
-        """The plan."""
+        """The plan, which is made when it is first asked for."""
         return self._planned[0]
 
     def solution(self) -> Solution:

@@ -34,7 +34,7 @@ class Grid:
 
     @classmethod
     def of(cls, shape: Sequence[int], moves: Sequence[Move], device: torch.device) -> "Grid":
-        """That of some cells: rows or columns where all moves leave them, else diagonals."""
+        """The grid of some cells: rows or columns where all moves leave these, else diagonals."""
         rows, columns = (torch.arange(size, device=device) for size in shape)
         if all(move[0] for move in moves):
             return cls(
@@ -89,7 +89,7 @@ def checked_alignment(
 
 
 def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor:
-    """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps; see `Alignment.pairwise`."""
+    """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps, for `Alignment.pairwise`."""
     if match.ndim < 2:
         raise ModelError(
             f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."

@@ -18,7 +18,7 @@ Parts: TypeAlias = tuple[Tensor, Tensor]
 def words_unary(
     pairs: Tensor, source_null: Tensor, target_null: Tensor, phrases: Tensor | None, inner: int
 ) -> Tensor:
-    """(*batch, p + 1, p + 1, q + 1, q + 1, inner + 3): see `Bitext.words`.
+    """(*batch, p + 1, p + 1, q + 1, q + 1, inner + 3) potentials, for `Bitext.words`.
 
     The last three states are those of pairs and phrases, and of words of either side alone.
     """

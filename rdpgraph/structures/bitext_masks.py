@@ -62,12 +62,12 @@ class BitextMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the bitext."""
+        """The batch dims of the bitext."""
         return self.model.batch_shape
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(p, q)."""
+        """(p, q): whether each source word is aligned with each target word."""
         _, rows, _, columns, _ = self.sites
         return rows - 1, columns - 1
 

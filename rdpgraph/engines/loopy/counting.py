@@ -37,7 +37,7 @@ class Bethe(Counting):
     """All one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
 
     def numbers(self, edges: Edges) -> None:
-        """None."""
+        """None: the counting numbers of all factors are one."""
         return
 
 
@@ -84,7 +84,7 @@ class TreeReweighted(Counting):
     seed: int = 0
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
-        """Appearance probabilities."""
+        """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""
         scopes = [_scopes(edges, kernel) for kernel in range(len(edges.ports))]
         count = len(edges.home)
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
@@ -98,7 +98,7 @@ class TreeReweighted(Counting):
 
     @property
     def bounds_above(self) -> bool:
-        """It does."""
+        """True: log Z at a fixed point is an upper bound."""
         return True
 
 

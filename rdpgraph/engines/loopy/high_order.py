@@ -61,7 +61,7 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def bounded(self) -> bool:
-        """No."""
+        """False: messages of a potential may grow without bound."""
         return False
 
     @property

@@ -169,7 +169,7 @@ class TableKernel(FactorKernel):
 
     @property
     def bounded(self) -> bool:
-        """If no product can leave the range of the floating type: then nothing is checked."""
+        """Whether no product can leave the range of the floating type: then nothing is checked."""
         return self._narrow
 
     @cached_property

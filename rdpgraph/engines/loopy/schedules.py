@@ -52,7 +52,7 @@ class Flooding(Schedule):
 
     @property
     def covers_all(self) -> bool:
-        """It does."""
+        """True: every sweep updates every message."""
         return True
 
     def sweep(
@@ -79,7 +79,7 @@ class Sequential(Schedule):
 
     @property
     def covers_all(self) -> bool:
-        """It does."""
+        """True: every sweep updates every message."""
         return True
 
     def sweep(
@@ -132,7 +132,7 @@ class Residual(Schedule):
 
     @property
     def looks_at_residuals(self) -> bool:
-        """It does."""
+        """True: `sweep` calls ``residuals``."""
         return True
 
 
@@ -153,7 +153,7 @@ class RandomSubsets(Schedule):
 
     @property
     def covers_all(self) -> bool:
-        """It does."""
+        """True: every sweep updates every message."""
         return True
 
     def sweep(

@@ -69,7 +69,7 @@ class LoopySolution(Approximation):
 
     @cached_property
     def equations(self) -> Equations:
-        """The equations."""
+        """The equations that messages are updated by."""
         with torch.enable_grad():  # wherever it is first asked for
             equations = equations_of(self.network, self.edges, self.counting, self.temperature)
         if self.among is not None:
@@ -308,7 +308,7 @@ class LoopySolution(Approximation):
             return decode(other.equations, outcome, self._limits_of(_DECODING))
 
     def mode(self) -> Tensor:
-        """(B, V) the decoded configuration; see `mode_is_consistent`."""
+        """(B, V) the decoded configuration, which need not be consistent."""
         return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
 
     @cached_property

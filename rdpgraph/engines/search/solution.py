@@ -346,23 +346,23 @@ class SearchSolution(SearchedMarginalModes):
         return _refused()
 
     def variable_marginals(self) -> Tensor:
-        """Refused."""
+        """Refused: a search has no marginals."""
         return _refused()
 
     def factor_marginals(self, block: int) -> Tensor:
-        """Refused."""
+        """Refused: a search has no marginals of factors."""
         return _refused()
 
     def expected_score(self) -> Tensor:
-        """Refused."""
+        """Refused: a search has no expectations."""
         return _refused()
 
     def max_marginals(self) -> Tensor:
-        """Refused."""
+        """Refused: a search has no max-marginals."""
         return _refused()
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Refused."""
+        """Refused: a search draws no samples."""
         return _refused()
 
 

@@ -28,7 +28,7 @@ class LowRankTensors(NamedTuple):
     lengths: Tensor
 
     def items(self, rows: Tensor) -> "LowRankTensors":
-        """Some items."""
+        """The tensors of some items of the batch."""
         left, right = (
             side if side.ndim == 2 or len(side) == 1 else side[rows] for side in self[1:3]
         )

@@ -33,17 +33,17 @@ class ChainMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the chain."""
+        """The batch dims of the chain."""
         return tuple(self.model.unary.shape[:-2])
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(T, N)."""
+        """(T, N): whether each step is in each state."""
         return self.sites
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """(T, N)."""
+        """(T, N): the shape of an item's marginals."""
         return tuple(self.model.unary.shape[-2:])
 
     @cached_property
@@ -78,7 +78,7 @@ class ChainMasks(Masks):
 
     @cached_property
     def values(self) -> Transitions:
-        """Of transitions; see `Runs.values`."""
+        """The log-values of transitions, which `Runs` looks up."""
         return Transitions(self.transition, self.batch_shape)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
@@ -160,7 +160,7 @@ class MaskedChain(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) nats."""
+        """(*lead,) log Z of what the mask allows, nats."""
         log_z = self.fixed.index_add(0, self.runs.item, self.runs.log_partition)
         return log_z.reshape(self.lead)
 

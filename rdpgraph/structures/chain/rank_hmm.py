@@ -129,7 +129,10 @@ class LowRankHMM:
         return seen - every
 
     def log_score(self, observations: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(*batch,) log of the summed values: log-probabilities if rows are; see `log_prob`."""
+        """(*batch,) log of the summed values.
+
+        A log-probability if rows are probabilities, which `log_prob` takes care of.
+        """
         flat, own = self._checked(observations, lengths)
         batch, total = flat.shape
         shape = observations.shape[:-1]

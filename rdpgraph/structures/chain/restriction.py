@@ -11,7 +11,7 @@ from rdpgraph.model.table import Table
 def restrict_chain(
     unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
 ) -> tuple[Tensor, Tensor | LowRank]:
-    """The potentials of a chain on some states of each step, with weights (see `Chain.restrict`).
+    """The potentials of a chain on some states of each step, with weights, for `Chain.restrict`.
 
     A transition of low rank stays one where that is cheaper than its values on those states.
 

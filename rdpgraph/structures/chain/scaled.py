@@ -27,7 +27,7 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tup
 
 
 def certified(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    """The same in float64, in doubt only where what underflow took may matter: see `ranges`."""
+    """Log Z as `log_partition` has it, in float64; in doubt only where underflow may matter."""
     return _Scaled.apply(unary, transition, lengths, ranges.FLOOR)  # pyright: ignore
 
 

@@ -33,7 +33,7 @@ class ForestMasked(Masked):
 
     @cached_property
     def inside(self) -> Inside:
-        """The sums."""
+        """The inside sums over the places of the forest."""
         return inside(self.forest)
 
     @property
@@ -43,7 +43,7 @@ class ForestMasked(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) nats."""
+        """(*lead,) log Z of what the mask allows, nats."""
         log_z = self.inside.log_partition
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 

@@ -37,7 +37,7 @@ class HypertreeTensors:
 
     @property
     def children(self) -> int:
-        """C."""
+        """C, the number of labels that a child may have."""
         return self.spans.shape[3] + (self.leaves.shape[2] if self.split else 0)
 
     @property

@@ -48,7 +48,7 @@ class Form:
 
     @cached_property
     def lengths(self) -> Tensor:
-        """(B,)."""
+        """(B,) the numbers of words of the items."""
         tree = self.tree
         if tree.lengths is not None:
             return tree.lengths.reshape(-1)

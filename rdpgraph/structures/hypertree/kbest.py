@@ -89,7 +89,7 @@ class _Lists:
         return nodes
 
     def _score(self, node: Node, rank: int) -> float | None:
-        """That of the tree of a rank under a node; None if there are fewer."""
+        """The score of the tree of a rank under a node; None if there are fewer."""
         first, last, state = node
         if first == last:
             value = float(self.rows[0][first, state])

@@ -33,7 +33,7 @@ class HypertreeMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the hypertree."""
+        """The batch dims of the hypertree."""
         return self.model.batch_shape
 
     @property
@@ -48,7 +48,7 @@ class HypertreeMasks(Masks):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """(B,)."""
+        """(B,) the numbers of words of the items."""
         model, batch = self.model, math.prod(self.batch_shape)
         if model.lengths is not None:
             return model.lengths.reshape(-1)
@@ -80,7 +80,7 @@ class HypertreeMasks(Masks):
 
     @cached_property
     def rules(self) -> Binary:
-        """One kind."""
+        """The log-weights of the rules, of which there is one kind."""
         model, states = self.model, self.sites[2]
         parents = states - model.preterminals
         if isinstance(model.rules, NoRules):
@@ -145,11 +145,11 @@ class MaskedHypertree(ForestMasked):
     words: int
 
     def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
-        """All."""
+        """All chances: every place is a span with a state."""
         return places.sum(1)
 
     def of_draw(self, drawn: Drawn) -> Tensor:
-        """All."""
+        """All places of a draw: every one is a span with a state."""
         return torch.arange(len(drawn.place), device=drawn.place.device)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class NonProjectiveDependencies(Dependencies):
         return ways.k_best(unary, lengths, k, multiroot=self.multiroot)
 
     def _strong_parts(self) -> tuple[Tensor, Tensor]:
-        """As `_parts`, without arcs that add nothing to a sum."""
+        """The potentials and lengths, with arcs at -inf that add nothing to a sum."""
         unary, lengths = self._parts()
         faint = None if self.multiroot else faint_arcs(unary, lengths)
         return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths

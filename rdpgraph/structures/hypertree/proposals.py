@@ -62,7 +62,7 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
 
 
 def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | None:
-    """As ``masses`` of `Sites`, from the states kept; None except for rules of low rank."""
+    """The log-masses of all states that `Sites` has; None except for rules of low rank."""
     cells = Cells.of(Form(tree), kept, states)
     if cells is None:
         return None

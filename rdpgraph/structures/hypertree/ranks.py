@@ -33,7 +33,7 @@ class Ranks:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors."""
+        """The tensors of the factors: parent, left and right."""
         return (self.left, self.right) if self.parent is None else (self.left, self.right,
                                                                     self.parent)  # fmt: skip
 

@@ -47,7 +47,7 @@ class HypertreeRecursion(Recursion):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the structure, for error messages."""
         return "Hypertree"
 
     def recursion(self, tape: Tape) -> Value:

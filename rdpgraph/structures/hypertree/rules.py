@@ -110,7 +110,7 @@ class DenseRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C)."""
+        """(N, C): the numbers of labels of parents and of children."""
         return self.log_rule.shape[-3], self.log_rule.shape[-1]
 
     @property
@@ -127,7 +127,7 @@ class DenseRules(Rules):
         return self.log_rule
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Looked up."""
+        """The log-weights, looked up in the table."""
         item = _items(self.log_rule, parents)
         ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
         return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
@@ -180,7 +180,7 @@ class LowRankRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C)."""
+        """(N, C): the numbers of labels of parents and of children."""
         return self.parent.shape[-2], self.left.shape[-2]
 
     @property
@@ -259,7 +259,7 @@ class FactorisedRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C)."""
+        """(N, C): the numbers of labels of parents and of children."""
         return self.left.shape[-3], self.left.shape[-2]
 
     @property
@@ -302,30 +302,30 @@ class NoRules(Rules):
 
     @property
     def shape(self) -> None:
-        """Any."""
+        """None: rules of log-weight 0 fit any numbers of labels."""
         return None
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """None."""
+        """(): there are no batch dims."""
         return ()
 
     def flat(self, batch: tuple[int, ...]) -> "NoRules":
-        """The same."""
+        """The same rules, which have no batch dims."""
         return self
 
     def table(self, parents: int, children: int) -> Tensor:
-        """Zeros."""
+        """(parents, children, children) zeros."""
         _within_budget(self, (), parents, children)
         return torch.zeros(parents, children, children)
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Zeros."""
+        """Zeros of the shape that is asked for."""
         shape = (*parents.shape, left.shape[-1], right.shape[-1])
         return torch.zeros((), device=parents.device).expand(shape)
 
     def scaled(self, factor: float) -> "NoRules":
-        """The same."""
+        """The same rules: zero times a factor is zero."""
         return self
 
 

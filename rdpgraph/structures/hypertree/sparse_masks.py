@@ -107,7 +107,7 @@ class MaskedSparseHypertree(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) nats."""
+        """(*lead,) log Z of what the mask allows, nats."""
         return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
 
     @property

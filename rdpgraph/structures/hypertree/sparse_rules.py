@@ -84,7 +84,7 @@ class SparseRules(Rules):
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The log-weights."""
+        """The log-weights, the one tensor that gradients flow to."""
         return (self.log_weights,)
 
     def with_parts(self, parts: Sequence[Tensor]) -> "SparseRules":
@@ -93,7 +93,7 @@ class SparseRules(Rules):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, C)."""
+        """(N, C): the numbers of labels of parents and of children."""
         return self.parents, self.parents if self.children is None else self.children
 
     @property
@@ -103,7 +103,7 @@ class SparseRules(Rules):
 
     @property
     def count(self) -> int:
-        """M."""
+        """M, the number of rules."""
         return len(self.triples)
 
     @cached_property

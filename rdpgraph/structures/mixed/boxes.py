@@ -26,7 +26,7 @@ class Boxes:
     longest: int
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of bispans."""
         return len(self.item)
 
     def turned(self) -> "Boxes":

@@ -59,12 +59,12 @@ class MixedMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the bitext."""
+        """The batch dims of the bitext."""
         return self.model.batch_shape
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(p, q)."""
+        """(p, q): whether each source word is aligned with each target word."""
         return tuple(self.model.pairs.shape[-2:])
 
     @property
@@ -153,7 +153,7 @@ class MaskedMixed(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) nats."""
+        """(*lead,) log Z of what the mask allows, nats."""
         return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
 
     @property

@@ -134,7 +134,7 @@ class Halves:
                    (*corners[1], at_last), early)  # fmt: skip
 
     def true(self, boxes: Boxes) -> Boxes:
-        """As they are read forwards."""
+        """The bispans as they are read forwards."""
         return boxes.turned() if self.inverted else boxes
 
 

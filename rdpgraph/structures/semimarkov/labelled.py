@@ -45,7 +45,7 @@ class LabelledSegments:
 
     @property
     def batch(self) -> int:
-        """B."""
+        """B, the number of batch items."""
         return len(self.unary)
 
     @property

@@ -33,12 +33,12 @@ class SemiMarkovMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """That of the chain."""
+        """The batch dims of the chain."""
         return tuple(self.model.unary.shape[:-3])
 
     @property
     def questions(self) -> tuple[int, ...]:
-        """(T, N)."""
+        """(T, N): whether each step has each label."""
         return self.sites[0], self.sites[2]
 
     @property
@@ -92,7 +92,7 @@ class SemiMarkovMasks(Masks):
 
     @cached_property
     def values(self) -> Transitions:
-        """Of transitions."""
+        """The log-values of transitions, which `Runs` looks up."""
         return Transitions(self.transition, self.batch_shape)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedSemiMarkov":
@@ -190,7 +190,7 @@ class MaskedSemiMarkov(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) nats."""
+        """(*lead,) log Z of what the mask allows, nats."""
         return torch.where(self.empty, 0.0, self.lattice.log_partition).reshape(self.lead)
 
     @property
@@ -229,7 +229,7 @@ class MaskedSemiMarkov(Masked):
 
 
 def _each(many: Tensor) -> tuple[Tensor, Tensor]:
-    """As many of each number as `many` (n,) says: which, and how many there are before it."""
+    """Each number as often as `many` (n,) says: which, and how many of it come before."""
     index = torch.repeat_interleave(torch.arange(len(many), device=many.device), many)
     within = torch.arange(len(index), device=many.device)
     return index, within - (many.cumsum(0) - many)[index]

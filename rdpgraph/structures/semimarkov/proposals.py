@@ -43,7 +43,7 @@ def mean_values(
 def log_masses(
     segments: Tensor, lengths: Tensor | None, few: LabelledSegments, batch: tuple[int, ...]
 ) -> Tensor:
-    """As ``masses`` of `Sites`, from some labels of segments, of replicates and batch dims."""
+    """The log-mass of every label of a segment given the selected ones, for `Sites`."""
     ends = segments.shape[-3:]
     every = unary(segments, lengths).expand(*batch, *ends)
     return few.masses(every.reshape(few.batch, *ends)).reshape(every.shape)

@@ -31,7 +31,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """J."""
+        """J, the number of labels after the link."""
         return self.values.shape[-1]
 
     def logs(self) -> Tensor:
@@ -75,7 +75,7 @@ class LookupLink:
 
     @property
     def width(self) -> int:
-        """J."""
+        """J, the number of labels after the link."""
         return self._sizes[1] if self.after is None else self.after.shape[-1]
 
     @property
@@ -143,7 +143,7 @@ class RuleLink:
 
     @property
     def width(self) -> int:
-        """J."""
+        """J, the number of labels after the link."""
         return self.whole.shape[-1]
 
     def logs(self) -> Tensor:

@@ -58,7 +58,7 @@ def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = F
 
 
 def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-    """As they are now, for later values would be kept alive; what is one reader stays one."""
+    """Copies with the values so far: later values would be kept alive. One reader stays one."""
     copies = {id(reader): Reader(list(reader.values)) for reader in readers}
     return tuple(copies[id(reader)] for reader in readers)
 

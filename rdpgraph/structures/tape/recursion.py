@@ -77,7 +77,7 @@ class Recursion(Structure):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the structure, for error messages."""
         return type(self).__name__
 
     @property
@@ -87,7 +87,7 @@ class Recursion(Structure):
     def to_tape(
         self, *, unary: Tensor | None = None, ranks: bool = True, double: bool = False
     ) -> Tape:
-        """The tape.
+        """The tape on which the recursion is written.
 
         Args:
             unary: other potentials, with further dims in front.
@@ -296,7 +296,7 @@ class KeptStates(Recursion):
 
     @property
     def name(self) -> str:
-        """That of the original."""
+        """The name of the original structure, for error messages."""
         return self.original.name
 
     @property
@@ -304,7 +304,7 @@ class KeptStates(Recursion):
         return self.original._dims
 
     def recursion(self, tape: Tape) -> Value:
-        """That of the original."""
+        """The recursion of the original structure."""
         return self.original.recursion(tape)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:

@@ -37,7 +37,7 @@ class Relabelled(Step):
         return x.expand(len(self.which), self.places, -1).gather(2, self.which)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1)."""
+        """(Q, 1) zeros: there is one alternative."""
         return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def children(
@@ -56,7 +56,7 @@ class Relabelled(Step):
 
     @property
     def work(self) -> float:
-        """None."""
+        """No terms: values are moved."""
         return 0.0
 
 
@@ -79,7 +79,7 @@ class LabelsAsPlaces(Step):
         return reader.values[self.x.number].flatten(1).unsqueeze(-1)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1)."""
+        """(Q, 1) zeros: there is one alternative."""
         return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def children(
@@ -94,5 +94,5 @@ class LabelsAsPlaces(Step):
 
     @property
     def work(self) -> float:
-        """None."""
+        """No terms: values are moved."""
         return 0.0

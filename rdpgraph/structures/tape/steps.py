@@ -87,16 +87,16 @@ class Leaf(Step):
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
-        """None."""
+        """No values: a leaf is made of none."""
         yield from ()
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """Nothing."""
+        """Nothing: a leaf is made of no values."""
         yield from ()
 
     @property
     def work(self) -> float:
-        """None."""
+        """No terms: values are moved, or given."""
         return 0.0
 
 
@@ -126,7 +126,7 @@ class Total(Step):
         return terms.squeeze(1) if terms.shape[1] == 1 else soft(terms, 1, temperature)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, A)."""
+        """(Q, A) the log-values of the alternatives."""
         totals: list[Tensor] = []
         for way in self.ways:
             total = reader.at(way[0], item, place, label)
@@ -189,7 +189,7 @@ class Concatenated(Step):
         return self.terms(reader).squeeze(1)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1)."""
+        """(Q, 1) zeros: there is one alternative."""
         return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def children(
@@ -213,7 +213,7 @@ class Concatenated(Step):
 
     @property
     def work(self) -> float:
-        """None."""
+        """No terms: values are moved, or given."""
         return 0.0
 
 
@@ -244,7 +244,7 @@ class Pairs(Step):
         return log_products(left, right).flatten(-2)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, M)."""
+        """(Q, M) the log-values of the alternatives."""
         first, second = label // self.right.width, label % self.right.width
         left = reader.at(self.left, item, place, first)
         return left + reader.at(self.right, item, place, second)
@@ -302,7 +302,7 @@ class Linked(Step):
         return self.link.sums(x, temperature)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, I)."""
+        """(Q, I) the log-values of the alternatives."""
         x = reader.values[self.x.number]
         from_place = place if self.x.places > 1 else place * 0
         logs = x[item if len(x) > 1 else item * 0, from_place]

@@ -63,17 +63,17 @@ class View:
 
     @property
     def ways(self) -> int:
-        """M."""
+        """M, the number of alternatives of each place."""
         return 1 if self.index is None else self.index.shape[-2]
 
     @property
     def places(self) -> int:
-        """P."""
+        """P, the number of places."""
         return self.pool[0].places if self.index is None else self.index.shape[-1]
 
     @property
     def width(self) -> int:
-        """K."""
+        """K, the number of labels."""
         return self.pool[0].width
 
     @property
