@@ -78,13 +78,13 @@ class differentiable_property(Generic[Value]):
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         if instance is None:
             return self  # pyright: ignore[reportReturnType]
-        kept, (tracked, untracked) = instance.__dict__, self.keys
-        if tracked in kept:
-            return kept[tracked]
+        stored, (tracked, untracked) = instance.__dict__, self.keys
+        if tracked in stored:
+            return stored[tracked]
         if torch.is_grad_enabled():
-            kept[tracked] = self.compute(instance)
-            kept.pop(untracked, None)
-            return kept[tracked]
-        if untracked not in kept:
-            kept[untracked] = ordinarily(self.compute, instance)
-        return kept[untracked]
+            stored[tracked] = self.compute(instance)
+            stored.pop(untracked, None)
+            return stored[tracked]
+        if untracked not in stored:
+            stored[untracked] = ordinarily(self.compute, instance)
+        return stored[untracked]

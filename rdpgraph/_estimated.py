@@ -38,10 +38,10 @@ def check_on_few(structure: Structure) -> None:
     Args:
         structure: small enough to enumerate, every item possible; it offers `sites`.
     """
-    whole = infer(structure)
-    assert isinstance(whole, StructuredPosterior)
+    full = infer(structure)
+    assert isinstance(full, StructuredPosterior)
     truth = truth_of(structure)
-    sites = whole.marginals().detach().sum(-1, keepdim=True) > 0
+    sites = full.marginals().detach().sum(-1, keepdim=True) > 0
     if isinstance(truth, OnGraph):  # what an item lacks is held in a state there
         everything, present = truth.enumerated, sites
     else:
@@ -49,7 +49,7 @@ def check_on_few(structure: Structure) -> None:
     for name, estimator in _ESTIMATORS.items():
         few = infer(structure, estimator=estimator, generator=_seeded())
         assert isinstance(few, StructuredPosterior)
-        _check_types(name, few, whole)
+        _check_types(name, few, full)
         _check_numbers(name, few, OnFew.of(everything, present, few))
 
 
@@ -93,7 +93,7 @@ class OnFew:
         return self.configurations.scores + self.log_weights
 
     @property
-    def kept(self) -> Tensor:
+    def unweighted(self) -> Tensor:
         """(C, *batch) scores without weights; -inf where no replicate has all of the states."""
         some = (self.log_weights > -math.inf).any(0)
         return torch.where(some, self.configurations.scores, -math.inf)
@@ -127,7 +127,7 @@ class OnFew:
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) scores."""
         everything = self.configurations
-        best = Enumeration(everything.structure, everything.uses, self.kept).max_marginals
+        best = Enumeration(everything.structure, everything.uses, self.unweighted).max_marginals
         return torch.where(self.present, best, -math.inf)
 
     @property
@@ -158,11 +158,11 @@ def _two_sites(structure: Structure) -> list[tuple[int, ...]]:
     return [first, (*first[:-1], sites[-1] - 1)] if sites and sites[-1] > 1 else [first]
 
 
-def _check_types(name: str, few: StructuredPosterior, whole: StructuredPosterior) -> None:
+def _check_types(name: str, few: StructuredPosterior, full: StructuredPosterior) -> None:
     """Each answer is of the type and shape that it has without the estimator."""
     for what, ask in _ASKED.items():
         with suppress(UnsupportedError):
-            expected = ask(whole)
+            expected = ask(full)
             try:
                 got = ask(few)
             except ImpossibleEvidenceError:
@@ -201,7 +201,7 @@ def _check_numbers(name: str, few: StructuredPosterior, truth: OnFew) -> None:
     if not bool((truth.log_partition > -math.inf).all()):
         return
     mode = structure.site_states(few.mode())
-    best = truth.kept.amax(0)
+    best = truth.unweighted.amax(0)
     close(truth_of(structure).score(mode), best, f"the score of mode() with {name}")
     drawn = structure.uses(structure.site_states(few.sample(_DRAWS, generator=_seeded())))
     agree(not bool(drawn[:, marginals == 0].any()), f"samples with {name} are of states kept")

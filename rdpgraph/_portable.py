@@ -47,8 +47,8 @@ def _empty(kind: type) -> Any:
     return object.__new__(kind)
 
 
-def _crosses(kept: Any) -> bool:
-    return any(map(_crosses, kept)) if type(kept) is tuple else getattr(kept, "crosses", False)
+def _crosses(value: Any) -> bool:
+    return any(map(_crosses, value)) if type(value) is tuple else getattr(value, "crosses", False)
 
 
 @dataclass(frozen=True)

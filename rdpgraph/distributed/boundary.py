@@ -38,7 +38,7 @@ class Neighbours(Boundary):
         solvers: those that have variables left.
         places: by rank of a neighbour, per class the places of the variables shared with it, in
             the order that both have.
-        own: per class (n,) 1 for a variable that no lower rank has, or 0.
+        counts: per class (n,) 1 for a variable that no lower rank has, or 0.
         bounded: see `Boundary`.
         records: likewise.
     """
@@ -46,7 +46,7 @@ class Neighbours(Boundary):
     wire: Wire
     solvers: tuple[int, ...]
     places: Mapping[int, tuple[Tensor, ...]]
-    own: tuple[Tensor, ...]
+    counts: tuple[Tensor, ...]
     bounded: bool
     records: bool
 
@@ -61,21 +61,21 @@ class Neighbours(Boundary):
         sent = {
             rank: torch.cat([
                 value.index_select(2, places).reshape(-1)
-                for value, places in zip(values, own, strict=True)
+                for value, places in zip(values, shared, strict=True)
             ])
-            for rank, own in self.places.items()
+            for rank, shared in self.places.items()
         }  # fmt: skip
         arrived = exchanged(self.wire, sent)
-        for rank, own in self.places.items():
-            sizes = [v.shape[0] * v.shape[1] * len(p) for v, p in zip(values, own, strict=True)]
+        for rank, shared in self.places.items():
+            sizes = [v.shape[0] * v.shape[1] * len(p) for v, p in zip(values, shared, strict=True)]
             parts = arrived[rank].split(sizes)
-            for value, places, part in zip(values, own, parts, strict=True):
+            for value, places, part in zip(values, shared, parts, strict=True):
                 value.index_add_(2, places, part.view(*value.shape[:2], len(places)))
         return tuple(values)
 
     def counted(self, number: int) -> Tensor:
         """A variable is counted by the lowest rank that has it."""
-        return self.own[number]
+        return self.counts[number]
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, by an all-reduce; differentiable."""
@@ -150,7 +150,7 @@ def joining(
         unbounded, records, vanishing, reach = told.amax(0)[:4].tolist()
         solvers = tuple(told[:, 4].nonzero().flatten().tolist())
         places: dict[int, tuple[Tensor, ...]] = {}
-        own = [torch.ones(len(c.variables), dtype=dtype, device=device) for c in edges.classes]
+        counts = [torch.ones(len(c.variables), dtype=dtype, device=device) for c in edges.classes]
         for rank, numbers in sorted(shared.items()):
             active = network.active[numbers]
             active = active[active >= 0]  # what is settled, is so in all parts
@@ -159,9 +159,9 @@ def joining(
                 local[home == number].to(device) for number in range(len(edges.classes))
             )
             if rank < wire.rank:
-                for mine, theirs in zip(own, places[rank], strict=True):
+                for mine, theirs in zip(counts, places[rank], strict=True):
                     mine[theirs] = 0.0
-        boundary = Neighbours(wire, solvers, places, tuple(own), not unbounded, bool(records))
+        boundary = Neighbours(wire, solvers, places, tuple(counts), not unbounded, bool(records))
         return replace(equations, vanishing=bool(vanishing), lowest=-reach, boundary=boundary)
 
     return join

@@ -104,7 +104,7 @@ class ShardedChain:
             ),
         )
         for part in self._sides:
-            if part.shape[-2 if pair else -1] != self.split.own:
+            if part.shape[-2 if pair else -1] != self.split.local:
                 raise ModelError("ShardedChain needs unary and transition sharded alike.")
 
     @cached_property
@@ -286,9 +286,9 @@ def _flat(values: Any, batch: Sequence[int]) -> Tensor:
     """(n, m), or (1 or B, T - 1, n, m), of leads that broadcast to (*batch, T - 1)."""
     if values.ndim == 2:
         return values
-    own, ends = values.shape[:-3], values.shape[-3:]
-    own = tuple(batch) if math.prod(own) != 1 else own
-    return values.expand(*own, *ends).reshape([math.prod(own), *ends])
+    lead, ends = values.shape[:-3], values.shape[-3:]
+    lead = tuple(batch) if math.prod(lead) != 1 else lead
+    return values.expand(*lead, *ends).reshape([math.prod(lead), *ends])
 
 
 def _spreads(shape: Sequence[int], to: Sequence[int]) -> bool:

@@ -19,37 +19,39 @@ class Columns(Potential):
     """A transition of which each rank holds some columns; every value goes to every rank.
 
     Attributes:
-        own: (*lead, N, n) the columns here.
+        local: (*lead, N, n) the columns here.
         split: of the states.
     """
 
-    own: Tensor
+    local: Tensor
     split: Split
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the table with the columns of all ranks."""
-        return (*self.own.shape[:-1], self.split.total)
+        return (*self.local.shape[:-1], self.split.total)
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating type of the log-values."""
-        return self.own.dtype
+        return self.local.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the columns here live."""
-        return self.own.device
+        return self.local.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
         """The log-values on a grid of states, each from the rank that has it."""
         here, places = self.split.owned(states[1])
-        if self.split.own:
-            values = Table(self.own).evaluate([states[0], places])
+        if self.split.local:
+            values = Table(self.local).evaluate([states[0], places])
             values = torch.where(here.unsqueeze(-2), values, 0.0)
         else:
-            lead = broadcast_shapes(self.own.shape[:-2], states[0].shape[:-1], states[1].shape[:-1])
-            values = self.own.new_zeros(*lead, states[0].shape[-1], states[1].shape[-1])
+            lead = broadcast_shapes(
+                self.local.shape[:-2], states[0].shape[:-1], states[1].shape[:-1]
+            )
+            values = self.local.new_zeros(*lead, states[0].shape[-1], states[1].shape[-1])
         return self.split.wire.summed(values)
 
 
@@ -91,12 +93,12 @@ class RankRows(Potential):
         )
 
 
-def rows_from(own: Tensor, states: Tensor, split: Split) -> Tensor:
+def rows_from(local: Tensor, states: Tensor, split: Split) -> Tensor:
     """(*lead, m, r) the rows of some states, from the ranks that have them."""
     here, places = split.owned(states)
-    if split.own:
-        rows = torch.where(here.unsqueeze(-1), rows_of(own, places), 0.0)
+    if split.local:
+        rows = torch.where(here.unsqueeze(-1), rows_of(local, places), 0.0)
     else:
-        lead = broadcast_shapes(own.shape[:-2], states.shape[:-1])
-        rows = own.new_zeros(*lead, states.shape[-1], own.shape[-1])
+        lead = broadcast_shapes(local.shape[:-2], states.shape[:-1])
+        rows = local.new_zeros(*lead, states.shape[-1], local.shape[-1])
     return split.wire.summed(rows)

@@ -137,11 +137,11 @@ class SpreadReplicates(Estimator):
         wire.require_alike("models", fingerprint_of(model))
         wire.require_one_state(generator)
         problem = self.estimator.prepare(model, solve=solve, generator=generator)
-        kept = problem.lift
-        assert isinstance(kept, Restriction)
-        every = range(kept.replicates)
+        restriction = problem.lift
+        assert isinstance(restriction, Restriction)
+        every = range(restriction.replicates)
         counts = tuple(len(part_of(every, rank, wire.ranks)) for rank in range(wire.ranks))
-        here = kept.part(part_of(every, wire.rank, wire.ranks) or every[:1])
+        here = restriction.part(part_of(every, wire.rank, wire.ranks) or every[:1])
         return Problem(here.model, _Spread(here, wire, counts))
 
 
@@ -149,14 +149,14 @@ class SpreadReplicates(Estimator):
 class _Spread:
     """The lift from the replicates here to all of them."""
 
-    kept: Restriction
+    restriction: Restriction
     wire: Wire
     counts: tuple[int, ...]
 
     def __call__(self, solution: Solution) -> "SpreadReplicated":
         count = self.counts[self.wire.rank]
         weight = math.log(count / sum(self.counts)) if count else -math.inf
-        return SpreadReplicated(self.kept(solution), self.wire, weight, self.counts)
+        return SpreadReplicated(self.restriction(solution), self.wire, weight, self.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,15 +167,15 @@ class SpreadReplicated(Summed):
         counts: by rank how many it solves; one with none solves the first, at no weight.
     """
 
-    own: RestrictedSolution
+    local: RestrictedSolution
     counts: tuple[int, ...]
 
     @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z of all ranks."""
-        values = self.wire.agreed(lambda: self.own.replicates.log_partitions)
+        values = self.wire.agreed(lambda: self.local.replicates.log_partitions)
         split = Split(self.wire, self.counts)
-        return Replicates(split.known(values[: split.own].mT).mT)
+        return Replicates(split.known(values[: split.local].mT).mT)
 
     def log_partitions(self) -> Tensor:
         """(replicates, B) log Z of the replicates of all ranks, nats."""
@@ -187,18 +187,18 @@ class SpreadReplicated(Summed):
 
     def status(self) -> Status:
         """The engine's status, with the error that the replicates of all ranks show."""
-        own, all_of_them = self.own.status(), self.replicates
+        local, all_of_them = self.local.status(), self.replicates
         known = all_of_them.count > 1 and all_of_them.log_partitions.numel() > 0
         error, size = all_of_them.standard_error, all_of_them.effective_sample_size
         return replace(
-            own,
+            local,
             standard_error=float(error.amax()) if known else None,
             effective_sample_size=float(size.amin()) if known else None,
         )
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """(B, *sizes) on the states kept."""
-        return self.averaged(lambda: self.own.joint(numbers, solve))
+        return self.averaged(lambda: self.local.joint(numbers, solve))
 
     def mode(self) -> Tensor:
         """Not available.

@@ -57,20 +57,20 @@ class Cluster:
             rank: of the transition; None: a dense one, shared by the steps.
             element: bytes of a number.
         """
-        own = -(-states // self.ranks)
+        local = -(-states // self.ranks)
         others, kept = self.ranks - 1, batch * steps
         if rank is None:
-            sent = 2.0 * others * batch * own * element
+            sent = 2.0 * others * batch * local * element
             turns = steps - 0.5  # there and back; the last step has none to be told by
             once = _all_reduced(self.ranks, (2 * kept + 2 + batch) * element)
-            work, table = float(batch * states * own), float(states * own * element)
-            memory = 3 * table + (kept * states + 5 * kept * own) * element
+            work, table = float(batch * states * local), float(states * local * element)
+            memory = 3 * table + (kept * states + 5 * kept * local) * element
         else:
             sent = 3 * _all_reduced(self.ranks, batch * rank * element)  # maxima, sums, gradients
             turns = steps - 1
             once = 2 * _all_reduced(self.ranks, 8.0 * kept)  # in float64
-            work, table = 2.0 * batch * own * rank, 2.0 * own * rank * element
-            memory = 3 * table + kept * (6 * own + 4 * rank) * element
+            work, table = 2.0 * batch * local * rank, 2.0 * local * rank * element
+            memory = 3 * table + kept * (6 * local + 4 * rank) * element
         every = turns * sent + once if steps else 0.0
         return self._forecast("step", steps, sent, every, 3 * work, 3 * table, memory)
 

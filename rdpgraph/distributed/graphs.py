@@ -72,13 +72,13 @@ class GraphPart:
     def __post_init__(self) -> None:
         wire, graph = self.wire, self.graph
         observed = graph.observed
-        own: dict[int, object] = {}
+        local: dict[int, object] = {}
         for rank, numbers in self.numbers.items():
             seen = 0 if observed is None else fingerprint(observed[..., numbers])
             if observed is not None and bool((observed[..., numbers] == MISSING).all()):
                 seen = 0
-            own[rank] = (graph.domain.sizes[numbers].tolist(), seen)
-        told = wire.told((graph.batch_shape, str(graph.dtype), own))
+            local[rank] = (graph.domain.sizes[numbers].tolist(), seen)
+        told = wire.told((graph.batch_shape, str(graph.dtype), local))
         for rank, (batch, dtype, theirs) in enumerate(told):
             if (batch, dtype) != told[0][:2]:
                 raise ModelError(
@@ -148,13 +148,13 @@ class GraphPart:
             left = Possible(sizes)
             if network.possible is not None:
                 left.mask &= network.possible.mask[: len(left.mask)]
-            sent = {rank: left.mask[own].float() for rank, own in places.items()}
+            sent = {rank: left.mask[shared].float() for rank, shared in places.items()}
             arrived = exchanged(self.wire, sent)
             struck = any(bool((sent[rank] > arrived[rank]).any()) for rank in sent)
             if not bool(self.wire.largest(torch.tensor(float(struck)))):
                 return network
-            for rank, own in places.items():
-                left.mask[own] &= arrived[rank] > 0
+            for rank, shared in places.items():
+                left.mask[shared] &= arrived[rank] > 0
             within = left
 
 
@@ -232,7 +232,7 @@ class PartPosterior:
         Raises:
             UnsupportedError: parts that were declared one by one: the names of each are its own.
         """
-        domain, whole = self._whole()
+        domain, whole = self._all_beliefs()
         graph = self.part.graph
         answers: dict[Entry, Tensor] = {}
         parts = whole.split([math.prod(e.shape) * e.size for e in domain.entries], 1)
@@ -258,13 +258,13 @@ class PartPosterior:
 
     def posterior(self, graph: FactorGraph) -> Posterior:
         """The same of all variables, as a `Posterior` of the graph that `partition` was given."""
-        beliefs = self._whole()[1]
+        beliefs = self._all_beliefs()[1]
         solution = Gathered(self.log_partition.reshape(-1), beliefs, self.status)
         ranks = self.part.wire.ranks
         plan = Plan("loopy", f"in {ranks} parts, one on each process", graph.num_variables)
         return Posterior(plan, solution, graph, graph, refuse_to_solve, refuse_to_solve)
 
-    def _whole(self) -> tuple[Domain, Tensor]:
+    def _all_beliefs(self) -> tuple[Domain, Tensor]:
         """The variables of the whole graph, and (B, S) their beliefs."""
         if self.part.home is None:
             raise UnsupportedError(
@@ -272,11 +272,11 @@ class PartPosterior:
             )
         domain, numbers = self.part.home
         graph, wire = self.part.graph, self.part.wire
-        own = torch.ones(len(numbers), dtype=torch.bool)
+        local = torch.ones(len(numbers), dtype=torch.bool)
         for rank, shared in self.part.numbers.items():
             if rank < wire.rank:
-                own[shared] = False
-        here = own.nonzero().flatten()
+                local[shared] = False
+        here = local.nonzero().flatten()
         whole = self._flat.new_zeros(len(self._flat), domain.total_states)
         places = _places(graph.domain.sizes, here)
         whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
@@ -289,11 +289,11 @@ class PartPosterior:
         """Whether the messages of all parts converged, and in how many sweeps."""
         if self.impossible:
             return Status(exact=True, method="loopy")
-        own = self.solution.status()
-        remedy = own.remedy if not own.converged else (
+        local = self.solution.status()
+        remedy = local.remedy if not local.converged else (
             "approximate, unless the graph has no cycle; that is not looked for in its parts"
         )  # fmt: skip
-        return replace(own, exact=False, biased=True, bound="", remedy=remedy)
+        return replace(local, exact=False, biased=True, bound="", remedy=remedy)
 
 
 def _require_in_parts(scheduler: Loopy) -> None:
@@ -315,7 +315,7 @@ def _require_in_parts(scheduler: Loopy) -> None:
 
 def _places(sizes: Tensor, numbers: Tensor) -> Tensor:
     """Where the states of variables lie among those of all."""
-    own = sizes[numbers]
+    local = sizes[numbers]
     starts = (sizes.cumsum(0) - sizes)[numbers]
-    first = torch.repeat_interleave(starts - (own.cumsum(0) - own), own)
+    first = torch.repeat_interleave(starts - (local.cumsum(0) - local), local)
     return first + torch.arange(len(first))

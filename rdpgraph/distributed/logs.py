@@ -21,8 +21,8 @@ def log_partition(
     room = room_for(unary.new_empty(len(unary), 1, split.total))
     matrices, parts, shifts = steps_of(transition, unary.shape[1] - 1), list[Tensor](), Shifts()
     state = unary
-    for step, own in enumerate(unary.unbind(1)):
-        state = advance(state, matrices[step - 1], room) + own if step else own
+    for step, local in enumerate(unary.unbind(1)):
+        state = advance(state, matrices[step - 1], room) + local if step else local
         parts.append(total_here(state) + shifts.total)
         if step < unary.shape[1] - 1:
             state = shifts.taken_off(split.gathered(state))
@@ -46,13 +46,13 @@ def sweep(parts: LowRankTensors, split: Split, shifts: "Shifts") -> Iterator[Ten
     """Each step's log-states (B, n) here, less the shifts so far."""
     out, into = Links(parts.left.mT), Links(parts.right)
     state = parts.unary
-    for step, own in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
+    for step, local in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
         if step:
             mass = out.times(step - 1, state)
             ranks = shifts.taken_off(pooled(mass, split.wire))
-            state = into.times(step - 1, ranks) + own
+            state = into.times(step - 1, ranks) + local
         else:
-            state = own
+            state = local
         yield state
 
 

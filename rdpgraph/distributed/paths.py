@@ -30,14 +30,14 @@ def viterbi(parts: ChainTensors, split: Split) -> Tensor:
     peaks = split.wire.largest(_highest(unary))
     unary = unary - finite(peaks.clone()).unsqueeze(2)
     messages = list[Tensor]()
-    for step, own in enumerate(unary.unbind(1)):
+    for step, local in enumerate(unary.unbind(1)):
         if step:
             matrix = step_of(parts.transition, step - 1)
             best = _maxima(messages[-1], matrix)
             top = finite(split.wire.largest(_highest(best)).clone()).unsqueeze(1)
             linked = (step < parts.lengths).unsqueeze(1)
-            own = own + torch.where(linked, best - top, 0.0)
-        messages.append(split.gathered(own))
+            local = local + torch.where(linked, best - top, 0.0)
+        messages.append(split.gathered(local))
     return _traced(messages, parts, split, count=1, noise=None)[0]
 
 
@@ -64,10 +64,10 @@ def _in_logs(parts: ChainTensors, split: Split) -> Tensor:
     """(B, T, N) log-states of any range."""
     unary = masked(parts.unary, parts.lengths)
     forward = list[Tensor]()
-    for step, own in enumerate(unary.unbind(1)):
+    for step, local in enumerate(unary.unbind(1)):
         if step:
-            own = logs.advance(forward[-1], step_of(parts.transition, step - 1)) + own
-        whole = split.gathered(own)
+            local = logs.advance(forward[-1], step_of(parts.transition, step - 1)) + local
+        whole = split.gathered(local)
         forward.append(whole - finite(whole.amax(1)).unsqueeze(1))
     within = inside(parts.lengths, unary.shape[1]).unsqueeze(2)
     return torch.where(within, torch.stack(forward, 1), -math.inf)
@@ -91,8 +91,8 @@ def _traced(
             draws, rows = here.nonzero(as_tuple=True)
             if len(draws):
                 chosen = places[draws, rows]
-                own = (chosen,) if matrix.ndim == 2 else (items[rows] % len(matrix), chosen)
-                logits = messages[step][rows] + matrix.mT[own]
+                local = (chosen,) if matrix.ndim == 2 else (items[rows] % len(matrix), chosen)
+                logits = messages[step][rows] + matrix.mT[local]
                 logits = logits if shaken is None else logits + shaken[draws, rows]
                 told[draws, rows] = logits.argmax(-1)
             goes_on = (step + 1 < lengths).unsqueeze(0)
@@ -129,8 +129,8 @@ def draw_by_rank(
             into = log_products(row, left).transpose(0, 1)
             goes_on = (step + 1 < parts.lengths).reshape(1, -1, 1)
             logits = logits + torch.where(goes_on, into, 0.0)
-        own = logits + split.part(gumbel(shape, parts.unary, generator))
-        decided.append(_chosen(own, split))
+        local = logits + split.part(gumbel(shape, parts.unary, generator))
+        decided.append(_chosen(local, split))
         alive.append(split.wire.largest(_highest(messages[step])).unsqueeze(1))
     return _finished(decided, alive[::-1], parts.lengths, count)
 

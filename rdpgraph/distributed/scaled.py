@@ -45,7 +45,7 @@ def log_partition(
 
 @torch.no_grad()
 def forward(
-    unary: Tensor, transition: Tensor, lengths: Tensor, split: Split, *, kept: bool = True
+    unary: Tensor, transition: Tensor, lengths: Tensor, split: Split, *, keep: bool = True
 ) -> tuple[Factors, Tensor, Tensor, Tensor, Tensor]:
     """A forward sweep.
 
@@ -54,29 +54,29 @@ def forward(
         1, or to 0 where nothing is possible, and empty if they are not kept; (B, T) their sums
         before; (B,) log Z; (B,) what is in doubt.
     """
-    own, lowest = _factors(unary, transition, lengths, split)
-    (batch, total, _), matrices = own.emission.shape, steps_of(own.matrix, unary.shape[1] - 1)
-    states = unary.new_empty(total if kept else 0, batch, split.total)
+    local, lowest = _factors(unary, transition, lengths, split)
+    (batch, total, _), matrices = local.emission.shape, steps_of(local.matrix, unary.shape[1] - 1)
+    states = unary.new_empty(total if keep else 0, batch, split.total)
     scales, least = (unary.new_empty(total, batch) for _ in range(2))
     state = unary.new_empty(0)
-    for step, emission in enumerate(own.emission.unbind(1)):
+    for step, emission in enumerate(local.emission.unbind(1)):
         part = product(state, matrices[step - 1]) * emission if step else emission
         whole = split.gathered(part)
         scales[step] = whole.sum(1)
         # What has died stays dead.
-        state = torch.div(whole, scales[step].unsqueeze(1), out=states[step] if kept else None)
+        state = torch.div(whole, scales[step].unsqueeze(1), out=states[step] if keep else None)
         state.masked_fill_((scales[step] == 0).unsqueeze(1), 0.0)
         least[step] = torch.where(state > 0, state, 1.0).amin(1)
     within = inside(lengths, total)
     states = states.transpose(0, 1)
-    states.masked_fill_(~within.unsqueeze(2), 0.0) if kept else None
+    states.masked_fill_(~within.unsqueeze(2), 0.0) if keep else None
     scales = scales.mT.contiguous()
-    values = torch.where(within, scales.log() + own.offset, 0.0).sum(1)
+    values = torch.where(within, scales.log() + local.offset, 0.0).sum(1)
     low = (least.mT < state_limit(unary.dtype)) | (lowest < step_limit(unary.dtype))
     doubtful = (low & within).any(1)
     # Asked of all: ranks that round differently must not go different ways.
     agreed = split.wire.largest(doubtful.to(unary.dtype)) > 0
-    return own, states, scales, values, agreed
+    return local, states, scales, values, agreed
 
 
 def _factors(
@@ -119,13 +119,13 @@ class _Scaled(torch.autograd.Function):
         ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, split: Split
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        kept = any(ctx.needs_input_grad[:2])
-        own, states, scales, values, doubtful = forward(
-            unary, transition, lengths, split, kept=kept
+        keep = any(ctx.needs_input_grad[:2])
+        local, states, scales, values, doubtful = forward(
+            unary, transition, lengths, split, keep=keep
         )
         ctx.split = split
-        if kept:
-            ctx.save_for_backward(lengths, own.emission, own.matrix, states, scales)
+        if keep:
+            ctx.save_for_backward(lengths, local.emission, local.matrix, states, scales)
         ctx.mark_non_differentiable(doubtful)
         return values, doubtful
 

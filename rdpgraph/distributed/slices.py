@@ -93,8 +93,8 @@ def _spread(wire: Wire, network: Network, plan: Plan, budget: Budget) -> Solutio
     whole = in_slices(network, plan, budget)
     parts = tuple(part_of(whole.slices, rank, wire.ranks) for rank in range(wire.ranks))
     here = parts[wire.rank]
-    own = replace(whole, slices=here or whole.slices[:1])
-    return SpreadSolution(own, wire, 0.0 if here else -math.inf, parts)
+    local = replace(whole, slices=here or whole.slices[:1])
+    return SpreadSolution(local, wire, 0.0 if here else -math.inf, parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +105,12 @@ class SpreadSolution(Summed):
         parts: by rank the slices that it solves; one with none solves the first, at no weight.
     """
 
-    own: SlicedSolution
+    local: SlicedSolution
     parts: tuple[range, ...]
 
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration; the first slice wins a tie."""
-        states, score = self.wire.agreed(self.own.best)
+        states, score = self.wire.agreed(self.local.best)
         score = score if self.log_weight > -math.inf else score - math.inf
         # In one message: a number of states is exact in float64.
         told = self.wire.stacked(torch.cat([score.unsqueeze(1), states], 1).double())
@@ -121,7 +121,7 @@ class SpreadSolution(Summed):
     def _logs(self) -> Tensor:
         """(slices, B) log Z of every slice, on every rank."""
         split = Split(self.wire, tuple(map(len, self.parts)))
-        here = self.wire.agreed(lambda: self.own.logs.detach())[: split.own]
+        here = self.wire.agreed(lambda: self.local.logs.detach())[: split.local]
         return (split.gather(here.mT) if self.wire.ranks > 1 else here.mT).mT
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -131,5 +131,5 @@ class SpreadSolution(Summed):
         """
         self.wire.require_one_state(generator)
         choice, seeds = chosen(self._logs, count, generator)
-        here = replace(self.own, slices=self.parts[self.wire.rank])
+        here = replace(self.local, slices=self.parts[self.wire.rank])
         return self.wire.total(self.wire.agreed(lambda: here.drawn(choice, seeds)))

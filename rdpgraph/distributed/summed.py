@@ -23,19 +23,19 @@ class Summed(Solution):
     is that of its own part of the sum: summed over the ranks it is that of one process.
 
     Attributes:
-        own: the solution of the part here; of any part where the rank has none.
+        local: the solution of the part here; of any part where the rank has none.
         wire: the ranks.
         log_weight: nats added to log Z of the part here; -inf where the rank has none.
     """
 
-    own: Solution
+    local: Solution
     wire: Wire
     log_weight: float
 
     @differentiable_property
     def _log_mass(self) -> Tensor:
         """(B,) of the part here."""
-        return self.wire.agreed(self.own.log_partition) + self.log_weight
+        return self.wire.agreed(self.local.log_partition) + self.log_weight
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats."""
@@ -52,21 +52,21 @@ class Summed(Solution):
 
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities."""
-        return self.averaged(self.own.variable_marginals)
+        return self.averaged(self.local.variable_marginals)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) probabilities."""
-        return self.averaged(lambda: self.own.factor_marginals(block))
+        return self.averaged(lambda: self.local.factor_marginals(block))
 
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values."""
-        return self.averaged(self.own.expected_score)
+        return self.averaged(self.local.expected_score)
 
     def max_marginals(self) -> Tensor:
         """(B, S) the largest score with each state; not differentiable."""
-        own = self.wire.agreed(self.own.max_marginals)
-        return self.wire.largest(own if self.log_weight > -math.inf else own - math.inf)
+        local = self.wire.agreed(self.local.max_marginals)
+        return self.wire.largest(local if self.log_weight > -math.inf else local - math.inf)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """The answer of the part here, which refuses: parts cannot compare their marginal modes."""
-        return self.own.marginal_mode(numbers)
+        return self.local.marginal_mode(numbers)

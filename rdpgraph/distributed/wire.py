@@ -109,11 +109,11 @@ class Wire:
         """`summed`, where each rank goes on to its own part of the answer."""
         return _linear(self.total, self.pooled, values) if self.ranks > 1 else values
 
-    def stacked(self, own: Tensor) -> Tensor:
+    def stacked(self, local: Tensor) -> Tensor:
         """(R, ...) what every rank has, of one shape, from which all compute the same."""
-        flat = own.reshape(1, -1)
+        flat = local.reshape(1, -1)
         split = Split(self, (flat.shape[1],) * self.ranks)
-        return split.known(flat).reshape([self.ranks, *own.shape])
+        return split.known(flat).reshape([self.ranks, *local.shape])
 
     def total(self, values: Tensor) -> Tensor:
         """`summed` without gradient."""
@@ -156,41 +156,41 @@ class Split:
     @property
     def start(self) -> int:
         """This rank's first entry."""
-        return self.ends[self.wire.rank] - self.own
+        return self.ends[self.wire.rank] - self.local
 
     @property
-    def own(self) -> int:
+    def local(self) -> int:
         """How many entries this rank holds."""
         return self.sizes[self.wire.rank]
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's entries of the last dim."""
-        return whole[..., self.start : self.start + self.own]
+        return whole[..., self.start : self.start + self.local]
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def gathered(self, local: Tensor) -> Tensor:
         """(B, N) from every rank's (B, n); each rank goes on to its own part of the answer."""
-        return _linear(self.gather, self.scattered, own) if self.wire.ranks > 1 else own
+        return _linear(self.gather, self.scattered, local) if self.wire.ranks > 1 else local
 
     def scattered(self, parts: Tensor) -> Tensor:
         """(B, n) of the sum over the ranks of (B, N)."""
         return _linear(self.scatter, self.gathered, parts) if self.wire.ranks > 1 else parts
 
-    def known(self, own: Tensor) -> Tensor:
+    def known(self, local: Tensor) -> Tensor:
         """`gathered`, where all ranks go on to compute the same."""
-        return _linear(self.gather, self.part, own) if self.wire.ranks > 1 else own
+        return _linear(self.gather, self.part, local) if self.wire.ranks > 1 else local
 
     def owned(self, entries: Tensor) -> tuple[Tensor, Tensor]:
         """Which entries are this rank's, and their places here, 0 for the others."""
-        here = (entries >= self.start) & (entries < self.start + self.own)
+        here = (entries >= self.start) & (entries < self.start + self.local)
         return here, torch.where(here, entries - self.start, 0)
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, local: Tensor) -> Tensor:
         """`gathered` without gradient."""
-        batch = len(own)
+        batch = len(local)
         sizes = [batch * size for size in self.sizes]
-        flat = own.detach().reshape(-1).repeat(self.wire.ranks)
-        arrived = own.new_empty(sum(sizes))
-        _exchange(self.wire, arrived, flat, sizes, [batch * self.own] * self.wire.ranks)
+        flat = local.detach().reshape(-1).repeat(self.wire.ranks)
+        arrived = local.new_empty(sum(sizes))
+        _exchange(self.wire, arrived, flat, sizes, [batch * self.local] * self.wire.ranks)
         parts = zip(arrived.split(sizes), self.sizes, strict=True)
         return torch.cat([part.view(batch, size) for part, size in parts], 1)
 
@@ -198,10 +198,10 @@ class Split:
         """`scattered` without gradient."""
         batch = len(parts)
         flat = torch.cat([part.reshape(-1) for part in parts.detach().split(self.sizes, 1)])
-        arrived = parts.new_empty(self.wire.ranks * batch * self.own)
+        arrived = parts.new_empty(self.wire.ranks * batch * self.local)
         sizes = [batch * size for size in self.sizes]
-        _exchange(self.wire, arrived, flat, [batch * self.own] * self.wire.ranks, sizes)
-        return arrived.view(self.wire.ranks, batch, self.own).sum(0)
+        _exchange(self.wire, arrived, flat, [batch * self.local] * self.wire.ranks, sizes)
+        return arrived.view(self.wire.ranks, batch, self.local).sum(0)
 
 
 def _exchange(

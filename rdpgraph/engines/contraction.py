@@ -88,7 +88,7 @@ def log_total(up: Upward) -> Tensor:
 
 def component_logs(up: Upward, pool: int) -> Tensor:
     """(batch or 1, components) the log of each scalar of a root pool, float64."""
-    value = _kept(up.pools[pool])
+    value = _stored(up.pools[pool])
     count = up.program.steps[pool - up.program.groups].count
     logs = value.values.double() if value.is_log else safe_log(value.values).double()
     total = logs if value.is_log else logs + value.log_scale
@@ -104,7 +104,7 @@ def downward(up: Upward, *, maximise: bool = False, watch: Watch | None = None) 
     program = up.program
     waiting: list[list[tuple[Tensor | None, Value]]] = [[] for _ in up.pools]
     for pool in program.roots:
-        root = _kept(up.pools[pool]).values
+        root = _stored(up.pools[pool]).values
         ones = root.new_full((1, program.steps[pool - program.groups].count), float(not maximise))
         none = torch.zeros_like(ones, dtype=torch.float64)
         waiting[pool].append((None, Value(ones, none, is_log=maximise)))
@@ -217,7 +217,7 @@ def _leaf(group: Group, *, keep_logs: bool) -> Value:
 
 
 def _gathered(operand: Operand, pools: Sequence[Value | None]) -> Value:
-    parts = [_kept(pools[pool]).rows(rows) for pool, rows in operand.pieces]
+    parts = [_stored(pools[pool]).rows(rows) for pool, rows in operand.pieces]
     if len(parts) == 1 and operand.order is None:
         return parts[0]
     value = joined(parts, operand.counts)
@@ -256,7 +256,7 @@ def _reordered(
     if wanted != list(shown):
         tensor = tensor.permute(0, 1, *(2 + shown.index(dim) for dim in wanted))
     if private:
-        sizes = _kept(up.pools[target.pieces[0][0]]).dims
+        sizes = _stored(up.pools[target.pieces[0][0]]).dims
         for place, dim in enumerate(dims):
             if dim in private:
                 tensor = tensor.unsqueeze(place + 2)
@@ -270,6 +270,6 @@ def _read_last(step: BatchedStep, number: int, program: Program) -> set[int]:
     return {pool for pool in pools if program.last_use[pool] == number}
 
 
-def _kept(value: Value | None) -> Value:
+def _stored(value: Value | None) -> Value:
     assert value is not None, "the tables of this pass were not kept"
     return value

@@ -22,13 +22,13 @@ class Group:
         places: of the sequences among all.
         labels: of the sequences.
         cross: products of their positions (B, T) with the M inducing points.
-        own: of the positions of each sequence.
+        within: products of the positions of each sequence with each other.
     """
 
     places: list[int]
     labels: Labelling
     cross: Products
-    own: Products
+    within: Products
 
 
 @dataclass(eq=False)
@@ -47,16 +47,16 @@ class Basis:
     kernel: Kernel
     nugget: float
     _products: Products = field(init=False, repr=False)
-    _kept: dict[int, tuple[Group, Conditional]] = field(init=False, repr=False)
+    _reused: dict[int, tuple[Group, Conditional]] = field(init=False, repr=False)
     _root: Tensor | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._products = self.points.products(self.points)
-        self._kept = {}
+        self._reused = {}
 
     def forget(self) -> None:
         """The hyperparameters have changed."""
-        self._kept.clear()
+        self._reused.clear()
         self._root = None
 
     def root(self) -> Tensor:
@@ -73,7 +73,7 @@ class Basis:
         with torch.no_grad():
             return self._computed(group, self.root())
 
-    def kept(self, group: Group, root: Tensor | None = None) -> Conditional:
+    def reused(self, group: Group, root: Tensor | None = None) -> Conditional:
         """The same for many steps of training.
 
         Args:
@@ -82,12 +82,12 @@ class Basis:
         """
         if root is not None:
             return self._computed(group, root)
-        kept = self._kept.get(id(group))
-        if kept is None:
+        reused = self._reused.get(id(group))
+        if reused is None:
             with torch.no_grad():
                 given = replace(self._computed(group, self.root()), keeps=True)
-            kept = self._kept[id(group)] = (group, given)
-        return kept[1]
+            reused = self._reused[id(group)] = (group, given)
+        return reused[1]
 
     def group(
         self,
@@ -105,13 +105,13 @@ class Basis:
             padded = torch.full((len(places), longest), -1, device=device)
         else:
             padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
-        own = [one.products(one) for one in chosen]
+        within = [one.products(one) for one in chosen]
         cross = Features.stacked(chosen).products(self.points)
         sizes = lengths.tolist()
         dots = pad_sequence(list(cross.dots.split(sizes)), batch_first=True)
-        left = pad_sequence([one.left for one in own], batch_first=True)
+        left = pad_sequence([one.left for one in within], batch_first=True)
         square = dots.new_zeros(len(places), longest, longest)
-        for item, one in enumerate(own):
+        for item, one in enumerate(within):
             square[item, : sizes[item], : sizes[item]] = one.dots
         return Group(
             places,
@@ -143,7 +143,7 @@ class Basis:
             self.kernel,
             root,
             group.cross,
-            group.own,
+            group.within,
             inside=group.labels.inside(),
             nugget=self.nugget,
         )

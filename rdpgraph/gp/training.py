@@ -46,7 +46,7 @@ class Objective:
             generator: of the samples.
             root: the basis's, where gradients should reach the hyperparameters.
         """
-        given = self.basis.kept(group, root)
+        given = self.basis.reused(group, root)
         weights = self.posterior.weights()
         total = weights.new_zeros(())
         for component in range(self.posterior.components):

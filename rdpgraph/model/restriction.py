@@ -1,7 +1,6 @@
 """Restriction of a graph to supports: the rewrite that randomized estimators make."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,17 +14,6 @@ from rdpgraph.model.rows import distinct_rows
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """The states kept, for variables that keep equally many.
-
-    ``states`` and ``log_weights`` are (*batch, members, kept); a variable's row is ``row[number]``.
-    """
-
-    states: Tensor
-    log_weights: Tensor
 
 
 def restrict_blocks(
@@ -82,18 +70,18 @@ def restrict_blocks(
         rows[numbers] = counts.get(kept, 0) + torch.arange(len(numbers))
         counts[kept] = counts.get(kept, 0) + len(numbers)
         groups.setdefault(kept, []).append(flat)
-    kept_states = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
-    whole = sizes == domain.sizes
+    selected = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
+    complete = sizes == domain.sizes
     for numbers, _ in weighted:
-        whole[numbers] = False
+        complete[numbers] = False
     parts = [
         part
         for block in blocks
         for part in (
             # Where nothing is left out the potential stays, which may have no small table.
             [block]
-            if bool(whole[block.scopes].all())
-            else _restricted(block, sizes, rows, kept_states)
+            if bool(complete[block.scopes].all())
+            else _restricted(block, sizes, rows, selected)
         )
     ]
     declared = sum(block.count for block in blocks)
@@ -183,7 +171,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _restricted(
-    block: Block, sizes: Tensor, rows: Tensor, kept_states: dict[int, Tensor]
+    block: Block, sizes: Tensor, rows: Tensor, selected: dict[int, Tensor]
 ) -> list[Block]:
     """A block on the kept states, split by how many each slot keeps."""
     new_sizes, group = distinct_rows(sizes[block.scopes])
@@ -191,9 +179,9 @@ def _restricted(
     for number, kept in enumerate(new_sizes.tolist()):
         members = (group == number).nonzero().flatten()
         scopes = block.scopes[members]
-        slots = [kept_states[k][..., rows[scopes[:, slot]], :] for slot, k in enumerate(kept)]
-        whole = len(new_sizes) == 1
-        values = block.select(None if whole else members).evaluate(slots)
+        slots = [selected[k][..., rows[scopes[:, slot]], :] for slot, k in enumerate(kept)]
+        alike = len(new_sizes) == 1
+        values = block.select(None if alike else members).evaluate(slots)
         if values.ndim == block.arity:
             values = values.unsqueeze(0)
         shape = (values.shape[block.slot_axis],)

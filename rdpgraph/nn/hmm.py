@@ -107,8 +107,8 @@ class HMM(nn.Module):
             EvidenceError: a token that is out of range, or of another shape.
         """
         tokens, lengths = self._checked(tokens, lengths)
-        kept = self._kept(generator)
-        transition = self._transition(kept)
+        active = self._active(generator)
+        transition = self._transition(active)
         if isinstance(transition, LowRank) and tokens.shape[1]:
             symbols, rows = tokens.unique(return_inverse=True)
             quick = lowrank_ranks.symbols_worthwhile(
@@ -116,11 +116,11 @@ class HMM(nn.Module):
                 transition.rank, device=tokens.device,
             )  # fmt: skip
             if quick:
-                emission = self._emission(symbols, kept)
+                emission = self._emission(symbols, active)
                 return lowrank_ranks.log_likelihood(
-                    self._start(kept), transition, emission, rows, lengths
+                    self._start(active), transition, emission, rows, lengths
                 )
-        return self._chain(tokens, lengths, kept, transition).log_partition()
+        return self._chain(tokens, lengths, active, transition).log_partition()
 
     def forward(
         self, tokens: Tensor, lengths: Tensor | None = None,
@@ -143,26 +143,26 @@ class HMM(nn.Module):
         return self._transition(None)
 
     def _chain(
-        self, tokens: Tensor, lengths: Tensor, kept: Tensor | None, transition: Tensor | LowRank
+        self, tokens: Tensor, lengths: Tensor, active: Tensor | None, transition: Tensor | LowRank
     ) -> Chain:
-        unary = self._emission(tokens, kept)
+        unary = self._emission(tokens, active)
         first = torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(1) == 0
-        unary = torch.where(first, unary + self._start(kept), unary)
+        unary = torch.where(first, unary + self._start(active), unary)
         return Chain(unary, transition, lengths=lengths)
 
-    def _start(self, kept: Tensor | None) -> Tensor:
-        return _some(self.start, kept).log_softmax(0)
+    def _start(self, active: Tensor | None) -> Tensor:
+        return _some(self.start, active).log_softmax(0)
 
-    def _transition(self, kept: Tensor | None) -> Tensor | LowRank:
-        before, after = _some(self.before, kept), _some(self.after, kept)
+    def _transition(self, active: Tensor | None) -> Tensor | LowRank:
+        before, after = _some(self.before, active), _some(self.after, active)
         if self.features is None:
             return (before @ after.mT).to(before.dtype).log_softmax(1)
         features = (self.features(side).to(side.dtype) for side in (before, after))
         return LowRank.normalised(*features)  # in full, whatever autocast makes of the products
 
-    def _emission(self, tokens: Tensor, kept: Tensor | None) -> Tensor:
+    def _emission(self, tokens: Tensor, active: Tensor | None) -> Tensor:
         """(*tokens.shape, N) log-probabilities of tokens in each state."""
-        emitting = _some(self.emitting, kept)
+        emitting = _some(self.emitting, active)
         blocks = emitting.split(max(1, _CELLS // len(self.tokens)))
         totals = torch.cat([self._totals(block, again=len(blocks) > 1) for block in blocks])
         symbols, rows = tokens.unique(return_inverse=True)
@@ -175,7 +175,7 @@ class HMM(nn.Module):
             return _log_total(emitting, self.tokens, self.bias)
         return checkpoint(_log_total, emitting, self.tokens, self.bias, use_reentrant=False)  # pyright: ignore
 
-    def _kept(self, generator: torch.Generator | None) -> Tensor | None:
+    def _active(self, generator: torch.Generator | None) -> Tensor | None:
         states = len(self.start)
         count = max(1, round(states * (1.0 - self.dropout)))
         if not self.training or count == states:
@@ -209,8 +209,8 @@ class HMM(nn.Module):
         return f"states={len(self.start)}, vocabulary={len(self.tokens)}, dropout={self.dropout}"
 
 
-def _some(values: Tensor, kept: Tensor | None) -> Tensor:
-    return values if kept is None else values[kept]
+def _some(values: Tensor, active: Tensor | None) -> Tensor:
+    return values if active is None else values[active]
 
 
 def _log_total(states: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:

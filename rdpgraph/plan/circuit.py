@@ -133,12 +133,12 @@ class _Grid:
     """The cells of all cliques, one table after the other."""
 
     def __init__(self, cliques: list[Clique], sizes: list[int]) -> None:
-        self.dims = [(*clique.shared, *clique.own) for clique in cliques]
+        self.dims = [(*clique.separator, *clique.residual) for clique in cliques]
         self.strides: list[dict[int, int]] = []
         counts: list[int] = []
         self.home: dict[int, int] = {}
         for number, (clique, dims) in enumerate(zip(cliques, self.dims, strict=True)):
-            self.home.update((v, number) for v in clique.own)
+            self.home.update((v, number) for v in clique.residual)
             strides: dict[int, int] = {}
             stride = 1
             for v in reversed(dims):
@@ -209,7 +209,7 @@ def _homes(scopes: list[list[int]], cliques: list[Clique], count: int) -> list[i
     """Per factor a clique that holds its scope: the lowest that owns one of its variables."""
     owner = [0] * count
     for number, clique in enumerate(cliques):
-        for v in clique.own:
+        for v in clique.residual:
             owner[v] = number
     # Cliques are listed level by level: of those that own a part of a scope the last is lowest.
     return [max((owner[v] for v in scope), default=0) for scope in scopes]
@@ -228,14 +228,14 @@ def _factor_runs(
 
 def _state_runs(grid: _Grid, cliques: list[Clique], begins: Integers) -> Runs:
     """Per state of every variable the cells with it in the clique that owns the variable."""
-    pairs = [(number, v) for number, clique in enumerate(cliques) for v in clique.own]
+    pairs = [(number, v) for number, clique in enumerate(cliques) for v in clique.residual]
     first = [int(begins[v]) for _, v in pairs]
     cells, index = grid.indexed([number for number, _ in pairs], first, [{v: 1} for _, v in pairs])
     return Runs(cells[np.argsort(index, kind="stable")], _run_starts(index, sum(grid.sizes)))
 
 
 def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple[Level, ...], int]:
-    owned = np.array([int(np.prod([sizes[v] for v in c.own])) for c in cliques])
+    owned = np.array([int(np.prod([sizes[v] for v in c.residual])) for c in cliques])
     lengths = grid.counts // owned
     begins = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -245,7 +245,7 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     # Every cell of a parent, once for each child: which of the child's messages acts on it.
     children = [number for number, clique in enumerate(cliques) if clique.parent >= 0]
     parents = [cliques[number].parent for number in children]
-    weights = [_message_strides(cliques[number].shared, sizes) for number in children]
+    weights = [_message_strides(cliques[number].separator, sizes) for number in children]
     cells, index = grid.indexed(parents, begins[children].tolist(), weights)
     order = np.argsort(index, kind="stable")
     above, above_starts = cells[order], _run_starts(index, total)
@@ -275,10 +275,10 @@ def _levels(grid: _Grid, cliques: list[Clique], sizes: list[int]) -> tuple[tuple
     return tuple(levels), total
 
 
-def _message_strides(shared: tuple[int, ...], sizes: list[int]) -> dict[int, int]:
+def _message_strides(separator: tuple[int, ...], sizes: list[int]) -> dict[int, int]:
     strides: dict[int, int] = {}
     stride = 1
-    for v in reversed(shared):
+    for v in reversed(separator):
         strides[v] = stride
         stride *= sizes[v]
     return strides

@@ -12,14 +12,14 @@ class Clique:
     """Variables with a joint table.
 
     Attributes:
-        shared: those that its parent has too, in the order of its table's first dims.
-        own: the others, the table's last dims.
+        separator: those that its parent has too, in the order of its table's first dims.
+        residual: the others, the table's last dims.
         parent: its place in the list of cliques; -1 for a root.
         depth: how far from its root.
     """
 
-    shared: tuple[int, ...]
-    own: tuple[int, ...]
+    separator: tuple[int, ...]
+    residual: tuple[int, ...]
     parent: int
     depth: int
 
@@ -29,7 +29,7 @@ def clique_tree(
 ) -> list[Clique] | None:
     """The cliques of a greedy order, parents first; None if their tables have too many cells.
 
-    Every scope lies inside some clique, and every variable is the own one of exactly one. Each
+    Every scope lies inside some clique, and every variable is in the residual of exactly one. Each
     tree hangs from its middle, so that it has few levels; on a level, those with most children
     come first.
 
@@ -113,8 +113,8 @@ def _hung(members: list[set[int]], links: list[list[int]]) -> list[Clique]:
     hung: list[Clique] = []
     for clique, parent, depth in parents:
         above: set[int] = members[parents[parent][0]] if parent >= 0 else set()
-        shared = tuple(sorted(members[clique] & above))
-        hung.append(Clique(shared, tuple(sorted(members[clique] - above)), parent, depth))
+        separator = tuple(sorted(members[clique] & above))
+        hung.append(Clique(separator, tuple(sorted(members[clique] - above)), parent, depth))
     return hung
 
 

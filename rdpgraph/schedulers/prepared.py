@@ -25,19 +25,19 @@ def prepared(
     neither reads the tables nor plans if the scheduler is equal and no table has been written to.
     They are taken once: gradients pass through what was read from the tables once only.
     """
-    kept: _Kept | None = graph.__dict__.pop(_NAME, None)
-    if kept is None or kept.scheduler != scheduler or kept.stamp != _stamp(graph):
-        kept = None
-    plan, run = scheduler.plan(graph) if kept is None else (kept.plan, kept.run)
+    earlier: _Prepared | None = graph.__dict__.pop(_NAME, None)
+    if earlier is None or earlier.scheduler != scheduler or earlier.stamp != _stamp(graph):
+        earlier = None
+    plan, run = scheduler.plan(graph) if earlier is None else (earlier.plan, earlier.run)
     if keep or not plan.fits:
         stamp = _stamp(graph)
         if stamp is not None:
-            graph.__dict__[_NAME] = _Kept(scheduler, stamp, plan, run)
+            graph.__dict__[_NAME] = _Prepared(scheduler, stamp, plan, run)
     return plan, run
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _Prepared:
     scheduler: Scheduler
     stamp: _Stamp
     plan: Plan

@@ -51,7 +51,7 @@ def agrees(mesh: DeviceMesh, chain: rg.Chain, parts: list[torch.Tensor], toleran
     ]
     for expected, found in zip(*gradients, strict=True):
         close(found, expected, tolerance * max(1.0, float(expected.abs().amax())))
-    own = slice(here.start, here.start + here.split.own)
+    own = slice(here.start, here.start + here.split.local)
     close(here.marginals(), chain.marginals()[..., own], tolerance)
     if bool(alive.all()):
         assert torch.equal(here.mode(), chain.mode())

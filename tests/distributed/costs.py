@@ -59,7 +59,7 @@ def bytes_are_those_forecast(mesh: DeviceMesh, folder: Path) -> None:
     left, right = torch.randn(2, 32, 16, generator=seeded(2), requires_grad=True)
     for transition in (table, rg.LowRank(left, right)):
         here = shard(rg.Chain(unary, transition), mesh)
-        here.split.own  # noqa: B018  # told once
+        here.split.local  # noqa: B018  # told once
         with Counted(ranks, rank) as counted:
             log_z = here._log_partition(
                 here._here.detach().requires_grad_(),

@@ -144,7 +144,7 @@ def test_gaussians_of_pieces_are_blocks_of_those_of_the_whole(kind, keeps):
     known = models.basis(3)
     group = models.group_of(known, 4, 1)
     q = models.posterior(3, covariance=kind, entropy=PairwiseBound(), spread=0.3)
-    functions = Functions(q, known.kept(group) if keeps else known.conditional(group))
+    functions = Functions(q, known.reused(group) if keeps else known.conditional(group))
     pieces = PiecewisePseudoLikelihood().pieces(group.labels)
     whole, cut = functions.gaussians(), functions.cut(pieces).gaussians()
     for piece, (item, places) in enumerate(

@@ -49,7 +49,7 @@ def test_gaussians_of_sequences_are_blocks_of_the_dense_ones(kind, keeps):
         known = Basis(points, kernel, nugget)
         q = models.posterior(points.rows, covariance=kind, entropy=PairwiseBound())
         group = known.group([0, 1], features, states, None)
-        given = known.kept(group) if keeps else known.conditional(group)
+        given = known.reused(group) if keeps else known.conditional(group)
         gaussians = Functions(q, given).gaussians()
         with torch.no_grad():
             prior = kernel(points.products(points))
@@ -78,7 +78,7 @@ def test_projected_covariances_have_gradients_and_are_the_same_for_short_sequenc
     known = models.basis(3)
     group = models.group_of(known, 3, 1)
     q = models.posterior(3, covariance=kind, entropy=PairwiseBound())
-    once, kept = known.conditional(group), known.kept(group)
+    once, kept = known.conditional(group), known.reused(group)
     assert once.pairs() is None
     assert kept.pairs() is not None
     torch.testing.assert_close(q.covariance.projected(once, 0), q.covariance.projected(kept, 0))
@@ -164,7 +164,7 @@ def log_evidence(known, group, pairwise_scale):
     """Of two positions and two labels: differences of scores are normal, in two and three ways."""
     kernel, (first, second) = known.kernel, group.labels.states[0].tolist()
     with torch.no_grad():
-        own = 2 * (kernel(group.own)[0] + known.nugget * torch.eye(2))
+        own = 2 * (kernel(group.within)[0] + known.nugget * torch.eye(2))
     nodes, weights = models.normal_nodes(24, 2)
     apart = nodes @ torch.linalg.cholesky(own).mT  # score of label 1 less that of label 0
     # Scores of pairs matter by their differences from that of (0, 0), here over a coarser grid.

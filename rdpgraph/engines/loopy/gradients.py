@@ -132,7 +132,7 @@ class _AtFixedPoint(torch.autograd.Function):
             how.iterations,
             how.tolerance,  # pyright: ignore
             deadline=clock.now() + ctx.seconds,  # pyright: ignore
-            total=_own if equations.boundary is None else equations.boundary.solved,  # pyright: ignore
+            total=_identity if equations.boundary is None else equations.boundary.solved,  # pyright: ignore
         )
         if residual > 100 * how.tolerance:  # pyright: ignore
             warnings.warn(
@@ -155,7 +155,7 @@ def _split(vector: Tensor, like: Messages) -> tuple[Tensor, ...]:
     return tuple(p.reshape(m.shape) for p, m in zip(parts, like, strict=True))
 
 
-def _own(values: Tensor) -> Tensor:
+def _identity(values: Tensor) -> Tensor:
     return values
 
 
@@ -166,7 +166,7 @@ def gmres(
     tolerance: float,
     *,
     deadline: float = math.inf,
-    total: Callable[[Tensor], Tensor] = _own,
+    total: Callable[[Tensor], Tensor] = _identity,
 ) -> tuple[Tensor, float]:
     """Solve operator(x) = right in a Krylov space of at most ``iterations`` dims (Saad, Schultz).
 

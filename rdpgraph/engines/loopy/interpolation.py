@@ -29,13 +29,13 @@ class InterpolatedMessages:
 
     Attributes:
         graph: the model; its restriction has the same factors, in parts of its blocks.
-        kept: (replicates, B, n, kept) the states kept of (n,) variables that keep equally many.
+        selected: (replicates, B, n, K) the selected states of (n,) variables with equally many.
         few: (V,) which variables have states that were not kept, and are not observed.
         solution: of the restricted model.
     """
 
     graph: FactorGraph
-    kept: Callable[[Tensor], Tensor]
+    selected: Callable[[Tensor], Tensor]
     few: Tensor
     solution: LoopySolution
 
@@ -70,8 +70,8 @@ class InterpolatedMessages:
     def _interpolated(self, number: int, slot: int, rows: Tensor, incoming: BySlot) -> Tensor:
         """(B', n, states) from some factors of a block to their slot's variables."""
         block = self.restricted.blocks[number]
-        whole, origin = self._origins
-        source = self.graph.blocks[int(whole[block.declared[0]])]
+        block_of, origin = self._origins
+        source = self.graph.blocks[int(block_of[block.declared[0]])]
         others = [other for other in range(block.arity) if other != slot]
         size = source.sizes[slot]
         cells = math.prod(block.sizes[other] for other in others) * size
@@ -83,7 +83,7 @@ class InterpolatedMessages:
             states = [
                 everything
                 if other == slot
-                else self.kept(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
+                else self.selected(block.scopes[chosen, other]).reshape(*lead, len(chosen), -1)
                 for other in range(block.arity)
             ]
             places = origin[block.declared[chosen]]
@@ -112,7 +112,7 @@ class InterpolatedMessages:
         """The messages at the states kept in another restriction, for that to go on from."""
         messages: dict[tuple[int, int], Tensor] = {}
         for (number, slot), values in self.messages.items():
-            states = other.kept(other.restricted.blocks[number].scopes[:, slot]).flatten(0, 1)
+            states = other.selected(other.restricted.blocks[number].scopes[:, slot]).flatten(0, 1)
             messages[number, slot] = values.gather(2, states.clamp(max=values.shape[2] - 1))
         return messages
 

@@ -150,7 +150,7 @@ class _InTurn(Sweeper):
 
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
-        messages = _own(messages)
+        messages = _copies(messages)
         sums = equations.sums(messages)
         largest: list[Tensor] = []
         for chosen in sets:
@@ -188,8 +188,8 @@ class _ByResidual(Sweeper):
     def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
         equations, edges = self.equations, self.equations.edges
         if self._state is None:
-            messages = _own(messages)
-            sums, ready = equations.sums(messages), _own(equations.update(messages))
+            messages = _copies(messages)
+            sums, ready = equations.sums(messages), _copies(equations.update(messages))
             changes = zip(ready, messages, strict=True)
             self._residual = torch.cat([equations.change(new, old)[0] for new, old in changes])
         else:
@@ -233,7 +233,7 @@ def _renewed(
     return residual
 
 
-def _own(messages: Messages) -> Messages:
+def _copies(messages: Messages) -> Messages:
     """Copies that may be written to."""
     return tuple(message.clone() for message in messages)
 

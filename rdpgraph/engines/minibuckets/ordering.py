@@ -43,13 +43,13 @@ def tight_order(
     first, graph = _leaves(tables, maximised)
     done = set(first)
 
-    def whole(order: list[int]) -> list[int]:
+    def complete(order: list[int]) -> list[int]:
         return first + [v for v in order if v not in done]
 
     plain = min_weight(graph, last=maximised, deadline=end if seconds > 0 else deadline)
     if plain is None:  # too little time to look for a good one
-        return whole(sorted(range(len(tables.sizes)), key=maximised.__contains__))
-    best, least, stale, tried = whole(plain), None, 0, 0
+        return complete(sorted(range(len(tables.sizes)), key=maximised.__contains__))
+    best, least, stale, tried = complete(plain), None, 0, 0
     if seconds <= 0:
         return best
     cells = min(cells, _CELLS)
@@ -61,7 +61,7 @@ def tight_order(
             filled = min_fill(graph, rng=rng, noise=noise, last=maximised, deadline=end)
             if filled is None:
                 break
-            order, tried = whole(filled), tried + 1
+            order, tried = complete(filled), tried + 1
         passed = bounded(tables, order, cells=cells, maximised=maximised)
         if passed.exact:
             return order
