@@ -48,11 +48,11 @@ def test_words_are_those_of_today(path: Path) -> None:
 
 
 def documented(path: Path) -> list[tuple[str, str]]:
-    """Name and docstring of everything public in a file."""
+    """Name and docstring of everything in a file that has one."""
     return [
         (f"{path.name}:{node.lineno} {node.name}", ast.get_docstring(node) or "")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
     ]
 
 
@@ -61,6 +61,7 @@ def test_docstrings_stand_alone(path: Path) -> None:
     """Whoever reads one has what it says in front of them, not where it is said."""
     for name, docstring in documented(path):
         assert not REFERENCE.fullmatch(docstring), f"{name} says only: {docstring}"
+        assert len(docstring.split()) > 2, f"{name} says no more than: {docstring}"
 
 
 @pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))

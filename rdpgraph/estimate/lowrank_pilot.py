@@ -42,5 +42,5 @@ class LowRankPilot(Proposal):
         """The mixture of the marginals found and the base."""
         rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
         low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
-        found = tuple(part.detach().log() for part in setting.marginals(solve(low)))
-        return mixed((found, self.base.scores_of(setting)), (self.share, 1.0 - self.share))
+        marginals = tuple(part.detach().log() for part in setting.marginals(solve(low)))
+        return mixed((marginals, self.base.scores_of(setting)), (self.share, 1.0 - self.share))
