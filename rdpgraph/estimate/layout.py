@@ -78,8 +78,10 @@ class Layout:
         every: list[Support] = []
         for entry, support in zip(self.domain.entries, self.supports, strict=True):
             if support is None:
-                states = torch.arange(entry.size, device=like.device)
+                states = torch.arange(entry.size)
                 support = Support(states, torch.zeros_like(states, dtype=like.dtype))
+            states, weights = support.states.to(like.device), support.log_weights.to(like.device)
+            support = Support(states, weights)
             every.append(expanded(repr(entry.name), support, (*lead, *entry.shape)))
         return tuple(every)
 

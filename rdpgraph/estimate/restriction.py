@@ -16,7 +16,7 @@ from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedErro
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, draws_before, taken
-from rdpgraph.estimate.setting import restricted_graph
+from rdpgraph.estimate.setting import restricted
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import observed_supports
@@ -85,16 +85,8 @@ class Restriction:
     @differentiable_property
     def model(self) -> Model:
         """The model on the states kept, replicates its first batch dim: what is to be solved."""
-        if isinstance(self.original, FactorGraph):
-            return restricted_graph(self.original, self.supports)
-        (support,) = self.supports
-        if support is None:
-            return self.original
-        sites = self.original.sites()
-        assert sites is not None
-        lead = (self.replicates, *sites.unary.shape[:-1])
-        support = expanded(f"a {type(self.original).__name__}", support, lead)
-        return sites.restrict(support.states, support.log_weights)
+        given = isinstance(self.original, FactorGraph) or self.supports == (None,)
+        return restricted(self.original, self.supports if given else self.layout.expanded)
 
     @cached_property
     def layout(self) -> Layout:

@@ -66,11 +66,7 @@ class Setting:
 
     def restrict(self, chosen: Sequence[Support]) -> Model:
         """The model on supports of the groups; further dims in front are batch dims."""
-        if isinstance(self.model, FactorGraph):
-            return restricted_graph(self.model, self.supports(chosen))
-        (sites,), (support,) = self.groups, self.supports(chosen)
-        assert support is not None
-        return sites.restrict(support.states, support.log_weights)
+        return restricted(self.model, self.supports(chosen))
 
     def marginals(self, posterior: Any, chosen: Sequence[Support] = ()) -> tuple[Tensor, ...]:
         """What the posterior of a restricted model says of the groups: (*batch, *sites, kept).
@@ -122,7 +118,10 @@ def sites_of(model: Model, generator: torch.Generator | None = None) -> tuple[Si
     return (replace(offered, unary=offered.unary.detach(), generator=generator),)
 
 
-def restricted_graph(graph: FactorGraph, supports: Supports) -> FactorGraph:
-    """A graph on supports of its variables and arrays, in their order."""
-    entries = zip(graph.variables, supports, strict=True)
-    return graph.restrict({entry: support for entry, support in entries if support is not None})
+def restricted(model: Model, supports: Supports) -> Model:
+    """A model on supports of its variables and arrays, in their order, or of its sites."""
+    if isinstance(model, FactorGraph):
+        entries = zip(model.variables, supports, strict=True)
+        return model.restrict({entry: support for entry, support in entries if support})
+    (support,), sites = supports, model.sites()
+    return sites.restrict(support.states, support.log_weights) if support and sites else model

@@ -55,18 +55,14 @@ class Answers(dict[Entry, Tensor]):
             held = self.domain.numbers(key)
             if torch.equal(held, wanted):
                 return value
+            if not bool(torch.isin(wanted, held).all()):
+                continue
+            ordered, order = held.reshape(-1).sort()
+            places = order[torch.searchsorted(ordered, wanted)]
             lead = value.ndim - self.trailing - held.ndim
-            ends = value.shape[value.ndim - self.trailing :]
-            order = torch.argsort(held.reshape(-1))
-            ordered = held.reshape(-1)[order]
-            if not len(ordered):
-                continue
-            place = torch.searchsorted(ordered, wanted).clamp(max=len(ordered) - 1)
-            if not torch.equal(ordered[place], wanted):
-                continue
-            flat = value.reshape([*value.shape[:lead], -1, *ends])
-            values = flat.index_select(lead, order[place].reshape(-1).to(flat.device))
-            return values.reshape([*value.shape[:lead], *wanted.shape, *ends])
+            flat = value.flatten(lead, lead + held.ndim - 1) if held.ndim else value.unsqueeze(lead)
+            values = flat.index_select(lead, places.reshape(-1).to(flat.device))
+            return values.unflatten(lead, wanted.shape) if wanted.ndim else values.squeeze(lead)
         name = item if isinstance(item, str) else item.name
         known = ", ".join(repr(key.name) for key in list(self)[:5])
         raise UnknownVariableError(f"Nothing is said here of {name!r}; there is {known}.")

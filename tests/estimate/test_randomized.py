@@ -19,7 +19,7 @@ from rdpgraph.estimate.proposals import (
 )
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.setting import restricted_graph
+from rdpgraph.estimate.setting import restricted
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.testing import brute_force
@@ -91,7 +91,7 @@ def restricted_truth(graph, posterior):
     """Brute force over each replicate's restricted model, and the scores without weights."""
     layout = posterior.solution.restriction.layout
     return [
-        restricted_graph(
+        restricted(
             layout.model,
             [
                 rg.extend.Support(s.states[number], s.log_weights[number].to(graph.dtype))

@@ -24,23 +24,23 @@ def drawn(seed):
 def test_cliques_are_a_tree_that_holds_every_scope(seed):
     scopes, sizes = drawn(seed)
     tree = clique_tree(scopes, sizes, cells=1e9)
-    members = [{*clique.shared, *clique.own} for clique in tree]
+    members = [{*clique.separator, *clique.residual} for clique in tree]
     assert all(any(held.issuperset(scope) for held in members) for scope in scopes)
-    owned = sorted(v for clique in tree for v in clique.own)
+    owned = sorted(v for clique in tree for v in clique.residual)
     assert owned == list(range(len(sizes)))
     assert [clique.depth for clique in tree] == sorted(clique.depth for clique in tree)
     children = [sum(clique.parent == place for clique in tree) for place in range(len(tree))]
     for place, clique in enumerate(tree):
         if clique.parent < 0:
-            assert not clique.shared
+            assert not clique.separator
             assert not clique.depth
             continue
         parent = tree[clique.parent]
         assert clique.parent < place
         assert clique.depth == parent.depth + 1
         # Each variable has one owner, so this is the running intersection.
-        assert set(clique.shared) == members[place] & members[clique.parent]
-        assert clique.own
+        assert set(clique.separator) == members[place] & members[clique.parent]
+        assert clique.residual
         assert not members[place] <= members[clique.parent]
         before = tree[place - 1]
         assert before.depth < clique.depth or children[place - 1] >= children[place]
