@@ -327,7 +327,7 @@ class RestrictedSolution(Solution):
         best = self._split(other._unweighted.max_marginals())
         best = torch.nn.functional.pad(best, (0, 1), value=-math.inf)  # of no variables, too
         chosen = best.amax(-1).argmax(0).unsqueeze(0)
-        modes = self._split(other._unweighted.mode())
+        modes = self._split(other._unweighted.possible_mode())
         return other._layout.original(modes.take_along_dim(chosen.unsqueeze(-1), 0), chosen)[0]
 
     def possible(self) -> Tensor:

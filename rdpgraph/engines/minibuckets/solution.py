@@ -233,23 +233,23 @@ class MiniBucketSolution(Solution):
         return self._each([one.score for one in self._averages])
 
     def factor_marginals(self, block: int) -> Tensor:
-        """Refused."""
+        """Refused: there are no joint marginals of factors."""
         return _refused("the joint marginals of factors")
 
     def max_marginals(self) -> Tensor:
-        """Refused."""
+        """Refused: there are no max-marginals."""
         return _refused("max-marginals")
 
     def mode(self) -> Tensor:
-        """Refused."""
+        """Refused: no mode is sought."""
         return _refused("a mode")
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Refused."""
+        """Refused: no marginal mode is sought."""
         return _refused("a marginal mode")
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Refused."""
+        """Refused: draws of populations are not independent."""
         return _refused("independent draws")
 
 

@@ -139,8 +139,8 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Tensor
                 "There is no mode: the evidence, or the model, has probability zero."
             )
         limits = Limits(seconds, _ROOM, any_possible=True)
-        found = search(network, limits, start=states).states
-    return torch.where(possible.unsqueeze(1), states, found)
+        searched = search(network, limits, start=states).states
+    return torch.where(possible.unsqueeze(1), states, searched)
 
 
 @dataclass(frozen=True, eq=False)
