@@ -42,6 +42,16 @@ def infer(
 ) -> StructuredPosterior: ...
 
 
+@overload
+def infer(
+    model: Model,
+    *,
+    estimator: Estimator | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior | StructuredPosterior: ...
+
+
 def infer(
     model: Model,
     *,
