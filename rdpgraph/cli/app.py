@@ -271,8 +271,8 @@ def parse_command(
     from rdpgraph.cli.parse import answers, as_text, parsed
     from rdpgraph.cli.targets import checked_picture, checked_target
     from rdpgraph.cli.trees import draw_tree
-    from rdpgraph.io.grammar import LIMIT, MEMORY, read_grammar
-    from rdpgraph.io.text import write_text_atomically
+    from rdpgraph.io.grammar import MEMORY, read_grammar
+    from rdpgraph.io.text import LIMIT, write_text_atomically
 
     checked_target(output, grammar)
     checked_picture(picture, grammar, output)

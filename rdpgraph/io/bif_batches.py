@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rdpgraph.io.tables import is_conditional
 from rdpgraph.io.text import Bytes
+from rdpgraph.io.tokens import non_negative
 
 Array = NDArray[np.float64]
 
@@ -58,24 +59,11 @@ def rows_of(
         return None
     values = np.empty((count, size))
     for state in range(size):
-        column = probabilities_of(words[parents + 2 + state :: width])
+        column = non_negative(words[parents + 2 + state :: width])
         if column is None:
             return None
         values[:, state] = column
     return numbers, values
-
-
-def probabilities_of(words: Sequence[bytes]) -> Array | None:
-    """The numbers, or None where one is no probability."""
-    text = b"".join(words)
-    if b"_" not in text and text.isascii():  # float() takes more than a file may say
-        try:
-            values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
-        except ValueError:
-            return None
-        if not len(values) or (values.min() >= 0 and values.max() < np.inf):
-            return values
-    return None
 
 
 @dataclass(eq=False)
@@ -140,7 +128,7 @@ class Batch:
         if words[count :: count + 1].count(b";") != len(parts) - 1:
             return None
         del words[count :: count + 1]
-        values = probabilities_of(words)
+        values = non_negative(words)
         return None if values is None else values.reshape(len(parts), self.size, self.rows)
 
     def _of_rows(self, texts: list[bytes]) -> Array | None:

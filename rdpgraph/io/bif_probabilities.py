@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdpgraph._cache import cached_property
-from rdpgraph.io.bif_batches import TABLE, probabilities_of, rows_of
+from rdpgraph.io.bif_batches import TABLE, rows_of
 from rdpgraph.io.bif_tokens import (
     PIECE,
     Tokens,
@@ -24,7 +24,7 @@ from rdpgraph.io.bif_tokens import (
 )
 from rdpgraph.io.tables import is_conditional
 from rdpgraph.io.text import Bytes
-from rdpgraph.io.tokens import is_number
+from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.names import CODEC
 
@@ -225,7 +225,7 @@ class Probabilities:
         for part in pieces(self._data, self._source, start, end):
             words = [word for word in part.words if word not in (b",", b";")]
             if wrong is None and seen + len(words) <= len(own):
-                values = probabilities_of(words)
+                values = non_negative(words)
                 if values is None:
                     wrong = part, words
                 else:
@@ -296,7 +296,7 @@ def _numbers(tokens: Tokens, start: int, end: int, count: int) -> list[bytes]:
 
 
 def _probabilities(tokens: Tokens, words: Sequence[bytes]) -> Array:
-    values = probabilities_of(words)
+    values = non_negative(words)
     if values is None:
         wrong = next(w for w in words if not is_number(w) or float(w) < 0)
         tokens.fail(tokens.words.index(wrong), "a probability >= 0")

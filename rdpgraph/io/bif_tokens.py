@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import NoReturn
 
-from rdpgraph.io.text import Bytes, encoding_of, fail, shown
+from rdpgraph.io.text import BLANK, BLANKS, Bytes, encoding_of, fail, shown
 from rdpgraph.model.names import CODEC
 
 PIECE = 1 << 14
@@ -25,11 +25,9 @@ _TOKEN = re.compile(b"%b|%b|%b+|[%b]" % (_COMMENT, _QUOTED, _WORD, _MARKS))
 _SKIPPED = rb'(?:%b|%b|%b+|[\s\x1c-\x1f()\[\]|,"%%b])*+' % (_COMMENT, _QUOTED, _WORD)
 _TO_BRACE = re.compile(_SKIPPED % b";")
 _TO_END = re.compile(_SKIPPED % b"{}")
-# What Unicode calls blank beyond ASCII, in UTF-8; and words as far as that.
-_BLANK = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
-_BLANKS = re.compile(_BLANK)
+# The same tokens, where words end before a blank beyond ASCII.
 _BLANKS_AND_TOKENS = re.compile(
-    b"%b|%b|(%b)|(?:(?!%b)%b)+" % (_COMMENT, _QUOTED, _BLANK, _BLANK, _WORD)
+    b"%b|%b|(%b)|(?:(?!%b)%b)+" % (_COMMENT, _QUOTED, BLANK, BLANK, _WORD)
 )
 _CUT = re.compile(rb"[\s{}()\[\]|,;]")
 _COMMENTS = (b"//", b"/*")
@@ -55,7 +53,7 @@ def as_utf8(text: str | Bytes) -> Bytes:
         data: Bytes = text.encode(*CODEC)
     else:
         data = text if encoding_of(text) == "utf-8" else text.decode("latin-1").encode()
-    if data.isascii() or not _BLANKS.search(data):
+    if data.isascii() or not BLANKS.search(data):
         return data
     data = bytearray(data)
     for match in _BLANKS_AND_TOKENS.finditer(data):

@@ -1,11 +1,9 @@
 """Weighted context-free grammars in files: one rule a line."""
 
 import math
-import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,25 +12,14 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError
+from rdpgraph.io.grammar_lines import rules_of
 from rdpgraph.io.source import WAIT
-from rdpgraph.io.text import Bytes, PathLike, encoding_of, fail, read_bytes, shown
-from rdpgraph.io.tokens import is_number
+from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, shown
 from rdpgraph.model.names import Names
 from rdpgraph.model.semiring import soft_scatter
 
-_TOKEN = re.compile(r"""\s*+(?:(#)|"([^"]*)"|'([^']*)'|([^\s"'#]+)|(.)|\Z)""")
-# A line of the usual form; any other is read token by token.
-_RULE = re.compile(
-    r"""\s*+([0-9]++(?:\.[0-9]*+)?)\s++([^\s"'#]++)\s++->\s++"""
-    r"""(?:([^\s"'#]++)\s++([^\s"'#]++)|"([^"]++)"|'([^']++)')\s*+"""
-)
-_LINE, _LINE_OF_BYTES = re.compile(r"[^\r\n]+"), re.compile(rb"[^\r\n]+")
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
-_MOST_OF_A_LINE = 1 << 20
-"""Bytes: as characters they may take four times as many, again and again."""
 _PIECE = 1 << 14
-LIMIT = 1 << 25
-"""The most bytes of text by default, 32 MiB."""
 MEMORY = 2.0**29
 """The most bytes of a table of rules by default, 512 MiB: 406 symbols in float64."""
 
@@ -156,17 +143,17 @@ def _summed(places: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Rules:
+class _Columns:
     """The rules of one kind, as columns: numbers of names, weights."""
 
-    columns: "list[array[int]]"
+    numbers: "list[array[int]]"
     weights: "array[float]" = field(default_factory=lambda: array("d"))
 
-    def add(self, weight: float, *numbers: int) -> None:
-        """Append a rule: its weight, and the numbers of its names."""
-        for column, number in zip(self.columns, numbers, strict=True):
-            column.append(number)
-        self.weights.append(weight)
+    def extend(self, weights: NDArray[np.float64], *numbers: NDArray[np.int32]) -> None:
+        """Append rules: their weights, and the numbers of their names."""
+        for column, more in zip(self.numbers, numbers, strict=True):
+            column.frombytes(more.tobytes())
+        self.weights.frombytes(weights.tobytes())
 
 
 def read_grammar(
@@ -229,23 +216,16 @@ def parse_grammar(
     """
     names, words = Names(), Names()
     order, heads = array("i"), array("i")  # the place of each symbol by its first rule, or -1
-    binary = _Rules([array("i"), array("i"), array("i")])
-    lexical = _Rules([array("i"), array("i")])
-    for line, content in _lines(text, source):
-        tokens = _read_line(content, f"{source}: line {line}")
-        if not tokens:
-            continue
-        weight, parent, *parts = tokens
-        number = names.add(parent)
-        if len(parts) == 1:
-            lexical.add(float(weight), number, words.add(parts[0]))
-        else:
-            binary.add(float(weight), number, names.add(parts[0]), names.add(parts[1]))
-        if len(names) > len(order):
-            order.extend([-1] * (len(names) - len(order)))
-        if order[number] < 0:
-            order[number] = len(heads)
-            heads.append(number)
+    binary = _Columns([array("i"), array("i"), array("i")])
+    lexical = _Columns([array("i"), array("i")])
+    for rules in rules_of(text, source):
+        numbers = names.add_all([*rules.parents, *rules.children])
+        parents, children = np.split(numbers, [len(rules.parents)])
+        order.frombytes(np.full(len(names) - len(order), -1, dtype=np.int32).tobytes())
+        _enter(parents, order, heads)
+        alone = rules.lexical
+        binary.extend(rules.weights[~alone], parents[~alone], children[::2], children[1::2])
+        lexical.extend(rules.weights[alone], parents[alone], words.add_all(rules.words))
     if not heads:
         fail(source, "expected rules such as: 0.5 S -> NP VP; the grammar has none.")
     places = _column(order)
@@ -258,75 +238,32 @@ def parse_grammar(
     return Grammar(names, words, *rules, *word_rules, memory_bytes)
 
 
-def _lines(text: str | Bytes, source: str) -> Iterator[tuple[int, str]]:
-    """The lines that are neither empty nor comments, and their numbers from 1 on."""
-    of_bytes = not isinstance(text, str)
-    encoding = encoding_of(text) if of_bytes else ""
-    pattern: re.Pattern[Any] = _LINE_OF_BYTES if of_bytes else _LINE
-    feed, back, both = (b"\n", b"\r", b"\r\n") if of_bytes else ("\n", "\r", "\r\n")
-    comment = b"#" if of_bytes else "#"
-    whole, number, end = cast("Any", text), 1, 0
-    for match in pattern.finditer(whole):
-        gap = (end, match.start())
-        if gap[1] == end + 1 and whole.startswith(feed, end):
-            number += 1
-        else:
-            number += whole.count(feed, *gap) + whole.count(back, *gap) - whole.count(both, *gap)
-        end = match.end()
-        if whole.startswith(comment, gap[1]):
-            continue
-        if of_bytes and end - match.start() > _MOST_OF_A_LINE:
-            fail(source, f"line {number}: expected a rule, got a line of a million characters.")
-        yield number, match[0].decode(encoding) if of_bytes else match[0]
-
-
-def _read_line(line: str, where: str) -> list[str]:
-    """Weight, parent, and two symbols or one word; or nothing."""
-    usual = _RULE.fullmatch(line)
-    if usual is not None and math.isfinite(float(usual[1])):
-        return [part for part in usual.groups() if part is not None]
-    tokens: list[tuple[str, bool]] = []
-    for match in _TOKEN.finditer(line):
-        comment, double, single, plain, stray = match.groups()
-        if comment is not None or len(tokens) > 5 or match.end() == match.start():
-            break
-        if match.lastindex is None:  # blanks at the end
-            break
-        if stray is not None:
-            got = shown(line[:100].strip())
-            fail(where, f"a quote that is not closed, or is inside a name: {got}.")
-        tokens.append((plain, False) if plain is not None else (double or single or "", True))
-    if not tokens:
-        return []
-    texts = [text for text, _ in tokens]
-    quoted = [is_word for _, is_word in tokens]
-    pair, word = [False] * 5, [False] * 3 + [True]
-    if quoted not in (pair, word) or texts[2] != "->" or not all(texts):
-        fail(
-            where,
-            'expected a rule such as: 0.5 S -> NP VP, or: 1.0 N -> "dog"; got '
-            f"{shown(' '.join(line[:1000].split()), 60)}.",
-        )
-    if not is_number(texts[0]) or float(texts[0]) < 0:
-        fail(where, f"expected a weight >= 0; got {shown(texts[0])}.")
-    return [texts[0], texts[1], *texts[3:]]
+def _enter(parents: NDArray[np.int32], order: "array[int]", heads: "array[int]") -> None:
+    """Append to the heads those of rules that come next."""
+    places = _column(order)
+    new = parents[places[parents] < 0]
+    turns = np.arange(len(new), dtype=np.int32)
+    places[new[::-1]] = turns[::-1]  # the first rule of each is written last
+    first = new[places[new] == turns]
+    places[first] = np.arange(len(heads), len(heads) + len(first))
+    heads.frombytes(first.tobytes())
 
 
 def _line_of(rule: int, kind: int, text: str | Bytes, source: str) -> int:
     """The line of a rule, counted among those with two symbols, or with one word."""
-    for line, content in _lines(text, source):
-        if len(_read_line(content, source)) == 5 - kind:
-            rule -= 1
-            if rule < 0:
-                return line
+    for rules in rules_of(text, source):
+        own = rules.lines[rules.lexical == (kind == _LEXICAL)]
+        if rule < len(own):
+            return int(own[rule])
+        rule -= len(own)
     raise AssertionError("the rule has been read")
 
 
 def _refuse_headless(
-    rules: _Rules, places: NDArray[np.int32], symbols: Names, text: str | Bytes, source: str
+    rules: _Columns, places: NDArray[np.int32], symbols: Names, text: str | Bytes, source: str
 ) -> None:
     """Raise an error about the first part of a rule that has no rules itself."""
-    _, *parts = map(_column, rules.columns)
+    _, *parts = map(_column, rules.numbers)
     for start in range(0, len(parts[0]), _PIECE):
         numbers = np.stack([part[start : start + _PIECE] for part in parts], 1)
         lacking = places[numbers] < 0
@@ -340,9 +277,9 @@ def _refuse_headless(
             )
 
 
-def _refuse_repeats(rules: _Rules, text: str | Bytes, source: str) -> None:
+def _refuse_repeats(rules: _Columns, text: str | Bytes, source: str) -> None:
     """Raise an error about the first rule that has come before."""
-    columns = [_column(column) for column in rules.columns]
+    columns = [_column(column) for column in rules.numbers]
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     if math.prod(sizes) < 2**63:
         keys = columns[0].astype(np.int64)
@@ -373,7 +310,7 @@ def _column(values: "array[int]") -> NDArray[np.int32]:
 
 
 def _listed(
-    rules: _Rules,
+    rules: _Columns,
     places: tuple[NDArray[np.int32] | None, ...],
     text: str | Bytes,
     source: str,
@@ -384,7 +321,7 @@ def _listed(
     _refuse_repeats(rules, text, source)
     listed = np.empty((count, len(places)), dtype=np.int64)
     for number, place in enumerate(places):
-        column = _column(rules.columns.pop(0))  # its memory is needed
+        column = _column(rules.numbers.pop(0))  # its memory is needed
         for start in range(0, count, _PIECE):
             piece = column[start : start + _PIECE]
             listed[start : start + _PIECE, number] = piece if place is None else place[piece]

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -22,6 +23,9 @@ _GZIP = b"\x1f\x8b"
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
 _END = b"\x1a"  # of a file on DOS
 _BOM = b"\xef\xbb\xbf"
+BLANK = rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+"""A pattern of what Unicode calls blank beyond ASCII, in UTF-8."""
+BLANKS = re.compile(BLANK)
 
 
 def fail(source: str, message: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -152,6 +152,19 @@ def is_number(word: str | Bytes) -> bool:
     """Whether a word is a finite decimal number."""
     word = word.encode() if isinstance(word, str) else word
     return _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
+
+
+def non_negative(words: Sequence[bytes]) -> Array | None:
+    """Finite decimal numbers >= 0, or None if one of the words is none."""
+    text = b"".join(words)
+    if b"_" not in text and text.isascii():  # float() takes more than a file may say
+        try:
+            values = np.fromiter(map(float, words), dtype=np.float64, count=len(words))
+        except ValueError:
+            return None
+        if not len(values) or (values.min() >= 0 and values.max() < np.inf):
+            return values
+    return None
 
 
 def _count(data: Bytes, start: int, end: int) -> int:

@@ -64,11 +64,48 @@ def test_rules_become_tables(tmp_path):
         ("1 S -> 'a", 1, "quote"),
         ("\n1 S -> 'a'\n2 S -> 'a'", 3, "line 2 already"),
         ("1 S -> S T\n1 S -> 'a'", 1, "'T'"),
+        ("# c\n" * 9 + "1 S -> 'a' # it's\n\n1 S -> S", 12, "expected a rule"),
+        ("1 S -> 'a'\nx S -> 'b'\n1 S -> S", 2, "weight"),
+        ("1 S -> 'a'\n1 S -> S\nx S -> 'b'", 2, "expected a rule"),
+        ("1 S -> 'a\"", 1, "quote"),
+        ('1 S -> "a" b "c"', 1, "expected a rule"),
     ],
 )
 def test_errors_name_the_line(text, line, words):
     with pytest.raises(rg.errors.FileFormatError, match=f"here: line {line}:.*{words}"):
         parse_grammar(text, source="here")
+
+
+def test_a_rule_means_the_same_on_every_line():
+    """Of the usual form or not, alone or among others, in a text of characters or of bytes."""
+    rules = {
+        "0.5 S -> S S": (0.5, "S", "S", "S"),
+        '1 S -> "a"': (1.0, "S", "a"),
+        " 2e-1\tS ->  'two words'  # and \"a\" tail's": (0.2, "S", "two words"),
+        '3 S -> "it\'s"': (3.0, "S", "it's"),
+        '.5 S -> "#"#': (0.5, "S", "#"),
+        "4 S -> T S": (4.0, "S", "T", "S"),
+        "5 T -> 'a\xa0b'": (5.0, "T", "a\xa0b"),
+        "6 T\x1f-> 'c'": (6.0, "T", "c"),
+        "7 T -> \u3000T S": (7.0, "T", "T", "S"),
+        "8 ->S -> 'd'": (8.0, "->S", "d"),
+    }
+
+    def of(part, number):  # forty grammars in one
+        return part.replace("S", f"S{number}").replace("T", f"T{number}")
+
+    text = "# rules\n" + "\n\n".join(of(line, n) for line in rules for n in range(40))
+    wanted = [(w, *(of(p, n) for p in parts)) for w, *parts in rules.values() for n in range(40)]
+    ends = [text.replace("\n", end) for end in ("\n", "\r", "\r\n")]
+    for data in (*ends, text.encode(), text.encode() + b"\n# the end"):
+        grammar = parse_grammar(data)
+        symbols, words = grammar.symbols, grammar.words
+        pairs = [tuple(symbols[n] for n in rule) for rule in grammar.rules.tolist()]
+        alone = [(symbols[n], words[word]) for n, word in grammar.word_rules.tolist()]
+        logs = torch.cat([grammar.log_weights, grammar.log_word_weights])
+        ranked = sorted(wanted, key=len, reverse=True)  # those of two symbols come first
+        assert [*pairs, *alone] == [tuple(parts) for _, *parts in ranked]
+        assert_close(logs.exp(), torch.tensor([w for w, *_ in ranked], dtype=logs.dtype))
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n\n"])

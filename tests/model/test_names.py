@@ -45,3 +45,21 @@ def test_names_are_compared_hashed_copied_and_picked_as_tuples():
     for other in (copy.deepcopy(names), pickle.loads(pickle.dumps(names))):
         assert other == names
         assert other.find("VP") == 2
+
+
+def test_names_that_are_added_together_are_those_added_one_by_one(monkeypatch):
+    """Some of them repeated, known, or of one hash; and in a text with longer places."""
+    monkeypatch.setattr("rdpgraph.model.names._SHORT", 5000)
+    monkeypatch.setattr("rdpgraph.model.names._BITS", 7)
+    given = [b"", b"x" * 1000, *(b"%d" % (number % 700) for number in range(2000))]
+    one_by_one, together = Names(), Names()
+    for start in range(0, len(given), 90):
+        part = given[start : start + 90]
+        known = [one_by_one.find_bytes(name) for name in part]
+        assert together.find_all(part).tolist() == known
+        assert together.add_all(part).tolist() == list(map(one_by_one.add_bytes, part))
+    assert together == one_by_one
+    assert together.find_all([*given, b"absent"]).tolist() == [
+        *map(one_by_one.find_bytes, given),
+        -1,
+    ]
