@@ -2,21 +2,23 @@
 
 import re
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import itemgetter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from rdpgraph.io.bif_blocks import read_blocks, usual_scopes
 from rdpgraph.io.bif_tables import Headers, read_tables
 from rdpgraph.io.bif_tokens import (
-    PLAIN_HEADER,
-    PLAIN_VARIABLE,
     PUNCTUATION,
     Tokens,
     after,
     as_utf8,
-    blocks_of,
-    names_of,
+    name_lists,
     next_token,
     unquoted,
     words_of,
@@ -30,9 +32,9 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.names import CODEC, Names, NumberedNames
 
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
-_FEW = 1 << 12  # names that are looked for among each other in a set
 _MOST_OF_A_LIST = 1 << 8  # bytes of names of states that are remembered as they stand in the file
 _SHARED = 1 << 10
+_HEADERS = 1 << 9  # that are read at once
 
 
 def read_bif(
@@ -73,9 +75,7 @@ def parse_bif(
     data = as_utf8(text)
     del text
     declared = _Declared(data, source)
-    probabilities = array("q")  # where each begins, and the span in its braces
-    for block in blocks_of(data, source, declared.add):
-        probabilities.extend(block)
+    probabilities = read_blocks(data, source, declared)
     variables, lists = declared.variables(), declared.lists
     del declared
     headers = _read_headers(data, source, probabilities, variables.names)
@@ -106,36 +106,31 @@ class _Declared:
         sizes = np.frombuffer(self.sizes, dtype=np.int64)
         return CompactVariables(self.names, sizes, (self.lists, self.list_of))
 
-    def add(self, start: int) -> int:
-        """Read ``variable NAME { type discrete [ k ] { names }; }``; the place after it."""
-        plain = PLAIN_VARIABLE.match(self.data, start)
-        if plain is not None:
-            name, *listed = plain.groups()
-            number, size = self._known(*listed)
-            if size and self.names.add_bytes(name) == len(self.sizes):
-                self.sizes.append(size)
-                self.list_of.append(number)
-                return plain.end()
-        return self._add(start)
+    def add_usual(self, blocks: Sequence[tuple[bytes, ...]]) -> int:
+        """Take variables given as (name, number, names of states); how many are as usual."""
+        lists = list(takewhile(itemgetter(1), (self._list(*block[1:]) for block in blocks)))
+        numbers = self.names.add_all([name for name, *_ in blocks[: len(lists)]])
+        again = np.flatnonzero(numbers != np.arange(len(numbers)) + len(self.sizes))
+        taken = int(again[0]) if len(again) else len(lists)
+        self.list_of.extend(number for number, _ in lists[:taken])
+        self.sizes.extend(size for _, size in lists[:taken])
+        return taken
 
-    def _known(self, digits: bytes, text: bytes) -> tuple[int, int]:
+    def _list(self, digits: bytes, text: bytes) -> tuple[int, int]:
         """The number of a list of states as it stands in a file, and its length; 0 if unusual."""
         key = digits, text
         known = self.known.get(key)
         if known is None:
-            if len(text) > _MOST_OF_A_LIST:
-                return 0, 0
-            names = [
-                word for word in Tokens.of(text, self.source, 0, len(text)).words if word != b","
-            ]
+            names = text.replace(b",", b" ").split()
             if len(names) != int(digits) or len(set(names)) < len(names):
                 return 0, 0
             known = self.lists.add(b"\n".join(names)), len(names)
-            if len(self.known) < _SHARED:
+            if len(self.known) < _SHARED and len(text) <= _MOST_OF_A_LIST:
                 self.known[key] = known
         return known
 
-    def _add(self, start: int) -> int:
+    def add(self, start: int) -> int:
+        """Read ``variable NAME { type discrete [ k ] { names }; }``; the place after it."""
         data, source = self.data, self.source
         tokens = Tokens.first(data, source, start, 3)
         name = tokens.name(1, "the name of a variable")
@@ -174,9 +169,10 @@ class _Declared:
         tokens.expect(at + 1, b"]", b"{")
         count = int(digits)
         text, hashes = bytearray(), array("q")
-        for state in names_of(data, source, first, last - 1, count, f"state names of {name!r}"):
-            text += state + b"\n"
-            hashes.append(hash(state))
+        what = f"state names of {name!r}"
+        for names in name_lists(data, source, first, last - 1, count, what):
+            text += b"\n".join(names) + b"\n"
+            hashes.extend(map(hash, names))
         states = bytes(memoryview(text)[:-1])
         del text
         repeated = _repeated(states, hashes)
@@ -206,12 +202,17 @@ def _read_headers(data: Bytes, source: str, spans: "array[int]", names: Numbered
     """The scope of every variable's block, in the file's order."""
     assert isinstance(names, Names)
     headers = Headers(array("q", [0]), array("i"), array("q"))
-    defined = bytearray(len(names))
-    for at in range(0, len(spans), 3):
-        start, body, end = spans[at : at + 3]
-        scope = _plain_scope(data, start, body, names)
-        if not scope or defined[scope[0]]:
-            scope = _read_scope(data, source, start, body, names, defined)
+    defined, listed = bytearray(len(names)), np.frombuffer(spans, np.int64).reshape(-1, 3)
+    left = [listed[at : at + _HEADERS] for at in range(0, len(listed), _HEADERS)][::-1]
+    while left:
+        part = left.pop()
+        if _take_usual(data, part, names, defined, headers):
+            continue
+        if len(part) > 1:  # one that is unusual is not to make the others slow
+            left += np.array_split(part, 2)[::-1]
+            continue
+        start, body, end = part[0].tolist()
+        scope = _read_scope(data, source, start, body, names, defined)
         defined[scope[0]] = 1
         headers.members.extend(scope)
         headers.starts.append(len(headers.members))
@@ -222,15 +223,23 @@ def _read_headers(data: Bytes, source: str, spans: "array[int]", names: Numbered
     return headers
 
 
-def _plain_scope(data: Bytes, start: int, end: int, names: Names) -> list[int]:
-    """The variables of a header of the usual form; none for any other, and for a wrong one."""
-    match = PLAIN_HEADER.fullmatch(data, start, end)
-    if match is None:
-        return []
-    words = [match[1]] if match[2] is None else [match[1], *match[2].replace(b",", b" ").split()]
-    scope = list(map(names.find_bytes, words))
-    good = min(scope) >= 0 and len(scope) <= _MOST_SLOTS and len(set(scope)) == len(scope)
-    return scope if good else []
+def _take_usual(
+    data: Bytes, spans: NDArray[np.int64], names: Names, defined: bytearray, headers: Headers
+) -> bool:
+    """Read some headers together, if they are of the usual form and right."""
+    scopes = usual_scopes(data, spans[:, :2], names, _MOST_SLOTS)
+    if scopes is None:
+        return False
+    counts, members = scopes
+    ends, known = counts.cumsum(), np.frombuffer(defined, dtype=np.uint8)
+    children = members[ends - counts]
+    if known[children].any() or len(np.unique(children)) < len(children):
+        return False
+    known[children] = 1
+    headers.starts.frombytes((ends + len(headers.members)).tobytes())
+    headers.members.frombytes(members.tobytes())
+    headers.bodies.frombytes((spans[:, 1:] - [0, 1]).tobytes())
+    return True
 
 
 def _read_scope(

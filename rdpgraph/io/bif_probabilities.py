@@ -5,7 +5,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from rdpgraph.io.bif_tokens import (
     PIECE,
     Tokens,
     find_token,
-    names_of,
+    name_lists,
     next_token,
     pieces,
     statements,
@@ -206,8 +206,9 @@ class Probabilities:
             if close is None or close[0] != b")":
                 place = end if close is None else close.start()
                 Tokens(source, data, place, []).fail(0, "')'")
-            listed = names_of(data, source, head.end(), close.start(), self._parents, self._what)
-            place = self._row(tokens, 0, list(listed))
+            span = head.end(), close.start()
+            listed = name_lists(data, source, *span, self._parents, self._what)
+            place = self._row(tokens, 0, list(chain.from_iterable(listed)))
             self._take_rows([place], self._read_numbers(close.end(), end, self._size))
         elif head[0] == b"default" and self._default is None:
             self._take_default(self._read_numbers(head.end(), end, self._size))

@@ -34,16 +34,6 @@ _COMMENTS = (b"//", b"/*")
 PUNCTUATION = frozenset(bytes([mark]) for mark in b'{}()[]|,;"')
 _NO_NAMES = PUNCTUATION - {b","}
 _TOKENS_AT_ONCE = 1 << 11
-# What is usual, without quotes and comments; what does not match is read token by token.
-_NAME = rb'[^\s\x1c-\x1f{}()\[\]|,;"/]++'
-_NAMES = rb'[^\x1c-\x1f{}()\[\]|;"/]*+'
-PLAIN_VARIABLE = re.compile(
-    rb"variable\s++(%b)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
-    rb"(%b)\}\s*+;?\s*+\}\s*+" % (_NAME, _NAMES)
-)
-PLAIN_HEADER = re.compile(rb"probability\s*+\(\s*+(%b)\s*+(?:\|(%b))?\)\s*+\{" % (_NAME, _NAMES))
-_PLAIN_PROBABILITY = re.compile(rb'(probability\s*+\([^{}"/]*+\{)([^{}"/]*+\})\s*+')
-_VARIABLE = re.compile(rb"variable\s")
 PLAIN_NAME = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
 
 
@@ -82,7 +72,7 @@ class Tokens:
     def of(data: Bytes, source: str, start: int, end: int) -> "Tokens":
         """The tokens of a part of a file, which should be short."""
         words: list[bytes] = _TOKEN.findall(data, start, end)
-        if any(word.startswith(_COMMENTS) for word in words):
+        if data.find(b"/", start, end) >= 0:
             words = [word for word in words if not word.startswith(_COMMENTS)]
         return Tokens(source, data, start, words)
 
@@ -130,10 +120,10 @@ class Tokens:
         return names
 
 
-def names_of(
+def name_lists(
     data: Bytes, source: str, start: int, end: int, count: int, what: str
-) -> Iterator[bytes]:
-    """The ``count`` names of a span of a file, apart by commas or spaces.
+) -> Iterator[list[bytes]]:
+    """The ``count`` names of a span of a file, apart by commas or spaces, some at a time.
 
     Names that hold spaces without quotes are read too, where commas alone give the count.
     """
@@ -143,8 +133,11 @@ def names_of(
         seen += len(part.words) - part.words.count(b",")
         plain = plain and _NO_NAMES.isdisjoint(part.words)
     if seen != count or not plain:
-        return _grouped(Tokens(source, data, start, []), 0, words, count, what)
-    return (unquoted(word) for word in words() if word != b",")
+        grouped = _grouped(Tokens(source, data, start, []), 0, words, count, what)
+        return ([name] for name in grouped)
+    parts = (part.words for part in pieces(data, source, start, end))
+    lists = ([unquoted(word) for word in part if word != b","] for part in parts)
+    return filter(None, lists)
 
 
 def words_of(data: Bytes, source: str, start: int, end: int) -> Iterator[bytes]:
@@ -213,46 +206,6 @@ def _between_commas(words: Iterable[bytes]) -> Iterator[bytes]:
             group.clear()
     if group:
         yield bytes(group[1:])
-
-
-def blocks_of(
-    data: Bytes, source: str, read_variable: Callable[[int], int]
-) -> Iterator[tuple[int, int, int]]:
-    """Where each probability block of a file begins, and the text in its braces, and its end.
-
-    Args:
-        data: the file.
-        source: its name, for messages.
-        read_variable: reads a variable that begins at a place, and gives the place after it.
-
-    Raises:
-        FileFormatError: another word, or a brace or semicolon that lacks.
-    """
-    at = 0
-    while True:
-        if _VARIABLE.match(data, at):
-            at = read_variable(at)
-            continue
-        if plain := _PLAIN_PROBABILITY.match(data, at):
-            yield plain.start(), plain.end(1), plain.end(2)
-            at = plain.end()
-            continue
-        match = next_token(data, at)
-        if match is None:
-            return
-        word, start, body = match[0], match.start(), match.end()
-        if word == b"variable":
-            at = read_variable(start)
-        elif word in (b"network", b"probability"):
-            body = after(data, source, body, b"{")
-            at = after(data, source, body, b"}")
-            if word == b"probability":
-                yield start, body, at
-        elif word == b"property":
-            at = after(data, source, body, b";")
-        else:
-            expected = "network, variable, probability or property"
-            Tokens(source, data, start, []).fail(0, expected)
 
 
 def next_token(data: Bytes, at: int) -> re.Match[bytes] | None:
