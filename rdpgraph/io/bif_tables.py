@@ -3,24 +3,24 @@
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_batches import HEAD, Batch
+from rdpgraph.io.bif_batches import listed_of, tables_of
 from rdpgraph.io.bif_probabilities import MOST_BY_DEFAULT, Probabilities, Scope, strides_of
 from rdpgraph.io.bif_tokens import PIECE
+from rdpgraph.io.shapes import alike, distinct_sizes
+from rdpgraph.io.tables import is_conditional
 from rdpgraph.io.text import Bytes
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.table import Table
 
 Array = NDArray[np.float64]
-
-_OPEN = 1 << 6  # batches that wait for more blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class _Alike:
     """The blocks of one shape, and their tables."""
 
     shape: tuple[int, ...]
-    blocks: "array[int]" = field(default_factory=lambda: array("i"))
+    blocks: NDArray[np.int32]
     values: Array | None = None
 
     @property
@@ -103,37 +103,49 @@ class _Reading:
     ) -> None:
         self._data, self._source, self._headers = data, source, headers
         self._variables, self._lists = variables, lists
-        self._groups: dict[tuple[int, ...], _Alike] = {}
-        self._batches: dict[object, tuple[_Alike, Batch]] = {}
+        self._starts = np.frombuffer(headers.starts, np.int64)
+        self._members = np.frombuffer(headers.members, np.int32)
+        self._bodies = np.frombuffer(headers.bodies, np.int64).reshape(-1, 2)
         self._budget = MOST_BY_DEFAULT
 
     def read(self) -> Iterable[_Alike]:
         """The groups of blocks, filled."""
-        sizes, headers, groups = self._variables.sizes.data, self._headers, self._groups
+        groups, lengths = self._groups(), np.diff(self._bodies)[:, 0]
         room = MOST_BY_DEFAULT
-        for block in range(len(headers)):
-            shape = tuple(map(sizes.__getitem__, headers.scope(block)))
-            group = groups.get(shape)
-            if group is None:
-                group = groups[shape] = _Alike(shape)
-            group.blocks.append(block)
-            start, end = headers.body(block)
+        for group in groups:
             # Nothing is allocated on the word of a header: only what the text fills, where an entry
             # takes two bytes, and defaults as far as the budget goes.
-            lacking = math.prod(shape) - (end - start + 1) // 2
-            if lacking > 0:
-                room -= lacking
-                if room < 0 or self._data.find(b"default", start, end) < 0:
-                    self.read_one_by_one()
-                    raise AssertionError("a table that the text cannot fill")
-        for group in groups.values():
+            size = min(math.prod(group.shape), 2 * MOST_BY_DEFAULT + len(self._data))
+            lacking = size - (lengths[group.blocks] + 1) // 2
+            short = self._bodies[group.blocks[lacking > 0]].tolist()
+            room -= int(lacking[lacking > 0].sum())
+            if room < 0 or any(self._data.find(b"default", *body) < 0 for body in short):
+                self.read_one_by_one()
+                raise AssertionError("a table that the text cannot fill")
+        for group in groups:
             group.values = np.empty(len(group.blocks) * math.prod(group.shape))
-        for group in groups.values():
-            for place, block in enumerate(group.blocks):
-                self._put(group, place, block)
-        for key in list(self._batches):
-            self._close(key)
-        return groups.values()
+        for group in groups:
+            own = lengths[group.blocks]
+            for place in np.flatnonzero(own > PIECE).tolist():
+                self._read_alone(int(group.blocks[place]), group.tables[place])
+            places = np.flatnonzero(own <= PIECE)
+            parts = own[places].cumsum() // PIECE
+            for part in np.split(places, np.flatnonzero(np.diff(parts)) + 1):
+                self._read_part(group, part)
+        return groups
+
+    def _groups(self) -> list[_Alike]:
+        """The blocks by shape, in the order of the first of each."""
+        groups: list[_Alike] = []
+        sizes, arities = self._variables.sizes, np.diff(self._starts)
+        distinct = distinct_sizes(sizes)
+        for arity in np.unique(arities).tolist():
+            rows = np.flatnonzero(arities == arity).astype(np.int32)
+            scopes = self._members[self._starts[rows, None] + np.arange(arity)]
+            for part in alike(scopes, sizes, distinct):
+                shape = tuple(sizes[scopes[part][0]].tolist())
+                groups.append(_Alike(shape, rows[part]))
+        return sorted(groups, key=lambda group: int(group.blocks[0]))
 
     def read_one_by_one(self) -> None:
         """Read every block on its own, in the order of the file."""
@@ -141,43 +153,43 @@ class _Reading:
         for block in range(len(self._headers)):
             self._read_alone(block, None)
 
-    def _put(self, group: _Alike, place: int, block: int) -> None:
-        """Read a block, now or together with others."""
-        start, end = self._headers.body(block)
-        head = HEAD.match(self._data, start, end)
-        rows = math.prod(group.shape[1:])
-        of_rows = head is not None and head[1] is not None
-        unusual = head is None or end - start > PIECE
-        if unusual or (of_rows and self._data.count(b";", start, end) != rows):
-            self._read_alone(block, group.tables[place])
-            return
-        states: list[Mapping[bytes, int]] = []
-        if of_rows:
-            states = Scope(self._variables, self._lists, self._headers.scope(block)).states()
-        key = group.shape, of_rows
-        if key not in self._batches:
-            if len(self._batches) == _OPEN:
-                self._close(next(iter(self._batches)))
-            strides = strides_of(group.shape[1:]) if of_rows else None
-            self._batches[key] = group, Batch(group.shape[0], rows, strides)
-        batch = self._batches[key][1]
-        batch.add(block, place, start, end, states)
-        if batch.length > PIECE:
-            self._close(key)
+    def _read_part(self, group: _Alike, places: NDArray[np.int64]) -> None:
+        """Read some blocks of a group, those of tables and those of rows together."""
+        texts = [
+            bytes(self._data[at:end]) for at, end in self._bodies[group.blocks[places]].tolist()
+        ]
+        of_rows = np.fromiter((b"(" in text for text in texts), np.bool_, len(texts))
+        for kind in (False, True):
+            left = [np.flatnonzero(of_rows == kind)]
+            while left:
+                part = left.pop()
+                own = [texts[at] for at in part.tolist()]
+                if not own or self._read_together(group, places[part], own, of_rows=kind):
+                    continue
+                if len(own) > 1:  # one that is unusual is not to make the others slow
+                    left += np.array_split(part, 2)
+                    continue
+                place = int(places[part[0]])
+                self._read_alone(int(group.blocks[place]), group.tables[place])
 
-    def _close(self, key: object) -> None:
-        """Read the blocks of a batch."""
-        group, batch = self._batches.pop(key)
-        left = [batch]
-        while left:
-            batch = left.pop()
-            if batch.read(self._data, group.tables):
-                continue
-            if len(batch) > 1:  # one that is unusual is not to make the others slow
-                left.extend(batch.halves())
-            else:
-                block, place = batch.spans[:2]
-                self._read_alone(block, group.tables[place])
+    def _read_together(
+        self, group: _Alike, places: NDArray[np.int64], texts: list[bytes], *, of_rows: bool
+    ) -> bool:
+        """Fill the tables of some blocks, if all of them are of the usual form."""
+        size, rows = group.shape[0], math.prod(group.shape[1:])
+        if of_rows:
+            codes = list[tuple[list[Mapping[bytes, int]], int]]()
+            for slot, stride in enumerate(strides_of(group.shape[1:]), 1):
+                members = self._members[self._starts[group.blocks[places]] + slot]
+                lists = self._variables.lists_of(members)
+                codes.append((list(map(self._lists.places, lists)), stride))
+            values = listed_of(texts, size, rows, codes)
+        else:
+            values = tables_of(texts, size, rows)
+        if values is None or not is_conditional(values, 1):
+            return False
+        group.tables[places] = values
+        return True
 
     def _read_alone(self, block: int, table: Array | None) -> None:
         scope = Scope(self._variables, self._lists, self._headers.scope(block))
@@ -189,7 +201,7 @@ class _Reading:
 
 def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
     assert group.values is not None  # else reading has failed
-    places = np.frombuffer(group.blocks, dtype=np.int32)
+    places = group.blocks
     starts = np.frombuffer(headers.starts, dtype=np.int64)[places]
     members = np.frombuffer(headers.members, dtype=np.int32)
     scopes = torch.from_numpy(members[starts[:, None] + np.arange(len(group.shape))]).long()

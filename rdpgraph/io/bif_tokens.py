@@ -21,6 +21,7 @@ _QUOTED = rb'"[^"\n]*"'
 _WORD = rb'[^\s\x1c-\x1f{}()\[\]|,;"]'
 _MARKS = rb'{}()\[\]|,;"'
 _TOKEN = re.compile(b"%b|%b|%b+|[%b]" % (_COMMENT, _QUOTED, _WORD, _MARKS))
+_GAP = re.compile(rb"(?:[\s\x1c-\x1f]++|%b)*+" % _COMMENT)
 # The same tokens, none of them kept, as far as a brace, or a brace or the end of a statement.
 _SKIPPED = rb'(?:%b|%b|%b+|[\s\x1c-\x1f()\[\]|,"%%b])*+' % (_COMMENT, _QUOTED, _WORD)
 _TO_BRACE = re.compile(_SKIPPED % b";")
@@ -210,7 +211,9 @@ def _between_commas(words: Iterable[bytes]) -> Iterator[bytes]:
 
 def next_token(data: Bytes, at: int) -> re.Match[bytes] | None:
     """The next token that is no comment."""
-    return next(_matches(data, at), None)
+    gap = _GAP.match(data, at)
+    assert gap is not None  # it may be empty
+    return _TOKEN.match(data, gap.end())
 
 
 def find_token(data: Bytes, start: int, end: int, *words: bytes) -> re.Match[bytes] | None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.io.shapes import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import Numbers
 
@@ -117,7 +118,7 @@ def _by_shape(
 ) -> list[Alike]:
     """The factors of like shape, by arity and size; no scope holds a variable twice."""
     groups: list[Alike] = []
-    distinct = _distinct(sizes)
+    distinct = distinct_sizes(sizes)
     for arity in np.unique(arities).tolist():
         rows = np.flatnonzero(arities == arity).astype(np.int32)
         every = len(rows) == len(arities)
@@ -128,7 +129,7 @@ def _by_shape(
             repeats = (ranked[:, 1:] == ranked[:, :-1]).any(1)
             if repeats.any():
                 _fail_at_repeat(numbers, arities, int(rows[at + repeats.argmax()]), members)
-        parts = _alike(scopes, sizes, distinct)
+        parts = alike(scopes, sizes, distinct)
         if len(groups) + len(parts) > most_shapes:
             raise BudgetError(
                 f"{numbers.source}: the factors have more than {most_shapes:,} different shapes, "
@@ -138,33 +139,6 @@ def _by_shape(
             shape = tuple(sizes[scopes[part][0]].tolist())
             groups.append(Alike(scopes[part], rows[part], shape))
     return groups
-
-
-def _distinct(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The different sizes, in order."""
-    parts = [np.unique(sizes[at : at + _ROWS]) for at in range(0, len(sizes), _ROWS)]
-    return np.unique(np.concatenate([*parts, sizes[:0]]))
-
-
-def _alike(
-    scopes: NDArray[np.int32], sizes: NDArray[np.int64], distinct: NDArray[np.int64]
-) -> list[NDArray[np.int64]] | list[slice]:
-    """The rows of scopes of one arity whose variables have like sizes, slot by slot."""
-    codes = np.zeros(len(scopes), dtype=np.int64)
-    most, count = 1, len(distinct)
-    for column in range(scopes.shape[1] if count > 1 else 0):
-        if most > 2**62 // count:  # again from 0, as many as there are
-            codes = np.unique(codes, return_inverse=True)[1].ravel()
-            most = int(codes.max()) + 1
-        for at in range(0, len(scopes), _ROWS):
-            piece = codes[at : at + _ROWS]
-            piece *= count
-            piece += np.searchsorted(distinct, sizes[scopes[at : at + _ROWS, column]])
-        most *= count
-    if (codes == codes[0]).all():
-        return [slice(None)]
-    order = np.argsort(codes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
 
 
 def _fail_at_repeat(

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,11 @@ class CompactVariables(Listing[Variable]):
         """The number of a variable's list of names of states."""
         assert self._lists is not None
         return self._lists[1][number]
+
+    def lists_of(self, numbers: NDArray[np.integer[Any]]) -> list[int]:
+        """The same of several variables."""
+        assert self._lists is not None
+        return np.frombuffer(self._lists[1], dtype=np.int32)[numbers].tolist()
 
     def entry(self, number: int) -> Variable:
         """The variable of a number; it is made when it is first asked for."""
