@@ -219,12 +219,13 @@ def parse_grammar(
     binary = _Columns([array("i"), array("i"), array("i")])
     lexical = _Columns([array("i"), array("i")])
     for rules in rules_of(text, source):
-        numbers = names.add_all([*rules.parents, *rules.children])
-        parents, children = np.split(numbers, [len(rules.parents)])
+        numbers = names.add_all([*rules.parents, *rules.left, *rules.right])
+        ends = [len(rules.parents), len(numbers) - len(rules.right)]
+        parents, left, right = np.split(numbers, ends)
         order.frombytes(np.full(len(names) - len(order), -1, dtype=np.int32).tobytes())
         _enter(parents, order, heads)
         alone = rules.lexical
-        binary.extend(rules.weights[~alone], parents[~alone], children[::2], children[1::2])
+        binary.extend(rules.weights[~alone], parents[~alone], left, right)
         lexical.extend(rules.weights[alone], parents[alone], words.add_all(rules.words))
     if not heads:
         fail(source, "expected rules such as: 0.5 S -> NP VP; the grammar has none.")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ _EMPTY, _EMPTY_OF_BYTES = (
 """Lines that are empty or comments."""
 _MOST_OF_A_LINE = 1 << 20
 """Bytes: as characters they may take four times as many, again and again."""
-_PIECE = 1 << 14
+_PIECE = 1 << 13
 _QUOTE, _BLANK, _RARE = 1, 2, 3  # kinds of bytes; the last are blanks for text, not for bytes
 _KINDS = np.zeros(256, dtype=np.uint8)
 _KINDS[list(b"\"'")] = _QUOTE
@@ -39,7 +40,8 @@ class Rules:
         weights: (M,) theirs.
         lexical: (M,) whether a rule has a word rather than two symbols.
         parents: in UTF-8, as the other names.
-        children: the two symbols of each rule that has two, one after the other.
+        left: the first symbol of each rule that has two.
+        right: the second one.
         words: that of each rule that has one.
     """
 
@@ -47,7 +49,8 @@ class Rules:
     weights: NDArray[np.float64]
     lexical: NDArray[np.bool_]
     parents: list[bytes]
-    children: list[bytes]
+    left: list[bytes]
+    right: list[bytes]
     words: list[bytes]
 
 
@@ -101,11 +104,11 @@ def _read(piece: bytes, first: int, source: str) -> Rules | None:
     """The rules of some lines, most of which may be usual; None if one of these has no weight."""
     text = b"".join(_CONTENT.findall(piece)) if b"#" in piece else piece
     lines, parts, usual, lexical = _usual(text)
-    numbers = parts[0] if len(usual) == len(lines) else parts[0, usual]
-    weights = non_negative(numbers.tolist())
+    every = len(usual) == len(lines)
+    weights = non_negative(parts[0] if every else [parts[0][row] for row in usual.tolist()])
     if weights is None:
         return None
-    if len(usual) < len(lines):
+    if not every:
         others, kept = np.ones(len(lines), dtype=np.bool_), np.ones(len(lines), dtype=np.bool_)
         others[usual] = False
         listed = piece.split(b"\n")
@@ -113,28 +116,29 @@ def _read(piece: bytes, first: int, source: str) -> Rules | None:
             line = int(lines[row])
             read = _read_line(listed[line], f"{source}: line {first + line}")
             kept[row], lexical[row] = bool(read), len(read) == 3
-            parts[: len(read), row] = read
-        lines, lexical, parts = lines[kept], lexical[kept], parts[:, kept]
+            for column, part in zip(parts, read, strict=False):
+                column[row] = part
+        lines, lexical = lines[kept], lexical[kept]
+        parts = [list(compress(column, kept.tolist())) for column in parts]
         weights = np.fromiter(map(float, parts[0]), np.float64, len(lines))
-    if lexical.all():
-        words, children = parts[2].tolist(), []
-    else:
-        words, children = parts[2, lexical].tolist(), parts[2:, ~lexical].T.ravel().tolist()
-    words = [word[1:-1] for word in words]
-    return Rules(lines + first, weights, lexical, parts[1].tolist(), children, words)
+    alone = lexical.tolist()
+    words = [word[1:-1] for word in compress(parts[2], alone)]
+    pairs = np.flatnonzero(~lexical).tolist()
+    children = [[column[row] for row in pairs] for column in parts[2:]]
+    return Rules(lines + first, weights, lexical, parts[1], *children, words)
 
 
 def _usual(
     text: bytes,
-) -> tuple[NDArray[np.int64], NDArray[np.object_], NDArray[np.int64], NDArray[np.bool_]]:
-    """The lines that are not blank, (4, L) the parts of their rules, and which of them are usual.
+) -> tuple[NDArray[np.int64], list[list[bytes]], NDArray[np.int64], NDArray[np.bool_]]:
+    """The lines that are not blank, the parts of their rules, and which of them are usual.
 
-    The parts are the weight, the parent, and two symbols, or a word in its quotes; and last comes
-    where this is.
+    The parts are four columns: the weights, the parents, and two symbols, or a word in its quotes;
+    and last comes where this is.
     """
     if len(text) > 4 * _PIECE:  # one long line
         none = np.empty(0, dtype=np.int64)
-        return np.zeros(1, np.int64), np.empty((4, 1), np.object_), none, np.zeros(1, np.bool_)
+        return np.zeros(1, np.int64), [[b""] for _ in range(4)], none, np.zeros(1, np.bool_)
     codes = np.frombuffer(text, dtype=np.uint8)
     kinds = _KINDS[codes]
     feeds = np.flatnonzero(codes == ord("\n"))
@@ -144,13 +148,12 @@ def _usual(
     blank = kinds == _BLANK
     turns = np.zeros(len(codes), dtype=np.uint8)
     turns[quotes[quoted[line_of] == 2]] = 1
-    within = blank & (np.cumsum(turns, dtype=np.uint8) % 2 == 1)  # a word
+    within = blank & (np.cumsum(turns, dtype=np.uint8) & 1).view(np.bool_)  # a word
     blank &= ~within
     edges = np.flatnonzero(np.diff(blank, prepend=True, append=True))
     starts, ends = edges[::2], edges[1::2]
     spans = map(slice, starts.tolist(), ends.tolist()) if within.any() else None
-    tokens = np.empty(len(starts) + 1, dtype=np.object_)
-    tokens[:-1] = text.split() if spans is None else list(map(text.__getitem__, spans))
+    words = text.split() if spans is None else list(map(text.__getitem__, spans))
     heads = np.searchsorted(starts, np.concatenate([[0], feeds + 1]))
     counts = np.diff(heads, append=len(starts))
     rare = np.flatnonzero(kinds == _RARE).tolist()
@@ -165,11 +168,13 @@ def _usual(
     good |= counts[usual] == 5
     good &= (ends[arrow] - starts[arrow] == 2) & (codes[starts[arrow]] == ord("-"))
     usual = usual[good & (codes[ends[arrow] - 1] == ord(">"))]
-    parts = np.empty((4, len(lines)), dtype=np.object_)
-    if len(usual) < len(lines):
-        parts[:, usual] = tokens[heads[usual] + np.array([[0], [1], [3], [4]])]
+    width = int(counts[0]) if len(usual) else 1
+    if len(usual) == len(lines) and (counts == width).all():
+        parts = [words[part::width] for part in (0, 1, 3, width - 1)]
     else:
-        parts[:] = tokens[heads + np.array([[0], [1], [3], [4]])]
+        tokens = np.array([*words, b""], dtype=np.object_)
+        places = (np.minimum(heads + part, len(words)) for part in (0, 1, 3, 4))
+        parts = [tokens[place].tolist() for place in places]
     return lines, parts, usual, counts == 4
 
 

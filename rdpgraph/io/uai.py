@@ -108,11 +108,13 @@ def _graph(content: Content, source: str, dtype: torch.dtype) -> FactorGraph:
     """The graph; its tables lie in the one array that was read."""
     domain = Domain(CompactVariables(Decimals(range(len(content.sizes))), content.sizes).made())
     blocks: list[Block] = []
+    numbers = np.arange(sum(len(group.rows) for group in content.groups))
     start = declared = 0
     for group in content.groups:
         count = len(group.rows)
         end = start + count * math.prod(group.shape)
-        # A slice of numpy is a storage of its own in torch, so that a table is pickled alone.
+        # A slice of numpy is a storage of its own in torch, so that a table is pickled alone; the
+        # logarithm of a finite number is a log-value.
         table = torch.from_numpy(content.log_values[start:end]).to(dtype)
         if group.shape:
             scopes = torch.from_numpy(group.scopes).long()
@@ -120,8 +122,8 @@ def _graph(content: Content, source: str, dtype: torch.dtype) -> FactorGraph:
         else:
             scopes, count = torch.zeros((1, 0), dtype=torch.long), 1
             shape, table = (), table.sum()
-        places = torch.arange(declared, declared + count)
-        blocks.append(Block(scopes, Table(table), shape, None, places))
+        places = torch.from_numpy(numbers[declared : declared + count])
+        blocks.append(Block(scopes, Table.checked(table), shape, None, places))
         start, declared = end, declared + count
     try:
         return FactorGraph.from_blocks(domain, blocks)

@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -158,8 +159,8 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
     count, end = sum(len(group.rows) for group in groups), numbers.total
     bounds = np.empty(count + 1)  # the places of the tables' lengths, and of what follows them
     bounds[0] = numbers.place
-    for group in groups:
-        bounds[group.rows + 1] = math.prod(map(float, group.shape)) + 1
+    for rows, sizes in _sized(groups):
+        bounds[rows + 1] = sizes + 1
     np.cumsum(bounds, out=bounds)
     # Nothing is allocated on the word of a header: only what the numbers that came will fill.
     target = _Target(groups, bounds, dtype) if bounds[-1] == end else None
@@ -189,6 +190,22 @@ def _read_tables(numbers: Numbers, groups: list[Alike], dtype: torch.dtype) -> N
     return target.log_values
 
 
+def _sized(groups: list[Alike]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+    """Some factors after the other, group by group, and how many values each has."""
+    rows, sizes, count = list[NDArray[np.int32]](), list[float](), 0
+    for group in groups:
+        size = math.prod(map(float, group.shape))
+        for at in range(0, len(group.rows), _ROWS):
+            rows.append(group.rows[at : at + _ROWS])
+            sizes.append(size)
+            count += len(rows[-1])
+            if count >= _ROWS:
+                yield np.concatenate(rows), np.repeat(sizes, list(map(len, rows)))
+                rows, sizes, count = [], [], 0
+    if rows:
+        yield np.concatenate(rows), np.repeat(sizes, list(map(len, rows)))
+
+
 def _fail_at_length(numbers: Numbers, bounds: NDArray[np.float64], factor: int) -> NoReturn:
     length = bounds[factor + 1] - bounds[factor] - 1
     place = min(int(bounds[factor]), numbers.total)
@@ -203,13 +220,10 @@ class _Target:
     ) -> None:
         self._shifts = np.empty(len(bounds) - 1, dtype=np.int64)  # from places to log-values
         start = 0
-        for group in groups:
-            size = math.prod(group.shape)
-            for at in range(0, len(group.rows), _ROWS):
-                rows = group.rows[at : at + _ROWS]
-                own = np.arange(len(rows)) * size + start
-                self._shifts[rows] = own - bounds[rows].astype(np.int64) - 1
-                start += len(rows) * size
+        for rows, sizes in _sized(groups):
+            ends = start + sizes.cumsum().astype(np.int64)
+            self._shifts[rows] = ends - (sizes + bounds[rows]).astype(np.int64) - 1
+            start = int(ends[-1])
         kind = np.float32 if dtype == torch.float32 else np.float64
         self.log_values: NDArray[Any] = np.empty(start, dtype=kind)
         self._at = int(bounds[0])

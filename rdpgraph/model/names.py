@@ -142,7 +142,8 @@ class Names(NumberedNames):
         """`add_bytes` of each of some thousand names, in a fraction of the time of one by one."""
         different = dict.fromkeys(names)
         listed = list(different)
-        numbers = self.find_all(listed)
+        hashes = _hashes(listed)
+        numbers = self._find_all(listed, hashes)
         new = np.flatnonzero(numbers < 0)
         if len(new):
             numbers[new] = added = np.arange(len(self), len(self) + len(new), dtype=np.int32)
@@ -150,10 +151,9 @@ class Names(NumberedNames):
             ends = np.fromiter(map(len, kept), np.int64, len(kept)).cumsum() + len(self._text)
             self._write(b"".join(kept))
             self._ends.frombytes(ends.astype(self._ends.typecode).tobytes())
-            hashes = _hashes(kept)
-            self._hashes.frombytes(hashes.tobytes())
+            self._hashes.frombytes(hashes[new].tobytes())
             if not self._grow():
-                self._place_all(hashes, added)
+                self._place_all(hashes[new], added)
         if len(listed) == len(names):
             return numbers
         known = dict(zip(listed, numbers.tolist(), strict=True))
@@ -161,9 +161,12 @@ class Names(NumberedNames):
 
     def find_all(self, names: Sequence[bytes]) -> NDArray[np.int32]:
         """`find_bytes` of each of some thousand names, in a fraction of the time of one by one."""
+        return self._find_all(names, _hashes(names))
+
+    def _find_all(self, names: Sequence[bytes], hashes: NDArray[np.uint32]) -> NDArray[np.int32]:
         table, known = np.frombuffer(self._table, np.int32), np.frombuffer(self._hashes, np.uint32)
         ends, lengths = np.frombuffer(self._ends, self._ends.typecode), list(map(len, names))
-        hashes, mask = _hashes(names), len(table) - 1
+        mask = len(table) - 1
         numbers = np.full(len(names), -1, dtype=np.int32)
         left, places, step = np.arange(len(names)), hashes & mask, 0
         while len(left) > _FEW:

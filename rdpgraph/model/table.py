@@ -56,6 +56,13 @@ class Table(Potential):
         logs = torch.where(positive, values, torch.ones_like(values)).log()
         return cls(torch.where(positive, logs, -math.inf))
 
+    @classmethod
+    def checked(cls, log_values: Tensor) -> "Table":
+        """The table of log-values that have been checked, which are not looked at again."""
+        table = object.__new__(Table)
+        object.__setattr__(table, "log_values", log_values)
+        return table
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Leading dims, then the number of states of each slot."""
@@ -90,11 +97,8 @@ class Table(Potential):
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
         """The tables of some factors of a block."""
-        # Values of a table that has been checked are not looked at again: there may be many.
-        chosen = object.__new__(Table)
         values = select_lead(self.log_values, trailing=arity, block=block, rows=rows)
-        object.__setattr__(chosen, "log_values", values)
-        return chosen
+        return Table.checked(values)
 
 
 def checked_log_values(name: str, log_values: Tensor) -> None:
