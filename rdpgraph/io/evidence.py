@@ -261,8 +261,7 @@ def _row(listed: _Listed, at: int) -> tuple[Row, int]:
 def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
     """Pairs without what they say again; another state of a variable is an error."""
     cuts = range(0, len(pairs), _PIECE)
-    parts = [np.unique(pairs[first : first + _PIECE], axis=0) for first in cuts]
-    kept = np.unique(np.concatenate(parts), axis=0)
+    kept = _different(np.concatenate([_different(pairs[at : at + _PIECE]) for at in cuts]))
     if (kept[1:, 0] == kept[:-1, 0]).any():
         known: dict[int, int] = {}
         for at, (variable, state) in enumerate(map(np.ndarray.tolist, pairs)):
@@ -270,3 +269,11 @@ def _without_repeats(numbers: Numbers, pairs: Array, start: int) -> Array:
                 what = f"the state {known[variable]} that variable {variable} has already"
                 numbers.fail(start + 2 * at + 1, what)
     return kept
+
+
+def _different(pairs: Array) -> Array:
+    """The different pairs, in order."""
+    ranked = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    new = np.ones(len(ranked), dtype=np.bool_)
+    new[1:] = (ranked[1:] != ranked[:-1]).any(1)
+    return ranked[new]
