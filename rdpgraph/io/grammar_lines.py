@@ -121,11 +121,10 @@ def _read(piece: bytes, first: int, source: str) -> Rules | None:
         lines, lexical = lines[kept], lexical[kept]
         parts = [list(compress(column, kept.tolist())) for column in parts]
         weights = np.fromiter(map(float, parts[0]), np.float64, len(lines))
-    alone = lexical.tolist()
-    words = [word[1:-1] for word in compress(parts[2], alone)]
+    words = [word[1:-1] for word in compress(parts[2], lexical.tolist())]
     pairs = np.flatnonzero(~lexical).tolist()
-    children = [[column[row] for row in pairs] for column in parts[2:]]
-    return Rules(lines + first, weights, lexical, parts[1], *children, words)
+    left, right = ([column[row] for row in pairs] for column in parts[2:])
+    return Rules(lines + first, weights, lexical, parts[1], left, right, words)
 
 
 def _usual(

@@ -57,8 +57,29 @@ def uai(size: int) -> Iterator[tuple[str, str]]:
         + "".join(f"2 {a} {b}\n" for a, b in scopes)
         + "".join(f"{sizes[a] * sizes[b]} " + "1 " * (sizes[a] * sizes[b]) for a, b in scopes),
     )
+    yield "factors that all differ", all_different(size)
     yield "comments", "MARKOV 1 2 0\n" + "#\n" * (size // 2)
     yield "blank lines", "MARKOV 1 2 0" + "\n" * size
+
+
+def all_different(size: int) -> str:
+    """As many shapes as a file of this length may have, or as it has room for."""
+    wide, length, scopes = 14, 0, list[list[int]]()
+    for bits in range(
+        min(max(1 << 14, size // 700), 1 << wide)
+    ):  # one state, or two up to six times
+        scope = [n + wide * (bits >> n & 1) for n in range(wide)]
+        if bits.bit_count() <= 6:
+            scopes.append(scope)
+            length += 40 + 2 * 2 ** bits.bit_count()
+        if length > size:
+            break
+    tables = (2 ** sum(n >= wide for n in scope) for scope in scopes)
+    return (
+        f"MARKOV {2 * wide} {'1 ' * wide}{'2 ' * wide} {len(scopes)}\n"
+        + "".join(f"{wide} {' '.join(map(str, scope))}\n" for scope in scopes)
+        + "".join(f"{count} {'1 ' * count}\n" for count in tables)
+    )
 
 
 def evidence(size: int) -> Iterator[tuple[str, str]]:
@@ -97,6 +118,8 @@ def grammar(size: int) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "comments", "1 S -> 'a'\n" + "#\n" * (size // 2)
+    line = "1 {0:x} -> 'a' # {0}\n#\n"
+    yield "comments among rules", "".join(line.format(n) for n in range(size // 24))
     yield "blank lines", "1 S -> 'a'" + "\n" * size
 
 
