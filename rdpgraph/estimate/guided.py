@@ -40,12 +40,12 @@ def log_likely(
     setting = Setting.of(
         network.graph, TopSystematic(_KEPT, _KEPT), solve=solve, generator=generator
     )
-    proposal = proposal.informed(setting) if setting.groups else proposal
+    of_groups = proposal.scores_of(setting) if setting.groups else ()
     rows = {int(number): place for place, number in enumerate(network.numbers.tolist())}
     equal = [np.full(size, -np.log(max(size, 1))) for size in network.sizes]
     every = [list(equal) for _ in range(network.batch)]
-    for sites in setting.groups:
-        scores = proposal.log_scores(sites).to(sites.unary).expand(sites.unary.shape)
+    for sites, given in zip(setting.groups, of_groups, strict=True):
+        scores = given.to(sites.unary).expand(sites.unary.shape)
         if bool((scores.isnan() | (scores == torch.inf)).any()):
             raise ModelError(f"{type(proposal).__name__} gives scores that are NaN or +inf.")
         flat = scores.double().cpu().reshape(-1, *sites.unary.shape[-2:])
