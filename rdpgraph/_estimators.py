@@ -130,6 +130,11 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
     if above is not None:
         gap = above * (estimated.log_partition - truth.log_partition)
         agree(bool((gap > -1e-9).all()), f"log Z with {name} is a bound, {status.bound}")
+    if isinstance(model, FactorGraph):
+        with suppress(UnsupportedError):
+            lower, upper = estimated.bounds()
+            inside = (lower - 1e-6 <= truth.log_partition) & (truth.log_partition <= upper + 1e-6)
+            agree(bool(inside.all()), f"log Z lies within bounds() with {name}")
 
 
 def _score(model: Model, configuration: Any) -> Tensor:

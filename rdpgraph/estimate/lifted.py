@@ -22,7 +22,13 @@ class Lifted(Delegate):
 
 @dataclass(frozen=True, eq=False)
 class Inexact(Lifted):
-    """The same answers, of a model that approximates the one declared: a lift by itself."""
+    """The same answers, of a model that approximates the one declared: a lift by itself.
+
+    What is proved of the one is not proved of the other.
+    """
+
+    bounds, interval = Solution.bounds, Solution.interval
+    mode_bound, mode_is_optimal = Solution.mode_bound, Solution.mode_is_optimal
 
     def status(self) -> Status:
         """Neither exact nor unbiased, nor a bound."""

@@ -65,7 +65,7 @@ class Posterior(Inferred):
 
         Both are log Z where inference is exact. Tree-reweighted messages that converged give an
         upper bound, `MiniBuckets` both, and so does `Auto` where exact inference does not fit; -inf
-        and +inf say that nothing is known. Of the estimator's model, if there is one that rewrites.
+        and +inf say that nothing is known, as with an estimator that approximates.
 
         Args:
             confidence: below 1, the least probability with which the draws of `MiniBuckets` come to

@@ -222,3 +222,15 @@ def test_the_bound_of_a_mode_is_one_of_sums_over_ranks():
         low = rg.infer(graph, estimator=rg.LowRankFactors(), scheduler=scheduler)
         assert bool(low.solution.mode_bound() >= best - 1e-9)
         assert bool(low.mode_bound() >= best - 1e-9)
+
+
+def test_nothing_is_proved_of_a_model_by_one_that_approximates_it():
+    vectors = drawn(4, 3, scale=0.5)
+    graph = graphs(rg.Bilinear(vectors, vectors))["cycle"]
+    generator = torch.Generator().manual_seed(0)
+    low = rg.infer(graph, estimator=rg.LowRankFactors(16), generator=generator)
+    assert not low.status.exact
+    assert low.bounds() == (-math.inf, math.inf)
+    assert low.bounds(confidence=0.9) == (-math.inf, math.inf)
+    assert not bool(low.mode_is_optimal())
+    assert float(low.mode_bound()) == math.inf
