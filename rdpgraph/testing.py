@@ -323,10 +323,17 @@ def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> 
 
 
 def _item(structure: Structure, item: int, batch: int) -> Structure:
-    """One batch item of a structure; the tensors that say how many dims they have are cut too."""
-    changed: dict[str, Tensor] = {"unary": structure.unary[item]}
+    """One batch item of a structure; the tensors that say how many dims they have are cut too.
+
+    So is a structure of the same batch that it is made of, and what has the shape of its unary.
+    """
+    changed: dict[str, Tensor | Structure] = {"unary": structure.unary[item]}
     for field in fields(structure):
         value, dims = getattr(structure, field.name), field.metadata.get("dims")
+        if isinstance(value, Structure) and value.batch_shape == structure.batch_shape:
+            changed[field.name] = _item(value, item, batch)
+        if dims == "unary":
+            dims = structure.unary.ndim - batch
         if dims is not None and isinstance(value, Tensor) and value.ndim == dims + batch:
             changed[field.name] = value[item if len(value) > 1 else 0]
     return replace(structure, **changed)

@@ -23,9 +23,7 @@ def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor
     if not dims:
         return logs
     if _is_zero(temperature):
-        peak = logs.amax(dims)
-        # A tie of nothing but -inf would share the gradient among impossible entries.
-        return torch.where(peak > -math.inf, peak, -math.inf)
+        return _alive(logs.amax(dims))
     peak = logs.detach().amax(dims, keepdim=True)
     terms = _terms(logs, _shift(peak), temperature)
     return _log(terms.sum(dims, keepdim=True), peak, temperature).squeeze(tuple(dims))
@@ -50,8 +48,7 @@ def soft_scatter(
         return start.scatter_reduce(0, spread, rows, "amax")
 
     if _is_zero(temperature):
-        peak = highest(logs)
-        return torch.where(peak > -math.inf, peak, -math.inf)
+        return _alive(highest(logs))
     peak = highest(logs.detach())
     terms = _terms(logs, _shift(peak).index_select(0, groups), temperature)
     total = terms.new_zeros((count, *terms.shape[1:])).index_add(0, groups, terms)
@@ -60,6 +57,11 @@ def soft_scatter(
 
 def _is_zero(temperature: float | Tensor) -> bool:
     return not isinstance(temperature, Tensor) and temperature == 0.0
+
+
+def _alive(peak: Tensor) -> Tensor:
+    """Maxima; a tie of nothing but -inf would share the gradient among impossible entries."""
+    return torch.where(peak > -math.inf, peak, -math.inf) if peak.requires_grad else peak
 
 
 def _shift(peak: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Oracle, Uniform
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Threshold, TopSystematic, TopTail
-from rdpgraph.structures.semimarkov import labelled
+from rdpgraph.structures.semimarkov import masses as weighing
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.test_semimarkov import all_segmentations
 
@@ -287,7 +287,7 @@ def test_masses_are_the_same_in_parts(monkeypatch):
     model = model_of("dense", 3, 2, 7, batch=(2,))
     states, weights = few_of(model, 3)
     whole = model.sites().masses(states, weights)
-    monkeypatch.setattr(labelled, "_AT_ONCE", 60)
+    monkeypatch.setattr(weighing, "_AT_ONCE", 60)
     assert torch.equal(model.sites().masses(states, weights), whole)
 
 
@@ -328,7 +328,6 @@ def test_low_rank_is_dense():
     torch.testing.assert_close(one.marginals(), two.marginals(), **CLOSE)
     torch.testing.assert_close(one.max_marginals(), two.max_marginals(), **CLOSE)
     assert torch.equal(one.mode(), two.mode())
-    assert torch.equal(one.sample(20, seeded()), two.sample(20, seeded()))
     masses = low.sites().masses(states, weights), dense.sites().masses(states, weights)
     torch.testing.assert_close(*masses, **CLOSE)
 

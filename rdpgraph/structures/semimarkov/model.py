@@ -34,12 +34,13 @@ from rdpgraph.structures.semimarkov import (
     recursion,
     scoring,
 )
-from rdpgraph.structures.semimarkov.candidates import CandidateSegments, candidate_segments
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
+from rdpgraph.structures.semimarkov.segments import SegmentsRecursion
 from rdpgraph.structures.semimarkov.transitions import flattened
+from rdpgraph.structures.tape.recursion import KeptStates
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +304,7 @@ class SemiMarkov(Structure):
         transition = table_of(self.transition, of="SemiMarkov") / temperature
         return SemiMarkov(unary, transition, lengths=lengths).marginals()
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> CandidateSegments:
+    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptStates:
         """The chain on some labels of each segment, with weights; what estimators solve.
 
         As a segmentation uses a segment once at most, Z is unbiased if each segment's weights are.
@@ -315,7 +316,7 @@ class SemiMarkov(Structure):
         Raises:
             ModelError: shapes that do not fit, or a label out of range.
         """
-        return candidate_segments(self.unary, self.transition, self.lengths, states, log_weights)
+        return self._recursion.restrict(states, log_weights)
 
     def sites(self) -> Sites:
         """The segments within the sequence.
@@ -325,16 +326,12 @@ class SemiMarkov(Structure):
         """
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
-        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
+        masses = partial(proposals.log_masses, self._recursion)
+        return Sites(unary, restrict=self.restrict, means=means, masses=masses)
 
     def masks(self) -> Masks:
         """Whether a step lies in a segment of a label, for each step and label."""
         return SemiMarkovMasks(self, self.transition, self.lengths)
-
-    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
-        """(*replicates, *batch, T, D, N) of every label, among those kept elsewhere; O(T N D K)."""
-        few = self.restrict(states, log_weights)
-        return proposals.log_masses(self.unary, self.lengths, few.labelled, few.batch_shape)
 
     def factor_graph(self) -> FactorGraph:
         """A chain of T sites in state ``age * N + label`` each; see `states`.
@@ -362,6 +359,10 @@ class SemiMarkov(Structure):
         low = self.transition
         width = 2 * low.rank if isinstance(low, LowRank) else labels
         return float(math.prod(self.batch_shape) * steps * labels * (durations + width))
+
+    @property
+    def _recursion(self) -> SegmentsRecursion:
+        return SegmentsRecursion(self.unary, self.transition, self.lengths)
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Segments (B, T, D, N), the transition (N, N) or (1 or B, T - 1, N, N), lengths (B,)."""

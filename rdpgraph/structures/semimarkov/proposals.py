@@ -8,8 +8,12 @@ from torch.nn.functional import pad
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.semimarkov.labelled import LabelledSegments
+from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.semimarkov.lowrank import coupling_of
+from rdpgraph.structures.semimarkov.masses import LabelledSegments
+from rdpgraph.structures.semimarkov.segments import SegmentsRecursion
+from rdpgraph.structures.semimarkov.transitions import flattened
 
 
 @torch.no_grad()
@@ -40,13 +44,26 @@ def mean_values(
 
 
 @torch.no_grad()
-def log_masses(
-    segments: Tensor, lengths: Tensor | None, few: LabelledSegments, batch: tuple[int, ...]
-) -> Tensor:
-    """The log-mass of every label of a segment given the selected ones, for `Sites`."""
-    ends = segments.shape[-3:]
-    every = unary(segments, lengths).expand(*batch, *ends)
-    return few.masses(every.reshape(few.batch, *ends)).reshape(every.shape)
+def log_masses(model: SegmentsRecursion, states: Tensor, log_weights: Tensor) -> Tensor:
+    """The log-mass of every label of a segment given the selected ones, for `Sites`.
+
+    (*replicates, *batch, T, D, N).
+    """
+    few = model.restrict(states, log_weights)
+    lead, (steps, durations, labels) = few.batch_shape, model.unary.shape[-3:]
+    batch, kept = math.prod(lead), (steps, durations, states.shape[-1])
+    every = unary(model.unary, model.lengths).expand(*lead, steps, durations, labels)
+    lengths = torch.tensor(steps, device=every.device) if model.lengths is None else model.lengths
+    potential = model.transition
+    if isinstance(potential, Tensor) or len(potential.shape) > 2:
+        potential = Table(flattened(table_of(potential, of="SemiMarkov"), lead))
+    segments = LabelledSegments(
+        few.unary.double().reshape(batch, *kept),
+        states.reshape(batch, *kept),
+        lengths.expand(lead).reshape(-1),
+        potential,
+    )
+    return segments.masses(every.reshape(batch, steps, durations, labels)).reshape(every.shape)
 
 
 def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

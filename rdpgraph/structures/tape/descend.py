@@ -40,14 +40,16 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         if not waiting[number]:
             continue
         step = tape.steps[number]
-        tree, place, label = (torch.cat(parts) for parts in zip(*waiting[number], strict=True))
+        own = waiting[number]
+        tree, place, label = map(torch.cat, zip(*own, strict=True)) if len(own) > 1 else own[0]
         waiting[number] = []
         if isinstance(step, Leaf):
             if step.sites is not None:
                 states[tree, step.sites[place]] = label
             continue
         item = tree % batch
-        chosen = pick(step.at(reader, item, place, label))
+        several = step.alternatives > 1
+        chosen = pick(step.at(reader, item, place, label)) if several else label * 0
         for value, rows, places, labels in step.children(chosen, item, place, label):
             below = tree if rows is None else tree[rows]
             if len(below):

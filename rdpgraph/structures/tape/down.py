@@ -6,10 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph.model.semiring import soft_scatter, soft_sum
+from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, View
+from rdpgraph.structures.tape.values import Reader, View, soft
+
+_MOST = 16  # parts of an entry that wait to be summed at once
 
 
 @torch.no_grad()
@@ -28,30 +30,31 @@ def down(
         scores: whether what steps add is in the values.
     """
     batch = tape.batch
-    through = [value.new_full((batch, *value.shape[1:]), -math.inf) for value in reader.values]
-    through[-1] = reader.values[-1].expand(batch, 1, 1).clone()
+    given: list[list[Tensor]] = [[] for _ in reader.values]
+    given[-1] = [reader.values[-1].expand(batch, 1, 1)]
     for number in range(len(tape.steps) - 1, -1, -1):
-        step, above = tape.steps[number], through[number]
-        if isinstance(step, Leaf):
-            continue
-        own = reader.values[number]
-        # Where nothing is possible above, nothing is given.
-        share = above - torch.where(own > -math.inf, own, 0.0)
-        terms = step.terms(reader, scores=scores) + share.unsqueeze(step.dim)
-        for view, part, summed in step.spread(terms):
-            if summed is not None:
-                part = soft_sum(part, summed, temperature)
-            _give(through, view, part, temperature)
-    return through
+        step, own = tape.steps[number], reader.values[number]
+        if not given[number]:
+            given[number] = [own.new_full((batch, *own.shape[1:]), -math.inf)]
+        given[number] = [_together(given[number], temperature)]
+        if not isinstance(step, Leaf):
+            above = given[number][0]
+            for view, part in step.shares(reader, own, above, temperature, scores=scores):
+                _give(given, view, part, temperature)
+    return [above for (above,) in given]
 
 
-def _give(through: list[Tensor], view: View, part: Tensor, temperature: float) -> None:
+def _together(parts: list[Tensor], temperature: float) -> Tensor:
+    return parts[0] if len(parts) == 1 else soft(torch.stack(parts), 0, temperature)
+
+
+def _give(given: list[list[Tensor]], view: View, part: Tensor, temperature: float) -> None:
     """Add (B, M, P, K) to the entries that a view reads."""
     for dim, size in ((1, view.ways), (2, view.places), (3, view.width)):
         if part.shape[dim] > size:
-            part = soft_sum(part, dim, temperature).unsqueeze(dim)
+            part = soft(part, dim, temperature).unsqueeze(dim)
     if view.index is None:
-        _add(through, view.pool[0].number, part.squeeze(1), temperature)
+        _add(given[view.pool[0].number], part.squeeze(1), temperature)
         return
     count = view.size + 1
     flat = part.flatten(1, 2)
@@ -65,14 +68,13 @@ def _give(through: list[Tensor], view: View, part: Tensor, temperature: float) -
         sums = sums.unflatten(0, (len(flat), count))
     sizes = [*(value.places for value in view.pool), 1]
     for value, own in zip(view.pool, sums.split(sizes, 1), strict=False):
-        _add(through, value.number, own, temperature)
+        _add(given[value.number], own, temperature)
 
 
-def _add(through: list[Tensor], number: int, part: Tensor, temperature: float) -> None:
-    here = through[number]
-    through[number] = (
-        torch.maximum(here, part) if temperature == 0.0 else torch.logaddexp(here, part)
-    )
+def _add(parts: list[Tensor], part: Tensor, temperature: float) -> None:
+    parts.append(part)
+    if len(parts) == _MOST:
+        parts[:] = [_together(parts, temperature)]
 
 
 def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> Tensor:

@@ -93,6 +93,8 @@ class LookupLink:
         after = after[item * (len(after) > 1), place * (after.shape[1] > 1), label]
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after.unsqueeze(-1)]).squeeze(-1)
+        if self.source.shape[0] == 1:
+            return looked_up(self.source[0, 0], (before, after.unsqueeze(1)))
         item = (item % len(self.source)).unsqueeze(1)
         return looked_up(self.source.squeeze(1), (item, before, after.unsqueeze(1)))
 
@@ -115,6 +117,11 @@ class LookupLink:
     def _evaluate(self, before: Tensor, after: Tensor) -> Tensor:
         if isinstance(self.source, Potential):
             return self.source.evaluate([before, after])
+        if self.source.shape[0] == 1:
+            table = self.source[0, 0]
+            if self.after is None or self.before is None:
+                return table[before] if self.after is None else table.mT[after].mT
+            return looked_up(table, (before.unsqueeze(-1), after.unsqueeze(-2)))
         item = torch.arange(max(len(before), len(after)), device=before.device) % len(self.source)
         # Whole rows and columns are copied as such.
         if self.after is None:

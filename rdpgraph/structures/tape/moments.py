@@ -5,6 +5,7 @@ minus its log-probability is a sum over nodes, and no large number is taken from
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,28 +14,92 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.tape.steps import Leaf, Step
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import goal, up
+from rdpgraph.structures.tape.up import goal, leaves, up
 from rdpgraph.structures.tape.values import Reader
 
+_BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
 
-def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = False) -> Tensor:
+
+def entropy(tape: Tape) -> Tensor:
+    """(*lead,) nats; 0 where nothing is possible. Differentiable any number of times.
+
+    Args:
+        tape: laid out with ``ranks=False``.
+    """
+    given, ours, means = leaves(tape), Reader(), Reader()
+    for number, step in enumerate(tape.steps):
+        if isinstance(step, Leaf):
+            ours.values.append(given[number])
+            means.values.append(torch.zeros_like(given[number]))
+            continue
+        if torch.is_grad_enabled() and step.work * tape.batch > _BLOCK:
+            readers = _copied((ours, means))
+            value, mean = checkpoint(_chosen, step, *readers, use_reentrant=False)  # pyright: ignore
+        else:
+            value, mean = _chosen(step, ours, means)
+        ours.values.append(value)
+        means.values.append(mean)
+    return goal(tape, means)
+
+
+def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
+    """(B, P, K) the values of a step, and the entropies of the choices there and below."""
+    terms, below = step.terms(ours), step.terms(means, scores=False)
+    if terms.shape[step.dim] > 1:
+        return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
+    # Below what has no place there is -inf.
+    mean = torch.where(below > -math.inf, below, 0.0).expand(terms.shape)
+    return terms.squeeze(step.dim), mean.squeeze(step.dim)
+
+
+class _Choice(torch.autograd.Function):
+    """The log-sum of alternatives, and the entropy of the choice plus what is below it."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Tensor, below: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        value = terms.logsumexp(dim)
+        chances, gains = _gains(terms, below, value, dim)
+        mean = (chances * gains).sum(dim)
+        ctx.save_for_backward(terms, below, value, mean)
+        ctx.dim = dim
+        return value, mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        terms, below, value, mean = ctx.saved_tensors
+        of_value, of_mean = (gradient.unsqueeze(ctx.dim) for gradient in gradients)
+        chances, gains = _gains(terms, below, value, ctx.dim)
+        shares = of_mean * chances
+        # What is below may be said of more places than the terms are.
+        of_terms = (shares * (gains - mean.unsqueeze(ctx.dim))).sum_to_size(terms.shape)
+        return of_value * chances + of_terms, shares.sum_to_size(below.shape), None
+
+
+def _gains(terms: Tensor, below: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The probability of each alternative, and its surprise plus what is below; 0 if impossible."""
+    possible = terms.detach() > -math.inf
+    value = torch.where(value > -math.inf, value, 0.0).unsqueeze(dim)
+    logs = torch.where(possible, terms - value, 0.0)
+    chances = torch.where(possible, logs.exp(), 0.0)
+    return chances, torch.where(possible, below - logs, 0.0)
+
+
+def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tensor:
     """(*lead,) nats: the mean under one tape of minus the log-probability in another.
 
     +inf where the other forbids what is possible; 0 where nothing is. Differentiable in both.
 
     Args:
         tape: whose derivations they are, ``ranks=False``.
-        other: of the same steps; default: the same tape, whose entropy it is then.
+        other: of the same steps.
         divergence: less the entropy.
 
     Raises:
         ModelError: tapes of different steps.
     """
-    ours = up(tape)
-    theirs = ours if other is None else up(other)
+    ours, theirs = up(tape), up(other)
     if [value.shape for value in ours.values] != [value.shape for value in theirs.values]:
         raise ModelError("A divergence needs two structures of one shape and length.")
-    others = tape if other is None else other
     means, lost = Reader(), Reader()
     for number, step in enumerate(tape.steps):
         value = ours.values[number]
@@ -42,10 +107,10 @@ def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = F
             means.values.append(torch.zeros_like(value))
             lost.values.append(torch.zeros_like(value))
             continue
-        pair = (step, others.steps[number])
+        pair = (step, other.steps[number])
         readers = (ours, theirs, means)
         with torch.no_grad():
-            lost.values.append(_lost(pair, readers, lost, number))
+            lost.values.append(_lost(pair, readers, lost))
         if torch.is_grad_enabled() and step.dim == 2:
             mean: Tensor = checkpoint(  # pyright: ignore
                 _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False
@@ -58,9 +123,8 @@ def cross_entropy(tape: Tape, other: Tape | None = None, *, divergence: bool = F
 
 
 def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
-    """Copies with the values so far: later values would be kept alive. One reader stays one."""
-    copies = {id(reader): Reader(list(reader.values)) for reader in readers}
-    return tuple(copies[id(reader)] for reader in readers)
+    """Copies with the values so far: later values would be kept alive."""
+    return tuple(Reader(list(reader.values)) for reader in readers)
 
 
 def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +142,7 @@ def _mean(
     ours, theirs, means = readers
     logs, possible = _choices(steps[0], ours, number)
     weights = torch.where(possible, logs.exp(), 0.0)
-    others, allowed = (logs, possible) if theirs is ours else _choices(steps[1], theirs, number)
+    others, allowed = _choices(steps[1], theirs, number)
     below = steps[0].terms(means, scores=False)
     here = (logs - others if divergence else -others) + below
     # Below what has no place there is -inf.
@@ -86,14 +150,9 @@ def _mean(
     return (weights * here).sum(steps[0].dim)
 
 
-def _lost(
-    steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader, number: int
-) -> Tensor:
+def _lost(steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader) -> Tensor:
     """(B, P, K) 1 where a possible choice is not one of the other, here or below; else 0."""
     ours, theirs, _ = readers
-    value = ours.values[number]
-    if theirs is ours:
-        return torch.zeros_like(value)
     terms = steps[0].terms(ours)
     wrong = (steps[1].terms(theirs) == -math.inf) | (steps[0].terms(lost, scores=False) > 0)
-    return (wrong & (terms > -math.inf)).to(value).amax(steps[0].dim)
+    return (wrong & (terms > -math.inf)).to(terms).amax(steps[0].dim)

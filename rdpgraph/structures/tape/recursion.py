@@ -19,7 +19,7 @@ from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import descend
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
-from rdpgraph.structures.tape.moments import cross_entropy
+from rdpgraph.structures.tape.moments import cross_entropy, entropy
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, up
 from rdpgraph.structures.tape.values import Value
@@ -57,9 +57,11 @@ class Recursion(Structure):
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
         site_dims: how many dims the sites have, the same for all objects of a class.
+        doubles: whether log Z is summed in doubles, too.
     """
 
     site_dims: ClassVar[int] = 1
+    doubles: ClassVar[bool] = False
 
     @abstractmethod
     def recursion(self, tape: Tape) -> Value:
@@ -99,7 +101,7 @@ class Recursion(Structure):
         return tape
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
-        dtype = torch.float64 if double else self.unary.dtype
+        dtype = torch.float64 if double or self.doubles else self.unary.dtype
         return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
 
     def log_partition(self) -> Tensor:
@@ -139,7 +141,7 @@ class Recursion(Structure):
         Links and rules of low rank are written out.
         """
         tape = self.to_tape(ranks=False, double=True)
-        return cross_entropy(tape).to(self.unary)
+        return entropy(tape).to(self.unary)
 
     def cross_entropy(self, other: "Recursion") -> Tensor:
         """(*batch,) nats: the mean here of minus the log-probability in another of its shape.
@@ -291,7 +293,7 @@ class KeptStates(Recursion):
         original: the structure; its batch dims are the last ones of lead.
     """
 
-    states: Tensor
+    states: Tensor = field(metadata={"dims": "unary"})
     original: Recursion = field(repr=False)
 
     @property
@@ -308,7 +310,7 @@ class KeptStates(Recursion):
         return self.original.recursion(tape)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
-        dtype = torch.float64 if double else self.unary.dtype
+        dtype = torch.float64 if double or self.original.doubles else self.unary.dtype
         return Tape(unary, self._dims, states=self.states, ranks=ranks, dtype=dtype)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":

@@ -4,6 +4,7 @@ A step says what its alternatives are; every question is asked of those. The val
 their soft sum: (B, P, K) from terms in which one more dim lists the alternatives.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,12 +52,35 @@ class Step(ABC):
     ) -> Iterator[Child]:
         """What the alternatives chosen, (Q,), are made of."""
 
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        """What entries give to the values read: views, with (B, M, P, K) for their entries.
+
+        Args:
+            reader: the values.
+            own: (B or 1, P, K) that of this step.
+            above: (B, P, K) the log-sum of the derivations through each of its entries.
+            temperature: at which they are summed.
+            scores: whether what the step itself adds is in the values.
+        """
+        terms = above.unsqueeze(self.dim)
+        if self.alternatives > 1:
+            terms = self.terms(reader, scores=scores) + _beside(own, above).unsqueeze(self.dim)
+        for view, part, summed in self.spread(terms):
+            yield view, part if summed is None else soft(part, summed, temperature)
+
     @abstractmethod
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """What terms (as `terms`) give to the values read.
 
         Yields views, with (B, M, P, K, J) for their entries, the last dim to be reduced.
         """
+
+    @property
+    def alternatives(self) -> int:
+        """How many an entry has."""
+        return 1
 
     @property
     @abstractmethod
@@ -161,11 +185,16 @@ class Total(Step):
                 yield view, part, None
 
     @property
+    def alternatives(self) -> int:
+        """A."""
+        return sum(_ways(way) for way in self.ways)
+
+    @property
     def work(self) -> float:
         """A P K."""
         places = max(view.places for way in self.ways for view in way)
         width = max(view.width for way in self.ways for view in way)
-        return float(sum(_ways(way) for way in self.ways) * places * width)
+        return float(self.alternatives * places * width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +227,12 @@ class Concatenated(Step):
         """The one value whose label it is."""
         start = 0
         for view in self.views:
-            stop = start + view.ways * view.width
-            here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
-            inside = label[here] - start
+            stop, here, inside, parts = start + view.ways * view.width, None, label, (item, place)
+            if len(self.views) > 1:
+                here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
+                inside, parts = label[here] - start, (item[here], place[here])
             ways, own = inside // view.width, inside % view.width
-            yield from _children(view, here, ways, item[here], place[here], own)
+            yield from _children(view, here, ways, *parts, own)
             start = stop
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
@@ -264,6 +294,11 @@ class Pairs(Step):
         yield self.right, both.mT, -1
 
     @property
+    def alternatives(self) -> int:
+        """M."""
+        return self.left.ways
+
+    @property
     def work(self) -> float:
         """M P C E."""
         return float(self.left.ways * self.left.places * self.left.width * self.right.width)
@@ -314,14 +349,36 @@ class Linked(Step):
         """The label that it came from."""
         yield self.x, None, place if self.x.places > 1 else place * 0, chosen
 
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        """Summed over the new labels before the value is added, which is the same for all."""
+        x, ahead = reader.values[self.x.number], _beside(own, above)
+        if self.link is not None and scores:
+            ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
+        elif self.link is not None:
+            ahead = soft(ahead, 2, temperature).unsqueeze(2)
+        yield View((self.x,)), (x + ahead).unsqueeze(1)
+
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """Summed over the new labels."""
         yield View((self.x,)), terms.unsqueeze(1), -1
 
     @property
+    def alternatives(self) -> int:
+        """I."""
+        return self.x.width
+
+    @property
     def work(self) -> float:
         """P I J."""
         return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
+
+
+def _beside(own: Tensor, above: Tensor) -> Tensor:
+    """(B, P, K) what each alternative of an entry has besides its own log-value."""
+    # Where nothing is possible above, nothing is given.
+    return above - torch.where(own > -math.inf, own, 0.0)
 
 
 def _ways(way: Sequence[View]) -> int:
@@ -332,8 +389,8 @@ def _children(
     view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
 ) -> Iterator[Child]:
     """The nodes that one view has for some alternatives, by the value that they belong to."""
-    number = view.number(ways if view.ways > 1 else ways * 0, item, place)
-    label = label.clamp(max=view.width - 1)
+    number = view.number(ways, item, place)
+    label = label if view.width > 1 else label * 0
     if len(view.pool) == 1:
         yield view.pool[0], here, number, label
         return

@@ -90,7 +90,7 @@ class Tape:
     def _of_sites(self, numbers: Tensor) -> Value:
         labels = Labels(numbers)
         if self.states is not None:
-            labels = Labels(numbers, self._flat_states[:, numbers])
+            labels = Labels(numbers, self._flat_states.index_select(1, numbers))
         return self._add(Leaf(None, numbers), len(numbers), self.unary.shape[-1], labels)
 
     @cached_property
@@ -218,7 +218,7 @@ class Tape:
         Where all states are kept they are added up; else they stand side by side.
         """
         taken = [as_view(view) for view in views]
-        kept = [view.labels.states for view in taken]
+        kept = [view.states for view in taken]
         if all(states is None for states in kept):
             made = self._add(
                 Total([(view,) for view in taken]), taken[0].places, taken[0].width, Labels()

@@ -83,21 +83,27 @@ class View:
         if self.index is None or first.sites is None:
             return first
         sites = torch.cat([_sites(value) for value in self.pool])
-        index = self.index.clamp(max=len(sites) - 1)
-        if first.states is None:
-            return Labels(sites[index.flatten(-2)])
+        flat = self.index.clamp(max=len(sites) - 1).flatten(-2)
+        return Labels(sites[flat], self.states)
+
+    @property
+    def states(self) -> Tensor | None:
+        """(B, M P, K) those of `labels`, if not all of them are kept."""
+        if self.index is None or self.pool[0].labels.states is None:
+            return self.pool[0].labels.states
         states = torch.cat([_states(value) for value in self.pool], 1)
-        flat = index.flatten(-2)
+        flat = self.index.clamp(max=states.shape[1] - 1).flatten(-2)
         if flat.ndim == 1:
-            return Labels(sites[flat], states[:, flat])
-        item = torch.arange(len(states), device=flat.device).unsqueeze(1)
-        return Labels(sites[flat], states[item, flat])
+            return states.index_select(1, flat)
+        item = torch.arange(states.shape[0], device=flat.device).unsqueeze(1)
+        return states[item, flat]
 
     def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
         """(Q,) places in the pool of some alternatives of some places of some items."""
         if self.index is None:
             return place if self.places > 1 else torch.zeros_like(place)
         place = place if self.places > 1 else torch.zeros_like(place)
+        ways = ways if self.ways > 1 else torch.zeros_like(ways)
         if self.index.ndim == 2:
             return self.index[ways, place]
         return self.index[item if len(self.index) > 1 else item * 0, ways, place]
@@ -159,7 +165,7 @@ class Reader:
 
     def at(self, view: View, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, M) of some places of some items."""
-        label = label.clamp(max=view.width - 1).unsqueeze(1)
+        label = (label if view.width > 1 else label * 0).unsqueeze(1)
         item, place = item.unsqueeze(1), place.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
         pool = self.values[view.pool[0].number] if view.index is None else self.pooled(view)
@@ -172,10 +178,18 @@ def as_view(given: "Value | View") -> View:
 
 
 def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
-    """`soft_sum`, in fewer calls at temperature 1."""
-    if temperature == 1.0 and logs.shape[dim]:
-        return _LogSum.apply(logs, dim)  # pyright: ignore[reportReturnType]
-    return soft_sum(logs, dim, temperature)
+    """`soft_sum`, in fewer calls."""
+    if not logs.shape[dim] or (temperature == 0.0 and logs.requires_grad):
+        return soft_sum(logs, dim, temperature)
+    if temperature == 0.0:
+        return logs.amax(dim)
+    scaled = logs if temperature == 1.0 else logs / temperature
+    total: Tensor = (
+        _LogSum.apply(scaled, dim)  # pyright: ignore[reportAssignmentType]
+        if scaled.requires_grad
+        else scaled.logsumexp(dim)
+    )
+    return total if temperature == 1.0 else temperature * total
 
 
 class _LogSum(torch.autograd.Function):
