@@ -9,6 +9,8 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
+from rdpgraph.structures.tape import down as downwards
+from rdpgraph.structures.tape import moments
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.up import goal, up
 from rdpgraph.testing import check_structure
@@ -43,6 +45,40 @@ def test_log_marginals_from_the_pass_down_are_the_gradient(name):
     through = of_sites(tape, down(tape, reader), 1.0)
     log_z = goal(tape, reader).reshape(-1, *(1,) * (through.ndim - 1))
     assert_close((through - log_z).exp(), model.marginals())
+
+
+@small
+def test_shares_of_an_entry_are_summed_a_few_at_a_time(name, monkeypatch):
+    tape = SMALL[name].to_tape()
+    reader = up(tape)
+    whole = down(tape, reader)
+    monkeypatch.setattr(downwards, "_MOST", 2)
+    for one, other in zip(whole, down(tape, reader), strict=True):
+        assert_close(one, other)
+
+
+@small
+def test_terms_made_again_for_the_gradient_of_the_entropy_are_the_same(name, monkeypatch):
+    model = SMALL[name]
+
+    def asked():
+        unary = model.unary.clone().requires_grad_()
+        (first,) = torch.autograd.grad(
+            model.with_unary(unary).entropy().sum(), unary, create_graph=True
+        )
+        (second,) = torch.autograd.grad(first.square().sum(), unary)
+        return first, second
+
+    kept = asked()
+    monkeypatch.setattr(moments, "_BLOCK", 0)
+    assert_close(asked(), kept)
+
+
+@small
+def test_entropies_are_means_of_minus_the_log_probability(name):
+    """As their cross-entropy to themselves, which is summed alternative by alternative."""
+    model = SMALL[name]
+    assert_close(model.entropy(), model.cross_entropy(model))
 
 
 @small
