@@ -1,7 +1,7 @@
 """Links: what lies between the labels of one value and those of the next."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rdpgraph.structures.tape.values import soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
 _BLOCK = 2**20  # terms that are made at a time where they are made again for the gradient
+_FEW = 2**15  # looked-up values that are kept
 _CELLS = 2**24  # terms that are held at a time where nothing is differentiated
 
 
@@ -72,6 +73,7 @@ class LookupLink:
     source: Tensor | Potential
     before: Tensor | None
     after: Tensor | None
+    _few: list[Tensor] = field(default_factory=list[Tensor], init=False)
 
     @property
     def width(self) -> int:
@@ -83,8 +85,15 @@ class LookupLink:
         return tuple(self.source.shape[-2:])
 
     def logs(self) -> Tensor:
-        """(B, P, I, J)."""
-        return self._evaluate(self._states(0), self._states(1))
+        """(B, P, I, J); a few are kept, for a pass up is followed by one down."""
+        if torch.is_grad_enabled():
+            return self._evaluate(self._states(0), self._states(1))
+        if not self._few:
+            logs = self._evaluate(self._states(0), self._states(1))
+            if logs.numel() > _FEW:
+                return logs
+            self._few.append(logs)
+        return self._few[0]
 
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) from all labels to those at some places."""

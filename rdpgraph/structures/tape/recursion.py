@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.sites import Sites
@@ -104,6 +105,11 @@ class Recursion(Structure):
         dtype = torch.float64 if double or self.doubles else self.unary.dtype
         return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
 
+    @cached_property
+    def _best_tape(self) -> Tape:
+        """What maxima are taken on, laid out once; without gradient."""
+        return self.to_tape(ranks=False, double=True)
+
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
         tape = self.to_tape()
@@ -178,7 +184,7 @@ class Recursion(Structure):
 
         Links and rules of low rank are written out. Not differentiable.
         """
-        tape = self.to_tape(ranks=False, double=True)
+        tape = self._best_tape
         through = down(tape, up(tape, 0.0), 0.0)
         return of_sites(tape, through, 0.0).to(self.unary)
 
@@ -189,7 +195,7 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape = self.to_tape(ranks=False, double=True)
+        tape = self._best_tape
         return descend(tape, up(tape, 0.0), 1, largest)[0]
 
     def k_best(self, k: int) -> KBestConfigurations:
@@ -203,7 +209,7 @@ class Recursion(Structure):
         if k < 1:
             raise ModelError(f"{self.name}.k_best needs k >= 1; got {k}.")
         with torch.no_grad():
-            tape = self.to_tape(ranks=False, double=True)
+            tape = self._best_tape
             states, there = best(tape, up(tape, 0.0), k)
         return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
 

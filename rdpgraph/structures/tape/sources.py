@@ -47,7 +47,7 @@ class Sources:
         return values.expand(*self.lead, *ends).reshape(-1, *ends)
 
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
-        """A table (batch or 1, 1, N, M), or a potential without leading dims.
+        """A table (batch or 1, 1, N, M), or a potential without leading dims; in their own type.
 
         Where the tape has replicates of the batch, or draws, they share the table of an item.
         """
@@ -56,7 +56,6 @@ class Sources:
             if isinstance(potential, Potential) and not potential.lead(2):
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
-            table = table.to(self.dtype)
             if math.prod(table.shape[:-2]) != 1:
                 own = self.lead[len(self.lead) - table.ndim + 2 :]
                 table = table.expand(*own, *table.shape[-2:])
@@ -71,7 +70,8 @@ class Sources:
         def made() -> Table:
             if isinstance(source, Tensor):
                 copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
-                return Table(source.repeat(copies, 1, 1, 1) if copies > 1 else source)
+                logs = source.to(self.dtype)
+                return Table(logs.repeat(copies, 1, 1, 1) if copies > 1 else logs)
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)

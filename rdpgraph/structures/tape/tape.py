@@ -218,18 +218,21 @@ class Tape:
         Where all states are kept they are added up; else they stand side by side.
         """
         taken = [as_view(view) for view in views]
+        places = taken[0].places
         kept = [view.states for view in taken]
         if all(states is None for states in kept):
             made = self._add(
                 Total([(view,) for view in taken]), taken[0].places, taken[0].width, Labels()
             )
             return made
-        places = taken[0].places
         parts: list[Tensor] = []
         for view, states in zip(taken, kept, strict=True):
             assert states is not None
-            parts.append(states.unflatten(1, (view.ways, -1)).transpose(1, 2).flatten(2))
-        labels = Labels(torch.full((1,), -1, device=self.device), torch.cat(parts, 2))
+            if places > 1:
+                states = states.unflatten(1, (view.ways, -1)).transpose(1, 2)
+            parts.append(states.reshape(states.shape[0], places, -1))
+        mixed = self.sources.once(("mixed",), lambda: torch.full((1,), -1, device=self.device))
+        labels = Labels(mixed, torch.cat(parts, 2) if len(parts) > 1 else parts[0])
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), places, width, labels)
 
