@@ -34,7 +34,7 @@ class SegmentsRecursion(Recursion):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name of the model in messages."""
         return "SemiMarkov"
 
     def recursion(self, tape: Tape) -> Value:

@@ -25,6 +25,8 @@ from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, up
 from rdpgraph.structures.tape.values import Value
 
+_SUMS = "tape of log Z"
+
 
 @dataclass(frozen=True, eq=False)
 class KBestConfigurations:
@@ -105,6 +107,17 @@ class Recursion(Structure):
         dtype = torch.float64 if double or self.doubles else self.unary.dtype
         return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
 
+    def _sum_tape(self) -> Tape:
+        """What log Z is summed on; laid out once where no gradient passes what it is made of."""
+        kept = vars(self)
+        if _SUMS in kept:
+            return kept[_SUMS]
+        tape = self.to_tape()
+        # One laid out without gradients would not show that there are some.
+        if torch.is_grad_enabled() and not tape.tracked:
+            kept[_SUMS] = tape
+        return tape
+
     @cached_property
     def _best_tape(self) -> Tape:
         """What maxima are taken on, laid out once; without gradient."""
@@ -112,7 +125,7 @@ class Recursion(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
-        tape = self.to_tape()
+        tape = self._sum_tape()
         return goal(tape, up(tape)).to(self.unary)
 
     def score(self, states: Tensor) -> Tensor:
@@ -285,8 +298,7 @@ class Recursion(Structure):
 
     def work(self) -> float:
         """The terms of log Z."""
-        with torch.no_grad():
-            return self.to_tape().work
+        return self._sum_tape().work
 
 
 @dataclass(frozen=True, eq=False)

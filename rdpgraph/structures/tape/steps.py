@@ -79,7 +79,7 @@ class Step(ABC):
 
     @property
     def alternatives(self) -> int:
-        """How many an entry has."""
+        """How many alternatives an entry has."""
         return 1
 
     @property
@@ -186,7 +186,7 @@ class Total(Step):
 
     @property
     def alternatives(self) -> int:
-        """A."""
+        """The alternatives of all ways, A."""
         return sum(_ways(way) for way in self.ways)
 
     @property
@@ -295,7 +295,7 @@ class Pairs(Step):
 
     @property
     def alternatives(self) -> int:
-        """M."""
+        """The alternatives of each part, M."""
         return self.left.ways
 
     @property
@@ -366,7 +366,7 @@ class Linked(Step):
 
     @property
     def alternatives(self) -> int:
-        """I."""
+        """The labels of the value, I."""
         return self.x.width
 
     @property

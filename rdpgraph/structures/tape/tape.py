@@ -13,6 +13,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import is_tracked
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
@@ -360,6 +361,13 @@ class Tape:
     def work(self) -> float:
         """The terms of log Z."""
         return self.batch * sum(step.work for step in self.steps)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether a gradient passes through the potentials of sites, or what links are made of."""
+        links = (step.link for step in self.steps if isinstance(step, Linked))
+        logs = (step.logs for step in self.steps if isinstance(step, Leaf))
+        return self.unary.requires_grad or any(map(is_tracked, (*links, *logs)))
 
     @property
     def tells_states(self) -> bool:

@@ -81,6 +81,42 @@ def test_entropies_are_means_of_minus_the_log_probability(name):
     assert_close(model.entropy(), model.cross_entropy(model))
 
 
+@dataclass(frozen=True, eq=False)
+class Captured(rg.extend.Recursion):
+    """A chain whose transition no field holds."""
+
+    def recursion(self, tape):
+        state = tape.sites[0]
+        for t in range(1, tape.site_shape[0]):
+            site = tape.sites[t]
+            state = tape.total((site, tape.link(state, TRANSITION, to=site)))
+        return state
+
+
+TRANSITION = draw(2, 2, seed=3).requires_grad_()
+
+
+def test_no_gradient_is_lost_by_what_was_asked_before():
+    model = Captured(draw(3, 2))
+    expected = torch.autograd.grad(Tags(draw(3, 2), TRANSITION).log_partition(), TRANSITION)
+    with torch.no_grad():
+        model.log_partition(), model.work(), model.mode(), model.sample(1)
+    for _ in range(2):
+        assert model.work() > 0
+        assert_close(torch.autograd.grad(model.log_partition(), TRANSITION), expected)
+
+
+def test_a_recursion_is_laid_out_once_where_nothing_is_differentiated(monkeypatch):
+    laid = list[type]()
+    to_tape = Tags.to_tape
+    monkeypatch.setattr(Tags, "to_tape", lambda self, **how: laid.append(1) or to_tape(self, **how))
+    model = Tags(draw(3, 2), draw(2, 2))
+    model.work(), model.log_partition(), model.log_partition()
+    assert len(laid) == 1
+    model.mode(), model.max_marginals(), model.k_best(2)
+    assert len(laid) == 2
+
+
 @small
 def test_gradients_and_their_gradients(name):
     model = SMALL[name]
