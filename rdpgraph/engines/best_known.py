@@ -156,6 +156,10 @@ class BestKnown(Delegate):
         """(replicates, B) of populations, where these answer."""
         return self.chosen.log_partitions()
 
+    def log_partition_errors(self) -> Tensor | None:
+        """(B,) of populations, where these answer."""
+        return self.chosen.log_partition_errors()
+
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): the largest lower and the smallest upper bound of all routes."""
         if self._exact is not None:

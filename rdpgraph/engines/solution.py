@@ -41,6 +41,10 @@ class Solution(ABC):
         """(replicates, B) the estimates whose mean, as Z, `log_partition` is; else that alone."""
         return self.log_partition().unsqueeze(0)
 
+    def log_partition_errors(self) -> Tensor | None:
+        """(B,) standard errors of log Z (nats), where more is known than `log_partitions` say."""
+        return None
+
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,): log Z lies between them for certain."""
         log_z, status = self.log_partition().detach(), self.status()
@@ -219,6 +223,7 @@ class Delegate(Solution):
     status = _asked(Solution.status)
     log_partition = _asked(Solution.log_partition)
     log_partitions = _asked(Solution.log_partitions)
+    log_partition_errors = _asked(Solution.log_partition_errors)
     bounds = _asked(Solution.bounds)
     interval = _asked(Solution.interval)
     possible = _asked(Solution.possible)

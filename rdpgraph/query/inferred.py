@@ -93,6 +93,9 @@ class Inferred(Portable, ABC):
         It says nothing of the error of message passing.
         """
         deviation = self.replicates.standard_error
+        known = self.solution.log_partition_errors()
+        if known is not None:
+            deviation = known.reshape(self.batch_shape).to(deviation)
         return torch.zeros_like(deviation) if self.status.exact else deviation
 
     @property

@@ -177,6 +177,12 @@ class MiniBucketSolution(Solution):
         each = zip(*(one.each for one in self.estimates), strict=True)
         return torch.stack([self._each(values) for values in each])
 
+    def log_partition_errors(self) -> Tensor | None:
+        """(B,) those of the estimates, which smaller populations raise."""
+        if self.network.impossible:
+            return None
+        return torch.tensor([one.error for one in self.estimates]).to(self.network.constant)
+
     def log_estimates(self) -> Tensor:
         """(B,) `log_partition` in float64, be it -inf, and whatever the bounds."""
         each = [_mean(one.each) for one in self.estimates]

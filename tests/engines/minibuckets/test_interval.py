@@ -125,6 +125,20 @@ def test_smaller_populations_say_what_larger_ones_all_miss():
         assert estimate.error_of(near) <= estimate.error_beside(near, rough) <= 0.1
 
 
+def test_an_error_of_a_posterior_is_that_of_its_status(monkeypatch):
+    monkeypatch.setattr(estimate, "_MEMBER", 1.0)
+    raised = 0
+    for seed in range(6):
+        scheduler = rg.MiniBuckets(20.0, memory=500.0, draws=48)
+        posterior = rg.infer(random_graph(seed), scheduler=scheduler)
+        error = float(posterior.standard_error)
+        assert error == pytest.approx(posterior.status.standard_error)
+        own = float(posterior.replicates.standard_error)
+        raised += own + 1e-12 < error < math.inf
+        assert own <= error or math.isinf(own)
+    assert raised
+
+
 def test_intervals_where_nothing_is_drawn():
     posterior = rg.infer(random_graph(0))
     exact = posterior.bounds(confidence=0.9)
