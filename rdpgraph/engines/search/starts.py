@@ -129,7 +129,8 @@ def best_estimated(
     """The best of some configurations by estimates of their sums, where these do not fit.
 
     What there is no time for is left out: of a configuration without an estimate it is known that
-    its sum is no less than its score with the states that it has.
+    its sum is no less than its score with the states that it has. A model too large to draw in the
+    time has a mode of all variables instead.
 
     Args:
         network: reduced, without whole potentials.
@@ -142,8 +143,14 @@ def best_estimated(
         (V,) states, and the log of what their sum is at least; None where none is possible.
     """
     end = clock.now() + limits.seconds
+    slow = _FACTOR * sum(len(group.scopes) for group in network.groups)
+    if 2.0 * slow > limits.seconds:
+        joint = tables_of(network, item)
+        modes = Search(joint, Random(limits.seed), memory=limits.memory)
+        mode = modes.run(start, seconds=max(end - clock.now(), 0.0))
+        possible = mode is not None and joint.is_possible(mode.score)
+        return (mode.states, mode.score) if mode is not None and possible else None
     tables = tables_of(network, item, zeros=True)
-    slow = _FACTOR * sum(len(stack.scopes) for stack in tables.stacks)
     drawn = bounds = np.zeros((0, len(tables.sizes)), np.int64)
     if clock.now() + slow < end:
         drawn = _drawn(tables, summed, limits)[:_FEW]

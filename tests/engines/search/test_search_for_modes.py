@@ -325,6 +325,23 @@ def test_whatever_the_time_a_sum_that_does_not_fit_is_at_least_what_is_said(seed
     assert value > -math.inf
 
 
+def valueless(self, states, *, deadline=math.inf):
+    """No sum fits."""
+    return None if self.summed else self.tables.score(states)
+
+
+def test_what_is_too_large_to_draw_has_a_mode_of_all_variables(monkeypatch):
+    monkeypatch.setattr(starts, "_FACTOR", 100.0)
+    monkeypatch.setattr(starts, "_drawn", None)
+    monkeypatch.setattr(neighbourhoods.Search, "value", valueless)
+    for seed in range(3):
+        graph = random_graph(seed, zeros=0.2)
+        found = rg.infer(graph, scheduler=rg.Search(1.0)).marginal_mode(["x0", "x3"])
+        best = rg.infer(graph).mode()
+        assert float(found.score) == pytest.approx(float(graph.score({**best})))
+        assert {**found} == {v: best[v] for v in found}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bound_that_a_score_meets_proves_it(seed, monkeypatch):
     monkeypatch.setattr(neighbourhoods, "_MOST_CELLS", 8)
