@@ -66,7 +66,7 @@ class Restriction:
             )
         like = torch.zeros((), dtype=graph.dtype)
         observed = observed_supports(graph.domain, graph.observed, like)
-        supports = [observed.get(place, own) for place, own in enumerate(self.supports)]
+        supports = [observed.get(place, given) for place, given in enumerate(self.supports)]
         lead = (self.replicates, *graph.batch_shape)
         selected = {
             place: expanded(repr(entry.name), support, (*lead, *entry.shape))

@@ -173,10 +173,10 @@ def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support
     spacing = heights[..., -1:] / (keep - certain).clamp(min=1)
     picks = _inverse(heights, (uniforms + (place - certain)).clamp(min=0.0) * spacing)
     log_weights = _log(spacing) + peak - rest.gather(-1, picks)
-    kept = torch.where(values > -math.inf, 0.0, -math.inf).to(log_q)
+    as_it_is = torch.where(values > -math.inf, 0.0, -math.inf).to(log_q)
     return Support(
         torch.where(is_certain, order, picks),
-        torch.where(is_certain, kept, _weights(log_weights, rest, picks, log_q)),
+        torch.where(is_certain, as_it_is, _weights(log_weights, rest, picks, log_q)),
     )
 
 

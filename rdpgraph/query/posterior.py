@@ -228,8 +228,8 @@ class Posterior(Inferred):
             values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
-            kept = sorted(slots)
-            values = values.permute(0, 1, *(2 + kept.index(slot) for slot in slots))
+            order = sorted(slots)
+            values = values.permute(0, 1, *(2 + order.index(slot) for slot in slots))
             return values.reshape([*self.graph.batch_shape, *shape, *values.shape[2:]])
         return None
 

@@ -51,10 +51,10 @@ class RelaxedStates:
         """(*lead, d) the weighted mean of rows of a table (N, d); zeros where there is no site."""
         if self.states is None:
             return self.weights @ table
-        lead, kept = self.weights.shape[:-1], self.weights.shape[-1]
+        lead, count = self.weights.shape[:-1], self.weights.shape[-1]
         embedded = functional.embedding_bag(
-            self.states.reshape(-1, kept), table, mode="sum",
-            per_sample_weights=self.weights.reshape(-1, kept),
+            self.states.reshape(-1, count), table, mode="sum",
+            per_sample_weights=self.weights.reshape(-1, count),
         )  # fmt: skip
         return embedded.reshape(*lead, table.shape[-1])
 

@@ -85,15 +85,15 @@ class StructuredPosterior(Inferred):
             BudgetError: the joint does not fit.
             UnsupportedError: the structure has no general form, or was not solved by itself.
         """
-        asked, kept = list(sites), self.solution
-        if isinstance(kept, RestrictedSolution) and self.solved is not None:
+        asked, solution = list(sites), self.solution
+        if isinstance(solution, RestrictedSolution) and self.solved is not None:
             parts = [
-                _joint(self.solved.solve(self.structure.with_unary(own).factor_graph()), asked)
-                for own in kept.potentials()
+                _joint(self.solved.solve(self.structure.with_unary(unary).factor_graph()), asked)
+                for unary in solution.potentials()
             ]
             ends = parts[0].shape[len(self.batch_shape) :]
             rows = torch.stack([part.reshape(-1, *ends) for part in parts])
-            return kept.replicates.mean(rows).reshape(parts[0].shape)
+            return solution.replicates.mean(rows).reshape(parts[0].shape)
         if self._direct is None:
             raise UnsupportedError(
                 "Joints of sites have no estimate here; use estimator=Exact(), or "
