@@ -78,16 +78,16 @@ def read_blocks(data: Bytes, source: str, variables: Declarations) -> "array[int
 
 def _read_usual(data: Bytes, at: int, variables: Declarations, spans: "array[int]") -> int:
     """Read blocks as long as they are of the usual form; the place after them."""
-    found: list[tuple[bytes, ...]] = _BLOCKS.findall(data, at, at + PIECE)
-    if found and found[-1][-1]:
-        del found[-1]
-    if not found:
+    matches: list[tuple[bytes, ...]] = _BLOCKS.findall(data, at, at + PIECE)
+    if matches and matches[-1][-1]:
+        del matches[-1]
+    if not matches:
         return at
-    whole, names, _, _, heads, tails, _ = zip(*found, strict=True)
+    whole, names, _, _, heads, tails, _ = zip(*matches, strict=True)
     stops = at + _lengths(whole).cumsum()
     places = np.flatnonzero(_lengths(names))
-    taken = variables.add_usual([found[place][1:4] for place in places.tolist()])
-    most = len(found) if taken == len(places) else int(places[taken])
+    taken = variables.add_usual([matches[place][1:4] for place in places.tolist()])
+    most = len(matches) if taken == len(places) else int(places[taken])
     bodies = stops - _lengths(tails)
     own = np.stack([bodies - _lengths(heads), bodies, stops], 1)[:most]
     spans.frombytes(own[_lengths(heads)[:most] > 0].tobytes())
@@ -115,10 +115,10 @@ def usual_scopes(
     if (np.diff(spans) > PIECE).any():
         return None
     texts = [bytes(data[start:end]) for start, end in spans.tolist()]
-    found: list[tuple[bytes, ...]] = _HEADERS.findall(b"".join(texts))
-    if len(found) != len(texts) or found[-1][-1]:
+    matches: list[tuple[bytes, ...]] = _HEADERS.findall(b"".join(texts))
+    if len(matches) != len(texts) or matches[-1][-1]:
         return None
-    words = b" ; ".join(map(b" ".join, found)).replace(b",", b" ").split()
+    words = b" ; ".join(map(b" ".join, matches)).replace(b",", b" ").split()
     marks = np.fromiter(map(b";".__eq__, words), np.bool_, len(words))
     counts = np.diff(np.flatnonzero(marks), prepend=-1, append=len(words)) - 1
     members = names.find_all(words)[~marks]

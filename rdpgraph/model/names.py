@@ -170,11 +170,11 @@ class Names(NumberedNames):
         numbers = np.full(len(names), -1, dtype=np.int32)
         left, places, step = np.arange(len(names)), hashes & mask, 0
         while len(left) > _FEW:
-            found = table[places]
-            kept = np.flatnonzero(found >= 0)
-            left, places, found = left[kept], places[kept], found[kept]
-            alike = known[found] == hashes[left]
-            rows, own = left[alike].tolist(), found[alike]
+            entries = table[places]
+            kept = np.flatnonzero(entries >= 0)
+            left, places, entries = left[kept], places[kept], entries[kept]
+            alike = known[entries] == hashes[left]
+            rows, own = left[alike].tolist(), entries[alike]
             starts, stops = ends[own].tolist(), ends[own + 1].tolist()
             for row, number, start, stop in zip(rows, own.tolist(), starts, stops, strict=True):
                 if lengths[row] == stop - start and self._text.startswith(names[row], start):

@@ -202,11 +202,9 @@ class Posterior(Inferred):
             raise ModelError(f"{asked} needs different variables; one is named twice.")
         return numbers
 
-    def _numbers(self, slot: object, shape: tuple[int, ...]) -> Tensor:
-        if isinstance(slot, tuple):
-            numbers = torch.stack([self.graph.domain.numbers(variable) for variable in slot])
-        else:
-            numbers = self.graph.domain.numbers(slot)  # pyright: ignore[reportArgumentType]
+    def _numbers(self, slot: Any, shape: tuple[int, ...]) -> Tensor:
+        number, many = self.graph.domain.numbers, isinstance(slot, tuple)
+        numbers = torch.stack([number(one) for one in slot]) if many else number(slot)
         return numbers.expand(shape).reshape(-1)
 
     def _held(
