@@ -140,27 +140,27 @@ def _usual(
         return np.zeros(1, np.int64), [[b""] for _ in range(4)], none, np.zeros(1, np.bool_)
     codes = np.frombuffer(text, dtype=np.uint8)
     kinds = _KINDS[codes]
-    feeds = np.flatnonzero(codes == ord("\n"))
-    quotes = np.flatnonzero(kinds == _QUOTE)
+    feeds = (codes == ord("\n")).nonzero()[0]
+    quotes = (kinds == _QUOTE).nonzero()[0]
     line_of = np.searchsorted(feeds, quotes)
     quoted = np.bincount(line_of, minlength=len(feeds) + 1)
-    blank = kinds == _BLANK
     turns = np.zeros(len(codes), dtype=np.uint8)
     turns[quotes[quoted[line_of] == 2]] = 1
-    within = blank & (np.cumsum(turns, dtype=np.uint8) & 1).view(np.bool_)  # a word
-    blank &= ~within
-    edges = np.flatnonzero(np.diff(blank, prepend=True, append=True))
+    within = (kinds == _BLANK) & (np.cumsum(turns, dtype=np.uint8) & 1).view(np.bool_)  # a word
+    blank = np.ones(len(codes) + 2, dtype=np.bool_)
+    blank[1:-1] = (kinds == _BLANK) & ~within
+    edges = (blank[1:] != blank[:-1]).nonzero()[0]
     starts, ends = edges[::2], edges[1::2]
     spans = map(slice, starts.tolist(), ends.tolist()) if within.any() else None
     words = text.split() if spans is None else list(map(text.__getitem__, spans))
-    heads = np.searchsorted(starts, np.concatenate([[0], feeds + 1]))
-    counts = np.diff(heads, append=len(starts))
-    rare = np.flatnonzero(kinds == _RARE).tolist()
+    bounds = np.searchsorted(starts, np.concatenate([[0], feeds + 1, [len(codes)]]))
+    heads, counts = bounds[:-1], bounds[1:] - bounds[:-1]
+    rare = (kinds == _RARE).nonzero()[0].tolist()
     rare += [match.start() for match in ([] if text.isascii() else BLANKS.finditer(text))]
     counts[np.searchsorted(feeds, rare)] = -1
-    lines = np.flatnonzero(counts)
+    lines = counts.nonzero()[0]
     heads, counts, quoted = heads[lines], counts[lines], quoted[lines]
-    usual = np.flatnonzero((counts == 4) & (quoted == 2) | (counts == 5) & (quoted == 0))
+    usual = ((counts == 4) & (quoted == 2) | (counts == 5) & (quoted == 0)).nonzero()[0]
     arrow, last = heads[usual] + 2, heads[usual] + 3
     opening, closing = codes[starts[last]], codes[ends[last] - 1]
     good = (opening == closing) & (_KINDS[opening] == _QUOTE) & (ends[last] - starts[last] > 2)

@@ -12,7 +12,7 @@ from rdpgraph.model.listing import Listing
 
 CODEC = ("utf-8", "surrogatepass")  # text that a caller made may hold halves of characters
 _FIRST = 1 << 8
-_FEW = 1 << 4
+_FEW = 1 << 3
 _PIECE = 1 << 12
 _BITS = 0xFFFFFFFF  # of hashes that are kept
 _SHORT = 1 << 32  # up to this length places in a text take four bytes
@@ -171,7 +171,7 @@ class Names(NumberedNames):
         left, places, step = np.arange(len(names)), hashes & mask, 0
         while len(left) > _FEW:
             entries = table[places]
-            kept = np.flatnonzero(entries >= 0)
+            kept = (entries >= 0).nonzero()[0]
             left, places, entries = left[kept], places[kept], entries[kept]
             alike = known[entries] == hashes[left]
             rows, own = left[alike].tolist(), entries[alike]
