@@ -62,6 +62,8 @@ def rows_of(
 
 def tables_of(texts: Sequence[bytes], size: int, rows: int) -> Array | None:
     """(B, size, rows) the probabilities of texts ``table probabilities;``; None for any others."""
+    if not all(map(TABLE.fullmatch, texts)):
+        return None
     text = b"}".join(texts).replace(b",", b" ").replace(b";", b" ; ").replace(b"}", b" } ")
     words, count = text.split(), size * rows
     width = (len(words) + 1) // len(texts)

@@ -1,7 +1,9 @@
 """Blocks of BIF files that are read many at a time."""
 
+import pytest
 import torch
 
+from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif import parse_bif
 
 
@@ -35,3 +37,13 @@ def test_a_block_means_the_same_among_others():
         for factor in parse_bif(text).factors():
             table = factor.potential.table(len(factor.variables))
             assert torch.equal(tables[factor.variables], table)
+
+
+@pytest.mark.parametrize("body", [",table 1,0;", "table 1,0;,", "table 1,0,;,;", "; table 1 0;"])
+def test_commas_stand_between_numbers_alone(body):
+    declared = "variable a# { type discrete [2] { no, yes }; } probability (a#) { table 1,0; }"
+    wrong = declared.replace("table 1,0;", body)
+    for texts in ([wrong], [declared, wrong, declared]):
+        text = "".join(text.replace("#", str(n)) for n, text in enumerate(texts))
+        with pytest.raises(FileFormatError, match="a row, table or default"):
+            parse_bif(text)
