@@ -1,8 +1,7 @@
 """The interface of a proposal: which states look likely."""
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,24 +72,34 @@ class Mixture(Proposal):
 
     def log_scores(self, sites: Sites) -> Tensor:
         """The log of the weighted mean of the normalised scores."""
-        return mixed([(part.log_scores(sites),) for part in self.proposals], self.weights)[0]
+        return mixed(((part.log_scores(sites),) for part in self.proposals), self.weights)[0]
 
     def scores_of(self, setting: Setting) -> Scores:
         """The logs of the weighted means of the normalised scores."""
-        return mixed([part.scores_of(setting) for part in self.proposals], self.weights)
+        return mixed((part.scores_of(setting) for part in self.proposals), self.weights)
 
 
-def mixed(scores: Sequence[Scores], weights: Sequence[float]) -> Scores:
-    """The logs of the weighted means of several proposals' scores, each normalised before."""
-    shares = [math.log(weight / sum(weights)) for weight in weights]
+def mixed(scores: Iterable[Scores], weights: Sequence[float]) -> Scores:
+    """The logs of the weighted means of several proposals' scores, each normalised before.
+
+    Args:
+        scores: of each proposal; made one after the other, none is held for longer than it takes.
+        weights: as many, positive.
+    """
     means: list[Tensor] = []
-    for of_group in zip(*scores, strict=True):
-        logs = [normalised(part) + share for part, share in zip(of_group, shares, strict=True)]
-        means.append(functools.reduce(torch.logaddexp, logs))
+    for weight, every in zip(weights, scores, strict=True):
+        shares = [normalised(part, math.log(weight / sum(weights))) for part in every]
+        del every
+        means = list(map(torch.logaddexp, means, shares)) if means else shares
     return tuple(means)
 
 
-def normalised(log_scores: Tensor) -> Tensor:
-    """Log-probabilities of the states of each site; -inf throughout where nothing is possible."""
+def normalised(log_scores: Tensor, share: float = 0.0) -> Tensor:
+    """Log-probabilities of the states of each site; -inf throughout where nothing is possible.
+
+    Args:
+        log_scores: (..., states).
+        share: added to all of them.
+    """
     total = log_scores.logsumexp(-1, keepdim=True)
-    return log_scores - torch.where(total > -math.inf, total, 0.0)
+    return log_scores - torch.where(total > -math.inf, total - share, 0.0)

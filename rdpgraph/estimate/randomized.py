@@ -96,11 +96,12 @@ class Randomized(Estimator):
         """The model on the states chosen, its replicates the first of its batch dims."""
         with torch.no_grad():
             setting = Setting.of(model, self.selection, solve=solve, generator=generator)
-            scores = self.proposal.scores_of(setting) if setting.groups else ()
-        restriction = self.drawn(setting, scores)
+            # The scores have no name here, by which they would be held after they are mixed.
+            restriction = self.drawn(
+                setting, self.proposal.scores_of(setting) if setting.groups else ()
+            )
         return Problem(restriction.model, restriction)
 
-    @torch.no_grad()
     def drawn(self, setting: Setting, scores: Scores) -> Restriction:
         """The states chosen by the scores of a proposal."""
         if self.defensive:
