@@ -19,6 +19,9 @@ from rdpgraph.plan.clock import Allowance
 _MODES = 0.8
 """The part of the time that is for modes, where sums have not begun."""
 
+_MARGINAL = 0.9
+"""The same for marginal modes."""
+
 _BOUNDING = 0.05
 """The part of the time for a bound of their scores."""
 
@@ -158,7 +161,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _search(self, numbers: Tensor) -> Searched:
         with self.allowance.spending(), torch.no_grad():
-            return self.seeker.sought(numbers, None, self.allowance.left(_MODES))
+            return self.seeker.sought(numbers, None, self.allowance.left(_MARGINAL))
 
 
 def _unrest(solution: Solution) -> tuple[bool, float]:
