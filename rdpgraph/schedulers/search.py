@@ -35,8 +35,7 @@ class Search(Scheduler):
         seconds: for a question; all of it is used, unless the mode is proved before, or `patience`
             ends the search.
         memory: bytes for the tables of a move; None: 60% of what the machine has available.
-        patience: the part of the seconds after which a search without a gain ends, or that for a
-            marginal mode starts again elsewhere.
+        patience: the part of the seconds after which a search without a gain ends.
         generator: the randomness; None: the same for each question.
 
     Raises:

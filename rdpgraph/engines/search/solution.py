@@ -17,14 +17,7 @@ from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.search.starts import (
-    LONGEST_TURN,
-    TURN,
-    Limits,
-    best_estimated,
-    restarted,
-    start_of_sums,
-)
+from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.tables import Integers, Tables, tables_of
@@ -96,12 +89,8 @@ def search(
         patience = limits.patience * share
         result = None
         if fits:
-            patience = min(TURN * share, LONGEST_TURN, patience) if summed else patience
             only = limits.any_possible
             result = run.run(first, seconds=share, patience=patience, any_possible=only)
-        if summed and result is not None:
-            again = replace(limits, seconds=until - clock.now())
-            result = restarted(network, item, run, (states[item].numpy(), result), again, patience)
         if result is None:
             limited = replace(limits, seconds=share)
             candidate = best_estimated(network, item, summed, first, limited)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from random import Random
 
@@ -15,16 +15,12 @@ from rdpgraph.engines.minibuckets.lattice import paths
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.search.neighbourhoods import Outcome, Search
+from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.plan import clock
 
 _JOINT = 0.15
 """The part of the time of a marginal mode in which a mode is sought to begin with."""
-_LONGEST = 15.0
-"""Seconds of which these parts are at most: with more there are more starts."""
-TURN, LONGEST_TURN = 0.12, 5.0
-"""The part of the time, and seconds at most, without a gain after which a search starts again."""
 _BOUNDED = 0.15
 """The part in which bounds say where to begin."""
 _FEW = 10
@@ -65,12 +61,11 @@ def start_of_sums(
     what bounds of the sums make the best.
     """
     end = clock.now() + limits.seconds
-    limits = replace(limits, seconds=min(limits.seconds, _LONGEST))
     joint, tables = tables_of(network, item), tables_of(network, item, zeros=True)
     drawn = _drawn(tables, run.summed, limits)
     if len(drawn) and not joint.is_possible(joint.score(states)):
         states = drawn[0]
-    seconds = _JOINT * min(end - clock.now(), _LONGEST)
+    seconds = _JOINT * (end - clock.now())
     modes = Search(joint, Random(limits.seed), memory=limits.memory)
     better = modes.run(states, seconds=seconds, patience=0.5 * seconds)
     best = states if better is None else better.states
@@ -87,36 +82,6 @@ def start_of_sums(
             seen.add(key)
             if other is not None and other > value:
                 best, value = states, other
-    return best
-
-
-def restarted(
-    network: Network,
-    item: int,
-    run: Search,
-    known: tuple[Integers, Outcome],
-    limits: Limits,
-    patience: float,
-) -> Outcome:
-    """The best of searches for a marginal mode that begin elsewhere, as long as there is time.
-
-    Args:
-        network: reduced, without whole potentials.
-        item: of the batch.
-        run: the search.
-        known: (V,) states before any search, and the best so far.
-        limits: of time and memory.
-        patience: seconds without a gain after which one ends.
-    """
-    until = clock.now() + limits.seconds
-    states, best = known
-    while not best.optimal and (left := until - clock.now()) >= 2.0 * patience:
-        limits = replace(limits, seconds=left, seed=limits.seed + 1)
-        start = start_of_sums(network, item, run, states, limits)
-        other = run.run(start, seconds=max(until - clock.now(), 0.0), patience=patience)
-        if other is None:
-            break
-        best = other if other.optimal or other.score > best.score else best
     return best
 
 

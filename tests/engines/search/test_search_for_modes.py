@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -341,28 +340,6 @@ def test_what_is_too_large_to_draw_has_a_mode_of_all_variables(monkeypatch):
         best = rg.infer(graph).mode()
         assert float(found.score) == pytest.approx(float(graph.score({**best})))
         assert {**found} == {v: best[v] for v in found}
-
-
-def test_a_search_for_a_marginal_mode_starts_again_and_keeps_the_best(monkeypatch):
-    monkeypatch.setattr(search_solution, "TURN", 0.02)
-    ends, run = [], Search.run
-
-    def counted(self, states, **limits):
-        outcome = run(self, states, **limits)
-        if self.summed and outcome is not None:
-            ends.append(outcome.score)
-            return replace(outcome, optimal=False)  # as of one that has parts only
-        return outcome
-
-    monkeypatch.setattr(Search, "run", counted)
-    for seed in range(3):
-        ends.clear()
-        graph = random_graph(seed)
-        found = rg.infer(graph, scheduler=rg.Search(0.5, memory=1e3)).marginal_mode(["x0", "x3"])
-        assert len(ends) > 1
-        best = float(reduce_graph(graph).constant) + max(ends)
-        assert float(found.score) == pytest.approx(best)
-        assert float(rg.infer(graph.condition({**found})).log_partition) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(4))
