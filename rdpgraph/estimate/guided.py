@@ -28,6 +28,8 @@ def log_likely(
 ) -> list[list[Floats]]:
     """For each batch item and active variable the log-probabilities of the states left.
 
+    Equal ones where the proposal gives -inf to all of them.
+
     Args:
         proposal: of the states of the graph's variables.
         network: the graph, reduced; its auxiliary variables have equal probabilities.
@@ -56,7 +58,9 @@ def log_likely(
             if place is None:
                 continue
             states = network.states_left(torch.tensor([number]), network.sizes[place])[0]
-            own = normalised(flat[:, site, states]).numpy()
+            here = flat[:, site, states]
+            silent = (here == -torch.inf).all(-1, keepdim=True)  # it knows of no possible state
+            own = normalised(torch.where(silent, 0.0, here)).numpy()
             for item in range(network.batch):
                 every[item][place] = own[item]
     return every

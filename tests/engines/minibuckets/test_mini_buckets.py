@@ -215,6 +215,17 @@ PROPOSALS = [
 ]
 
 
+def test_a_proposal_that_knows_of_no_possible_state_says_nothing():
+    class Silent(rg.randomized.Proposal):
+        def log_scores(self, sites):
+            return torch.full_like(sites.unary, -math.inf)
+
+    network = reduce_graph(random_graph(0))
+    [likely] = log_likely(Silent(), network, solve=None, generator=None)
+    for own, size in zip(likely, network.sizes, strict=True):
+        assert np.exp(own) == pytest.approx(np.full(size, 1.0 / size))
+
+
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=lambda proposal: type(proposal).__name__)
 def test_estimates_are_unbiased_whatever_the_proposal(proposal, monkeypatch):
     graph = random_graph(3, zeros=0.3, batch=(2,))
