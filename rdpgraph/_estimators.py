@@ -20,6 +20,9 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.plan.plan import Plan
 
+_ROUNDING = 1e-6
+"""Nats by which sums of few float64 numbers may differ from bounds of them."""
+
 
 def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> None:
     """Hold an estimator to its promises, on a small model that exact inference answers.
@@ -124,7 +127,7 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
         best = _score(model, truth.mode())
         close(_score(model, estimated.mode()), best, f"the score of the mode with {name}")
         if isinstance(model, FactorGraph):
-            above = estimated.mode_bound() >= best.detach().double().cpu() - 1e-6
+            above = estimated.mode_bound() >= best.detach().double().cpu() - _ROUNDING
             agree(bool(above.all()), f"no score exceeds mode_bound() with {name}")
     above = {"upper": 1.0, "lower": -1.0}.get(status.bound)
     if above is not None:
@@ -133,7 +136,8 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
     if isinstance(model, FactorGraph):
         with suppress(UnsupportedError):
             lower, upper = estimated.bounds()
-            inside = (lower - 1e-6 <= truth.log_partition) & (truth.log_partition <= upper + 1e-6)
+            log_z = truth.log_partition
+            inside = (lower - _ROUNDING <= log_z) & (log_z <= upper + _ROUNDING)
             agree(bool(inside.all()), f"log Z lies within bounds() with {name}")
 
 

@@ -117,3 +117,11 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_a_file_holds_one_idea(path: Path) -> None:
+    count = len(path.read_text().splitlines())
+    assert count <= 400, f"{path.name} has {count} lines: split it by idea"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -13,11 +13,11 @@ from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
 from rdpgraph.model.conditional import Conditional, network_factors
+from rdpgraph.model.copies import moved, outliving
 from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock
-from rdpgraph.model.potential import Potential
 from rdpgraph.model.restriction import restrict_blocks
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
@@ -25,6 +25,8 @@ from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+
+_MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -74,7 +76,7 @@ class FactorGraph:
 
     def _set(self, domain: Domain, blocks: tuple[Block, ...], observed: Tensor | None) -> None:
         if torch.is_inference_mode_enabled():
-            blocks, observed = ordinarily(_outliving, blocks, observed)
+            blocks, observed = ordinarily(outliving, blocks, observed)
         shapes = [block.batch_shape for block in blocks]
         if observed is not None:
             shapes.append(tuple(observed.shape[:-1]))
@@ -361,44 +363,10 @@ class FactorGraph:
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type."""
         items = [
-            Block(b.scopes, _moved(b.potential, *args), b.shape, b.rows, b.declared)
+            Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared)
             for b in self.blocks
         ]
         return FactorGraph.from_blocks(self.domain, items, self.observed)
 
     def __repr__(self) -> str:
         return described(self.domain, self.blocks, self.observed, self.batch_shape)
-
-
-def _outliving(
-    blocks: Iterable[Block], observed: Tensor | None
-) -> tuple[tuple[Block, ...], Tensor | None]:
-    """The same with numbers that gradients may pass, which those of inference mode are not."""
-    copies = tuple(
-        replace(
-            block,
-            scopes=block.scopes.clone(),
-            rows=None if block.rows is None else block.rows.clone(),
-            declared=block.declared.clone(),
-        )
-        for block in blocks
-    )
-    return copies, None if observed is None else observed.clone()
-
-
-_MOST_TABULATED = 2**28
-
-
-def _moved(potential: Potential, *args: Any) -> Potential:
-    """A potential with its tensors on another device, and floating ones of another type."""
-    if not is_dataclass(potential):
-        return potential
-    changes: dict[str, Tensor] = {}
-    for field in fields(potential):
-        value = getattr(potential, field.name)
-        if field.init and isinstance(value, Tensor):
-            moved = torch.empty(0, dtype=value.dtype, device=value.device).to(*args)
-            changes[field.name] = (
-                value.to(*args) if value.is_floating_point() else value.to(moved.device)
-            )
-    return replace(potential, **changes)

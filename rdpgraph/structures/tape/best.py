@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.tape.steps import Leaf, Step
+from rdpgraph.structures.tape.step import Step
+from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Reader
 

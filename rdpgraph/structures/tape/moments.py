@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.tape.steps import Leaf, Step
+from rdpgraph.structures.tape.step import Step
+from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import goal, leaves, up
 from rdpgraph.structures.tape.values import Reader

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.tape.steps import Child, Step
+from rdpgraph.structures.tape.step import Child, Step
 from rdpgraph.structures.tape.values import Reader, Value, View
 
 

@@ -1,11 +1,5 @@
-"""The steps of a tape: leaves, sums of alternatives, links between labels, pairs, labels together.
+"""The steps of a tape: leaves, sums of alternatives, links of labels, pairs, labels together."""
 
-A step says what its alternatives are; every question is asked of those. The value of a step is
-their soft sum: (B, P, K) from terms in which one more dim lists the alternatives.
-"""
-
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,78 +8,8 @@ from torch import Tensor
 
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
+from rdpgraph.structures.tape.step import Child, Step, beside
 from rdpgraph.structures.tape.values import Reader, Value, View, batches, joint, soft
-
-Child = tuple[Value, Tensor | None, Tensor, Tensor]
-"""A value; which of the nodes asked about have a part in it (None: all); places; labels."""
-
-
-class Step(ABC):
-    """One step.
-
-    Attributes:
-        dim: that of the alternatives in `terms`.
-    """
-
-    dim = 1
-
-    @abstractmethod
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is 2.
-
-        Args:
-            reader: the values so far.
-            scores: whether what the step itself adds is in them.
-        """
-
-    def up(self, reader: Reader, temperature: float) -> Tensor:
-        """(B or 1, P, K) the soft sum of the alternatives."""
-        return soft(self.terms(reader), self.dim, temperature)
-
-    @abstractmethod
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, A) the alternatives of some nodes."""
-
-    @abstractmethod
-    def children(
-        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
-    ) -> Iterator[Child]:
-        """What the alternatives chosen, (Q,), are made of."""
-
-    def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
-    ) -> Iterator[tuple[View, Tensor]]:
-        """What entries give to the values read: views, with (B, M, P, K) for their entries.
-
-        Args:
-            reader: the values.
-            own: (B or 1, P, K) that of this step.
-            above: (B, P, K) the log-sum of the derivations through each of its entries.
-            temperature: at which they are summed.
-            scores: whether what the step itself adds is in the values.
-        """
-        terms = above.unsqueeze(self.dim)
-        if self.alternatives > 1:
-            terms = self.terms(reader, scores=scores) + _beside(own, above).unsqueeze(self.dim)
-        for view, part, summed in self.spread(terms):
-            yield view, part if summed is None else soft(part, summed, temperature)
-
-    @abstractmethod
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """What terms (as `terms`) give to the values read.
-
-        Yields views, with (B, M, P, K, J) for their entries, the last dim to be reduced.
-        """
-
-    @property
-    def alternatives(self) -> int:
-        """How many alternatives an entry has."""
-        return 1
-
-    @property
-    @abstractmethod
-    def work(self) -> float:
-        """How many terms there are for one item."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,7 +277,7 @@ class Linked(Step):
         self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """Summed over the new labels before the value is added, which is the same for all."""
-        x, ahead = reader.values[self.x.number], _beside(own, above)
+        x, ahead = reader.values[self.x.number], beside(own, above)
         if self.link is not None and scores:
             ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
         elif self.link is not None:
@@ -373,12 +297,6 @@ class Linked(Step):
     def work(self) -> float:
         """P I J."""
         return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
-
-
-def _beside(own: Tensor, above: Tensor) -> Tensor:
-    """(B, P, K) what each alternative of an entry has besides its own log-value."""
-    # Where nothing is possible above, nothing is given.
-    return above - torch.where(own > -math.inf, own, 0.0)
 
 
 def _ways(way: Sequence[View]) -> int:

@@ -1,10 +1,9 @@
 """The tape: how a structure lays out its recursion."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +16,10 @@ from rdpgraph.model.structure import is_tracked
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
+from rdpgraph.structures.tape.sites import Sites
 from rdpgraph.structures.tape.sources import Sources, collected, widened
-from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Step, Total
+from rdpgraph.structures.tape.step import Step
+from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Total
 from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
 
 Given = Value | View
@@ -380,23 +381,6 @@ class Tape:
 
     def _relabelled(self, value: Value, labels: Labels) -> Value:
         return Value(value.number, value.places, value.width, labels)
-
-
-@dataclass(frozen=True, eq=False)
-class Sites:
-    """The sites of a tape, to be indexed.
-
-    Attributes:
-        numbers: (*sites) their numbers, row by row.
-        leaf: makes the value of some.
-    """
-
-    numbers: Tensor
-    leaf: Callable[[Tensor], Value]
-
-    def __getitem__(self, index: Any) -> Value:
-        """The potentials of some sites, one place for each, in the order of the index."""
-        return self.leaf(self.numbers[index].reshape(-1))
 
 
 def _several(way: Way) -> tuple[Given, ...]:
