@@ -132,7 +132,8 @@ def infer_command(
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
 
-    started = monotonic() - begin  # the imports, which the first model waits for
+    # The imports, which the first model waits for.
+    started = min(monotonic() - begin, 0.5 * time_seconds)
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         with progress("solving") as shown, ending(time_seconds, spent=started):
@@ -140,11 +141,11 @@ def infer_command(
             rewrite = estimator_of(estimator, keep, proposal, replicates)
             generator = seeded(seed)
             allowance = Allowance(time_seconds)
-            until = now() + time_seconds - min(started, 0.5 * time_seconds)
+            until = now() + time_seconds - started
             with allowance.spending():
                 graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
             # To write of as many variables takes less than half as long as to read of them.
-            allowance.spent = 1.5 * allowance.spent + min(started, 0.5 * time_seconds)
+            allowance.spent = 1.5 * allowance.spent + started
             started = 0.0
             scheduler = replace(scheduler, seconds=allowance.left())
             asked = queried(graph, names)  # refused before anything is planned

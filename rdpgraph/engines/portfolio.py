@@ -195,18 +195,18 @@ class ExactFirst(Delegate):
                 with self.taken.spending():
                     return question(self.exact)
             except BudgetError:
-                if "_messages_decide" in self.__dict__:
+                if "_decided" in self.__dict__:
                     raise
         return question(self._other)
 
     def status(self) -> Status:
         """The status of the solution that answers; once it is said to be exact, it stays so."""
-        if not self.sure and "_messages_decide" not in self.__dict__:
+        if not self.sure and "_decided" not in self.__dict__:
             self._ask(Question[Tensor]("log_partition"))
-        return self._messages_decide.status()
+        return self._decided.status()
 
     @cached_property
-    def _messages_decide(self) -> Solution:
+    def _decided(self) -> Solution:
         return self._other if "_other" in self.__dict__ else self.exact
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
