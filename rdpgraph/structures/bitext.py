@@ -132,17 +132,14 @@ class Bitext(Recursion):
         for cells, straight, inverted in splits.by_size(self.allowed):
             site = tape.sites[cells]
             ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]
-            for (left, right), rules in ((straight, self.straight), (inverted, self.inverted)):
-                if len(left):
-                    joined = tape.join(
-                        tape.view(done, left), tape.view(done, right), rules, to=site
-                    )
+            for sides, rules in ((straight, self.straight), (inverted, self.inverted)):
+                if len(sides[0]):
+                    left, right = (tape.view(done, side) for side in sides)
+                    joined = tape.join(left, right, rules, to=site)
                     ways.append((site, tape.lookup(whole, site), joined))
             done.append(tape.total(*ways))
-        source, target = (
-            tape.lengths(given, tape.site_shape[side] - 1)
-            for given, side in ((self.source_lengths, 0), (self.target_lengths, 2))
-        )
+        source = tape.lengths(self.source_lengths, tape.site_shape[0] - 1)
+        target = tape.lengths(self.target_lengths, tape.site_shape[2] - 1)
         empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
         if not done:
             return empty

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Masks
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.links import SentencePairs, mutual
+from rdpgraph.structures.compact.links import LinkMasks, SentencePairs
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.hypertree.rules import Rules
 
@@ -48,7 +47,7 @@ class BitextFields(SentencePairs, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class BitextMasks(Masks):
+class BitextMasks(LinkMasks):
     """The question of a source and a target word is whether one leaf has both.
 
     A yes leaves the bispans that have both words or neither; a no leaves no leaf that has both.
@@ -60,58 +59,13 @@ class BitextMasks(Masks):
 
     model: BitextFields
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the bitext."""
-        return self.model.batch_shape
-
-    @property
-    def questions(self) -> tuple[int, ...]:
-        """(p, q): whether each source word is aligned with each target word."""
-        _, rows, _, columns, _ = self.sites
-        return rows - 1, columns - 1
-
-    @property
-    def sites(self) -> tuple[int, ...]:
-        """(p + 1, p + 1, q + 1, q + 1, N)."""
-        return tuple(self.model.unary.shape[-5:])
-
-    @cached_property
-    def lengths(self) -> tuple[Tensor, Tensor]:
-        """(B,) of the sources and of the targets."""
-        model, device = self.model, self.model.unary.device
-        both = zip((model.source_lengths, model.target_lengths), self.questions, strict=True)
-        pair = [
-            torch.full((math.prod(self.batch_shape),), most, device=device)
-            if own is None
-            else own.reshape(-1)
-            for own, most in both
-        ]
-        return pair[0], pair[1]
-
-    def open(self) -> Tensor:
-        """The pairs of words that a leaf may have."""
-        p, q = self.questions
-        device = self.model.unary.device
-        inside = [
-            torch.arange(most, device=device) < own.unsqueeze(1)
-            for own, most in zip(self.lengths, (p, q), strict=True)
-        ]
-        return (inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).reshape(*self.batch_shape, p, q)
-
-    def guess(self, likely: Tensor) -> Tensor:
-        """The pairs that are the best ones of both words.
-
-        By how much better the best leaf of the two words is than those of either word alone.
-        """
-        if not likely.numel():
-            return likely
+    def gains(self) -> Tensor:
+        """How much better the best leaf of the two words is than those of either word alone."""
         leaves = self.model.unary[..., -self.model.leaves :].detach().amax(-1).double()
         pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
         target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
-        gains = pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=-1e300)
-        return mutual(gains.masked_fill(~likely, -math.inf)) & likely
+        return pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=-1e300)
 
     @cached_property
     def rules(self) -> Binary:
@@ -126,8 +80,7 @@ class BitextMasks(Masks):
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
         """The bispans that are left."""
         model, lead = self.model, tuple(required.shape[:-2])
-        batch = math.prod(self.batch_shape)
-        chains = math.prod(lead) // batch if batch else 0
+        batch, chains = math.prod(self.batch_shape), self.chains(lead)
         p, q = self.questions
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         links = required.reshape(len(lengths[0]), p, q).nonzero()

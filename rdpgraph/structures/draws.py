@@ -1,4 +1,4 @@
-"""Choosing among alternatives by their log-values: the largest, or a draw by Gumbel noise."""
+"""Choosing among alternatives: the largest, or a draw by Gumbel noise or by running sums."""
 
 from collections.abc import Callable, Sequence
 
@@ -46,3 +46,28 @@ def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None
     device = like.device if generator is None else generator.device
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
     return -(-uniform.clamp_(min=2.0**-54).log_()).log_().to(like)
+
+
+def uniform(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """(count,) numbers from 0 to 1, where and of the type of another tensor."""
+    source = like.device if generator is None else generator.device
+    numbers = torch.rand(count, generator=generator, dtype=like.dtype, device=source)
+    return numbers.to(like.device)
+
+
+def column(weights: Tensor, generator: torch.Generator | None) -> Tensor:
+    """(n,) a column of each row of weights (n, m), none of weight zero."""
+    sums = weights.cumsum(-1)
+    target = uniform(len(weights), sums, generator) * sums[:, -1]
+    index = (sums <= target.unsqueeze(1)).sum(1)
+    return index.clamp_(max=sums.shape[1] - 1)
+
+
+def drawn_between(
+    sums: Tensor, start: Tensor, stop: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """(n,) a place from each start on, before its stop, drawn by running sums of weights."""
+    low = torch.where(start > 0, sums[start - 1], 0.0)
+    target = low + uniform(len(low), low, generator) * (sums[stop - 1] - low)
+    place = torch.searchsorted(sums, target, right=True)
+    return torch.minimum(torch.maximum(place, start), stop - 1)

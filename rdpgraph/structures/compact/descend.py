@@ -8,7 +8,7 @@ from torch import Tensor
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING
 from rdpgraph.structures.compact.inside import Inside
-from rdpgraph.structures.compact.layers import drawn_between, uniform
+from rdpgraph.structures.draws import column, drawn_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +44,10 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
     sums = inside.shares.T.flatten().cumsum(0)
     ways = len(forest.left)
 
-    def chosen(weights: Tensor) -> Tensor:
-        sums = weights.cumsum(-1)
-        return _within(sums, uniform(len(weights), sums, generator) * sums[:, -1])
-
-    place, label = forest.tops[item], chosen(inside.tops[item].softmax(1))
+    place, label = forest.tops[item], column(inside.tops[item].softmax(1), generator)
     done: list[tuple[Tensor, ...]] = [(item[:0], place[:0], label[:0], label[:0] > 0)]
     while len(place):
-        way = chosen(options[place, label]) - 1
+        way = column(options[place, label], generator) - 1
         done.append((item, place, label, way < 0))
         on = (way >= 0).nonzero().squeeze(1)
         item, place, way = item[on], place[on], way[on]
@@ -65,12 +61,6 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
         first = torch.where(rules.left == (pair // rights).unsqueeze(1), left[one], 0.0)
         second = torch.where(rules.right == (pair % rights).unsqueeze(1), right[other], 0.0)
         item, place = item.repeat(2), torch.cat([one, other])
-        label = chosen(torch.cat([first, second]))
+        label = column(torch.cat([first, second]), generator)
     columns = [torch.cat(column) for column in zip(*done, strict=True)]
     return Drawn(columns[0], columns[1], columns[2], columns[3])
-
-
-def _within(sums: Tensor, target: Tensor) -> Tensor:
-    """(n,) the first column of running sums (n, m) above a target, so none of weight zero."""
-    index = (sums <= target.unsqueeze(1)).sum(1)
-    return index.clamp_(max=sums.shape[1] - 1)

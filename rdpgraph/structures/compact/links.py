@@ -1,9 +1,15 @@
-"""Two sentences, and links between their words."""
+"""Two sentences, and masks of the links between their words."""
 
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.model.masks import Masks
 
 
 class SentencePairs(Protocol):
@@ -30,15 +36,67 @@ class SentencePairs(Protocol):
         ...
 
 
-def mutual(gains: Tensor) -> Tensor:
-    """(*batch, p, q) bool: the pairs that are the best ones of both words, one of a word at most.
+@dataclass(frozen=True, eq=False)
+class LinkMasks(Masks):
+    """Questions of a source and a target word, (p, q).
 
     Args:
-        gains: (*batch, p, q) of which the largest are best.
+        model: of the two sentences.
     """
-    if not gains.numel():
-        return gains > 0
-    best = [torch.zeros_like(gains, dtype=torch.bool) for _ in range(2)]
-    for own, dim in zip(best, (-1, -2), strict=True):
-        own.scatter_(dim, gains.argmax(dim, keepdim=True), value=True)
-    return best[0] & best[1]
+
+    model: SentencePairs
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dims of the model."""
+        return self.model.batch_shape
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """(p, q): whether each source word is linked to each target word."""
+        _, rows, _, columns, _ = self.sites
+        return rows - 1, columns - 1
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """(p + 1, p + 1, q + 1, q + 1, N)."""
+        return tuple(self.model.unary.shape[-5:])
+
+    @cached_property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """(B,) of the sources and of the targets."""
+        batch, device = math.prod(self.batch_shape), self.model.unary.device
+        given = self.model.source_lengths, self.model.target_lengths
+        source, target = (
+            torch.full((batch,), most, device=device) if own is None else own.reshape(-1)
+            for own, most in zip(given, self.questions, strict=True)
+        )
+        return source, target
+
+    def chains(self, lead: tuple[int, ...]) -> int:
+        """How many there are of (chains, *batch)."""
+        batch = math.prod(self.batch_shape)
+        return math.prod(lead) // batch if batch else 0
+
+    def open(self) -> Tensor:
+        """The pairs of words within the lengths."""
+        inside = [
+            torch.arange(most, device=own.device) < own.unsqueeze(1)
+            for own, most in zip(self.lengths, self.questions, strict=True)
+        ]
+        within = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+        return within.reshape(*self.batch_shape, *self.questions)
+
+    def guess(self, likely: Tensor) -> Tensor:
+        """The pairs that gain most of both words, one of a word at most."""
+        if not likely.numel():
+            return likely
+        gains = self.gains().masked_fill(~likely, -math.inf)
+        best = [torch.zeros_like(gains, dtype=torch.bool) for _ in range(2)]
+        for own, dim in zip(best, (-1, -2), strict=True):
+            own.scatter_(dim, gains.argmax(dim, keepdim=True), value=True)
+        return best[0] & best[1] & likely
+
+    @abstractmethod
+    def gains(self) -> Tensor:
+        """(*batch, p, q) by how much a link is better than both words alone, nats."""

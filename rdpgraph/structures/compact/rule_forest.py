@@ -8,11 +8,11 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.inside import LOWEST, segments
-from rdpgraph.structures.compact.layers import Layered
+from rdpgraph.structures.draws import drawn_between
 
 
 @dataclass(frozen=True, eq=False)
-class RuleForest(Layered):
+class RuleForest:
     """The kept places of some items, by size; and the rules that make one of some others.
 
     Time and memory are in proportion to the rules.
@@ -31,10 +31,22 @@ class RuleForest(Layered):
     logs: Tensor
     tops: Tensor
 
-    @property
-    def made(self) -> Tensor:
-        """The places that rules make."""
-        return self.whole
+    @cached_property
+    def counts(self) -> Tensor:
+        """(P,) how many rules make each place."""
+        return torch.bincount(self.whole, minlength=self.rows[-1])
+
+    @cached_property
+    def begins(self) -> Tensor:
+        """(P + 1,) where those of each place begin."""
+        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+
+    @cached_property
+    def layers(self) -> list[tuple[slice, slice]]:
+        """The places of each size that has rules to make them, and these."""
+        edges = self.begins[torch.tensor(self.rows, device=self.begins.device)].tolist()
+        bounds = zip(self.rows, self.rows[1:], edges, edges[1:], strict=False)
+        return [(slice(a, b), slice(c, d)) for a, b, c, d in bounds if c < d]
 
     @cached_property
     def sums(self) -> Tensor:
@@ -80,7 +92,7 @@ class RuleForest(Layered):
         """The rules of an exact draw of each of some items, which have trees."""
         sums, done, place = self.shares.cumsum(0), [item[:0]], self.tops[item]
         while len(place):
-            rule = self.drawn(sums, place, generator)
+            rule = drawn_between(sums, self.begins[place], self.begins[place + 1], generator)
             done.append(rule)
             place = self.parts[:, rule].flatten()
             place = place[place < self.rows[-1]]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.inside import LOWEST
+from rdpgraph.structures.draws import column
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of steps (n,), as item and number, and states (n, A) of them and (n, B) of the next: (n, A, B)
@@ -114,14 +115,14 @@ class Runs:
         """(F,) which of the states left each free step is in."""
         (sums, _), (whole, _) = self.sums, self.ends
         chosen = torch.zeros(len(sums), dtype=torch.long, device=sums.device)
-        chosen[self.start + self.length - 1] = _drawn(whole.softmax(1), generator)
+        chosen[self.start + self.length - 1] = column(whole.softmax(1), generator)
         for place in range(len(self.alive) - 1, 0, -1):
             many = self.alive[place]
             at = self.start[:many] + place
             back = self._back(place, many).gather(
                 2, chosen[at].reshape(-1, 1, 1).expand(-1, sums.shape[1], 1)
             )
-            chosen[at - 1] = _drawn(back.squeeze(2), generator)
+            chosen[at - 1] = column(back.squeeze(2), generator)
         return chosen
 
     def _back(self, place: int, many: int) -> Tensor:
@@ -145,11 +146,3 @@ class Runs:
 
 def _times(chances: Tensor, logs: Tensor) -> Tensor:
     return torch.where(chances > 0, chances * logs, 0.0)
-
-
-def _drawn(chances: Tensor, generator: torch.Generator | None) -> Tensor:
-    """(n,) a column of each row of weights (n, m)."""
-    sums = chances.cumsum(1)
-    device = sums.device if generator is None else generator.device
-    uniform = torch.rand(len(sums), 1, generator=generator, dtype=torch.float64, device=device)
-    return (sums <= uniform.to(sums.device) * sums[:, -1:]).sum(1).clamp_(max=sums.shape[1] - 1)

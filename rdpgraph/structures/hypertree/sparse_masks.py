@@ -8,38 +8,33 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
+from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.structures.compact.forest import joined_forest
 from rdpgraph.structures.compact.rule_forest import RuleForest
+from rdpgraph.structures.compact.ruled import RuleMasked
 from rdpgraph.structures.compact.spans import Spans
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedSparseHypertree(Masked):
+class MaskedSparseHypertree(RuleMasked):
     """A hypertree of listed rules within a mask.
 
+    Places are states of spans that have a tree, and for each item one more, the whole.
+
     Attributes:
-        lead: chains and batch dims.
         spans: those that are kept.
-        forest: over the states of spans that have a tree, and one place more for each item, the
-            whole.
-        nodes: (2, nodes) the span and the state of each, without the wholes.
+        nodes: (2, nodes) the span and the state of each place, without the wholes.
         rule: (E,) which rule; -1: a word, or the root.
         count: how many rules there are.
         states: how many states a span has.
-        empty: (I,) bool: sentences of no words.
     """
 
-    lead: tuple[int, ...]
     spans: Spans
-    forest: RuleForest
     nodes: Tensor
     rule: Tensor
     count: int
     states: int
-    empty: Tensor
 
     @classmethod
     def of(
@@ -100,47 +95,26 @@ class MaskedSparseHypertree(Masked):
         rows = torch.searchsorted(span, torch.tensor(spans.rows, device=span.device)).tolist()
         sums = torch.arange(nodes, none, device=span.device)
         forest = RuleForest((*rows, none), made, parts, scores[order], sums)
+        owner = torch.cat([spans.item[span], torch.arange(items, device=span.device)])
         return cls(
-            lead, spans, forest, torch.stack([span, state]), rule[order], rules.count,
-            logs.shape[1], empty,
+            lead, forest, owner, empty, spans, torch.stack([span, state]), rule[order],
+            rules.count, logs.shape[1],
         )  # fmt: skip
 
-    @property
-    def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats."""
-        return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
-
-    @property
-    def work(self) -> int:
-        """States of spans, and rules."""
-        return self.nodes.shape[1] + len(self.rule)
-
-    @property
-    def owner(self) -> Tensor:
-        """(nodes + I,) the item of each node."""
-        every = torch.arange(len(self.empty), device=self.empty.device)
-        return torch.cat([self.spans.item[self.nodes[0]], every])
-
-    def expected(self) -> Expected:
-        """By the sums of the forest."""
-        chances, used = self.forest.expected()
-        item, chances = self.owner[self.forest.whole], chances[: self.nodes.shape[1]]
-        score = used.new_zeros(len(self.empty))
-        score.index_add_(0, item, torch.where(used > 0, used * self.forest.logs, 0.0))
-        real = self.rule >= 0
+    def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
+        """Spans and their states; ``"rules"``: how often each is used."""
+        chances, real = chances[: self.nodes.shape[1]], self.rule >= 0
+        item = self.owner[self.forest.whole[real]]
         counts = used.new_zeros(len(self.empty), self.count)
-        counts.index_put_((item[real], self.rule[real]), used[real], accumulate=True)
+        counts.index_put_((item, self.rule[real]), used[real], accumulate=True)
         seen = (chances > 0).nonzero().squeeze(1)
         return Expected(
-            self._spans(seen, chances[seen]), score.reshape(self.lead), self._places(seen),
-            chances[seen], {"rules": counts.reshape(*self.lead, self.count)},
+            self._spans(seen, chances[seen]), score, self._places(seen), chances[seen],
+            {"rules": counts.reshape(*self.lead, self.count)},
         )  # fmt: skip
 
-    def draw(self, generator: torch.Generator | None) -> Draw:
-        """One tree of each item."""
-        if not bool((self.log_partition > -math.inf).all()):
-            raise ImpossibleEvidenceError(NOTHING)
-        rules = self.forest.draw((~self.empty).nonzero().squeeze(1), generator)
+    def configuration(self, rules: Tensor) -> Draw:
+        """Spans and their states."""
         node = self.forest.whole[rules]
         node = node[node < self.nodes.shape[1]]
         ones = torch.ones(len(node), dtype=torch.float64, device=node.device)

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
+from rdpgraph.model.masks import Draw, Expected, Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.chain.links import Transitions
-from rdpgraph.structures.compact.lattice import Lattice
+from rdpgraph.structures.compact.rule_forest import RuleForest
+from rdpgraph.structures.compact.ruled import RuleMasked
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +107,11 @@ class SemiMarkovMasks(Masks):
         kept &= ~forbidden.reshape(items, *shape)
         kept &= (self.best > -math.inf).repeat(items // batch, 1, 1)
         ends = self.ends.repeat(items // batch)
-        return MaskedSemiMarkov(self, lead, *self._lattice(kept, ends), ends == 0)
+        forest, owner, places = self._forest(kept, ends)
+        return MaskedSemiMarkov(lead, forest, owner, ends == 0, self, places)
 
-    def _lattice(self, kept: Tensor, ends: Tensor) -> tuple[Lattice, Tensor, Tensor]:
-        """The paths through the kept labels; of their edges the segments' places, and the items.
+    def _forest(self, kept: Tensor, ends: Tensor) -> tuple[RuleForest, Tensor, Tensor]:
+        """The paths through the kept labels; the items of their nodes, the segments of their edges.
 
         Every kept label of a step is two nodes, for segments that start and that end there.
         """
@@ -119,7 +121,7 @@ class SemiMarkovMasks(Masks):
         rank = torch.arange(total, device=device)
         sizes = torch.bincount(step, minlength=steps)
         before = sizes.cumsum(0) - sizes
-        starts = items + before[step] + rank
+        starts = before[step] + rank
         stops = starts + sizes[step]
         # Of each step and item, which of the kept labels are its own.
         many = torch.bincount(step * items + item, minlength=steps * items)
@@ -146,74 +148,47 @@ class SemiMarkovMasks(Masks):
         logs = self.values(
             item[target], step[source], label[source].unsqueeze(1), label[target].unsqueeze(1)
         ).reshape(-1)
-        # From the source, and to the sink.
+        # From nothing, and to the sink.
         initial = (step == 0).nonzero().squeeze(1)
         final = (step == ends[item] - 1).nonzero().squeeze(1)
         every = torch.arange(items, device=device)
-        sinks = every + items + 2 * total
-        zero = own.new_zeros(total)
-        bounds = (items + 2 * before.repeat_interleave(2)).tolist()
+        sinks = every + 2 * total
+        bounds = (2 * before.repeat_interleave(2)).tolist()
         bounds[1::2] = [a + b for a, b in zip(bounds[1::2], sizes.tolist(), strict=True)]
-        lattice, edge = Lattice.of(
-            every, sinks, (0, *bounds, items + 2 * total, 2 * items + 2 * total),
-            (starts[first], stops[last], own),
-            (stops[source], starts[target], logs),
-            (every[item[initial]], starts[initial], zero[: len(initial)]),
-            (stops[final], sinks[item[final]], zero[: len(final)]),
-        )  # fmt: skip
-        places = torch.full_like(edge, -1)
-        places[edge[: len(site)]] = site
-        owner = torch.empty_like(edge)
-        owner[edge] = torch.cat([item[last], item[target], item[initial], item[final]])
-        return lattice, places, owner
+        rows = (*bounds, 2 * total, 2 * total + items)
+        after = torch.cat([stops[last], starts[target], starts[initial], sinks[item[final]]])
+        after, order = after.sort(stable=True)
+        nothing = torch.full_like(initial, rows[-1])
+        parts = torch.cat([starts[first], stops[source], nothing, stops[final]])[order]
+        others = len(initial) + len(final)
+        logs = torch.cat([own, logs, own.new_zeros(others)])[order]
+        places = pad(site, (0, len(target) + others), value=-1)[order]
+        owner = torch.empty(rows[-1], dtype=torch.long, device=device)
+        owner[starts], owner[stops], owner[sinks] = item, item, every
+        return RuleForest(rows, after, parts.unsqueeze(0), logs, sinks), owner, places
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedSemiMarkov(Masked):
-    """A semi-Markov chain within a mask.
+class MaskedSemiMarkov(RuleMasked):
+    """A semi-Markov chain within a mask, as paths from the first step to the last.
 
     Attributes:
         masks: of the chain.
-        lead: chains and batch dims.
-        lattice: the paths that are left.
         places: (E,) those of the edges that are segments; -1: another edge.
-        owner: (E,) the item of each edge.
-        empty: (I,) bool: sequences of no steps.
     """
 
     masks: SemiMarkovMasks
-    lead: tuple[int, ...]
-    lattice: Lattice
     places: Tensor
-    owner: Tensor
-    empty: Tensor
 
-    @property
-    def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats."""
-        return torch.where(self.empty, 0.0, self.lattice.log_partition).reshape(self.lead)
+    def averages(self, chances: Tensor, used: Tensor, score: Tensor) -> Expected:
+        """The labels of steps, and segments."""
+        seen = (used > 0) & (self.places >= 0)
+        places, own = self.places[seen], used[seen]
+        return Expected(self._covered(places, own).clamp_(0.0, 1.0), score, places, own)
 
-    @property
-    def work(self) -> int:
-        """Segments and transitions."""
-        return len(self.lattice.logs)
-
-    def expected(self) -> Expected:
-        """By the sums of the lattice."""
-        chances = self.lattice.expected()
-        terms = torch.where(chances > 0, chances * self.lattice.logs, 0.0)
-        score = chances.new_zeros(len(self.empty)).index_add_(0, self.owner, terms)
-        seen = (chances > 0) & (self.places >= 0)
-        places, own = self.places[seen], chances[seen]
-        answers = self._covered(places, own).clamp_(0.0, 1.0)
-        return Expected(answers, score.reshape(self.lead), places, own)
-
-    def draw(self, generator: torch.Generator | None) -> Draw:
-        """One segmentation of each item, from its end."""
-        if not bool((self.log_partition > -math.inf).all()):
-            raise ImpossibleEvidenceError(NOTHING)
-        edges = self.lattice.draw((~self.empty).nonzero().squeeze(1), generator)
-        places = self.places[edges]
+    def configuration(self, rules: Tensor) -> Draw:
+        """The labels of steps, and segments."""
+        places = self.places[rules]
         places = places[places >= 0]
         return Draw(self._covered(places, torch.ones_like(places)) > 0, places)
 
