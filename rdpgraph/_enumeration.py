@@ -159,14 +159,14 @@ class Enumeration:
     @property
     def entropy(self) -> Tensor:
         """(*batch,) the entropy, nats."""
-        p = self._probabilities
+        p = self.probabilities
         return -(p * torch.where(p > 0, p, 1.0).log()).sum(0)
 
     @property
     def marginals(self) -> Tensor:
         """(*batch, *sites, states)."""
         uses = self.uses.to(self.scores)
-        marginals = torch.einsum("c...,csn->...sn", self._probabilities, uses)
+        marginals = torch.einsum("c...,csn->...sn", self.probabilities, uses)
         return marginals.reshape(self.structure.unary.shape)
 
     @property
@@ -187,7 +187,8 @@ class Enumeration:
         return self.structure.score(states)
 
     @property
-    def _probabilities(self) -> Tensor:
+    def probabilities(self) -> Tensor:
+        """(C, *batch); zero throughout where log Z is -inf."""
         log_z = self.log_partition
         return (self.scores - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
 

@@ -18,6 +18,7 @@ from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force,
 from rdpgraph._estimated import check_on_few
 from rdpgraph._estimators import check_estimator
 from rdpgraph._masking import check_masks
+from rdpgraph._optional import check_optional
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.infer import infer
@@ -91,8 +92,9 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
 def check_structure(structure: Structure) -> None:
     """Hold a structure against brute force: on its `factor_graph`, or by its `score` if none.
 
-    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples if it has
-    them, the gradient in `unary`, hard zeros in it, every batch item on its own, what its
+    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples,
+    log-probabilities, the k best, cross-entropy and KL if it has them, both derivatives of log Z in
+    `unary`, hard zeros in it, every batch item on its own, what its
     `sites` make of all states in another order if it offers them, and every answer of `Randomized`
     on a few of them, its masks if it has any, and, if its class recognises the graph, that it is
     the same model.
@@ -107,6 +109,7 @@ def check_structure(structure: Structure) -> None:
     assert isinstance(posterior, StructuredPosterior)
     _check_answers(posterior, truth)
     _check_relaxed(posterior, truth)
+    check_optional(structure, truth)
     _check_numbers(structure)
 
     unary = structure.unary.detach().requires_grad_()

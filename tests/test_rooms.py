@@ -29,7 +29,7 @@ ROWS = (
     {"cli"},
     {"answers", "extend", "loopy", "pruning", "randomized", "trees"},  # public names, no code
     {"_enumeration", "_outcomes", "_public", "__main__"},
-    {"_choices", "_estimated", "_estimators", "_masking"},
+    {"_choices", "_estimated", "_estimators", "_masking", "_optional"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.answers import KBest
 from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.model.potential import Part
@@ -134,6 +135,56 @@ def test_the_suite_catches_what_is_wrong():
 
     with pytest.raises(AssertionError, match="log_partition"):
         check_structure(Off(torch.randn(2, 3, dtype=torch.float64)))
+
+
+def chain_of_three():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5, 2, 2, generator=generator, dtype=torch.float64)
+    return values[:3, 0], values[3]
+
+
+def not_the_second(self, k):
+    best = rg.Chain.k_best(self, k + 1)
+    keep = [0, *range(2, k + 1)]
+    return KBest(best.states[keep], best.scores[keep])
+
+
+def the_second_twice(self, k):
+    best = rg.Chain.k_best(self, k)
+    return KBest(best.states[[0, 1, 1, *range(3, k)]], best.scores)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "what"),
+    [
+        ("k_best", not_the_second, "the scores of k_best"),
+        ("k_best", the_second_twice, "the scores of the configurations of k_best"),
+        ("log_prob", lambda self, states: rg.Chain.score(self, states), "log_prob"),
+        ("cross_entropy", lambda self, _: rg.Chain.entropy(self), "cross_entropy"),
+        ("kl_divergence", lambda self, other: -rg.Chain.kl_divergence(self, other), "kl_div"),
+    ],
+)
+def test_the_suite_catches_wrong_answers_that_not_every_structure_has(name, wrong, what):
+    kind = dataclass(frozen=True, eq=False)(type("Odd", (rg.Chain,), {name: wrong}))
+    with pytest.raises(AssertionError, match=what):
+        check_structure(kind(*chain_of_three()))
+
+
+def test_the_suite_catches_a_wrong_second_derivative():
+    @dataclass(frozen=True, eq=False)
+    class Bent(Independent):
+        def log_partition(self):
+            log_z = super().log_partition()
+            if not self.unary.requires_grad:
+                return log_z
+            value = (self.unary**3).sum((-1, -2))
+            (slope,) = torch.autograd.grad(value.sum(), self.unary, create_graph=True)
+            # Nothing in value and slope, but not in curvature.
+            spare = self.unary - self.unary.detach()
+            return log_z + (slope * spare**2).sum((-1, -2))
+
+    with pytest.raises(AssertionError, match="second derivative"):
+        check_structure(Bent(torch.randn(2, 3, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (4, 2, 3), (1, 1, 2)])

@@ -179,8 +179,12 @@ class Hypertree(HypertreeFields):
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
-        states = trees.states if isinstance(trees, Trees) else as_states("Trees", trees)
+        states = as_states("Trees", self.site_states(trees))
         return self.form.scored(states, checked_trees(states, self.unary.shape))
+
+    def site_states(self, configuration: Trees | Tensor) -> Tensor:
+        """(*lead, *batch, T, T) the states of trees, -1 for spans that are no constituents."""
+        return configuration.states if isinstance(configuration, Trees) else configuration
 
     def span_marginals(self) -> Tensor:
         """(*batch, T, T) the probability that a span is a constituent, in whatever state."""
