@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._agreement import ROUNDING, agree, agree_on_average, close
+from rdpgraph._agreement import ROUNDING, agree, agree_on_average, close, seeded
 from rdpgraph._outcomes import expectation, outcomes
 from rdpgraph.estimate.proposal import Proposal, Scores
 from rdpgraph.estimate.randomized import Randomized
@@ -55,8 +55,8 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
     """
     name = type(selection).__name__
     rows = _score_rows(states)
-    chosen = selection.select(rows, _seeded(1))
-    again = selection.select(rows, _seeded(1))
+    chosen = selection.select(rows, seeded(1))
+    again = selection.select(rows, seeded(1))
     agree(chosen.states.shape[:-1] == rows.shape[:-1], f"{name} keeps states for every row")
     agree(chosen.states.dtype == torch.long, f"the states of {name} are int64")
     agree(
@@ -68,8 +68,8 @@ def check_selection(selection: Selection, *, states: int = 6) -> None:
     for possible in range(states + 1):
         hard = rows.clone()
         hard[..., possible:] = -math.inf
-        _check_support(name, selection.select(hard, _seeded(2)), hard)
-    narrow = selection.select(rows.float(), _seeded(1))
+        _check_support(name, selection.select(hard, seeded(2)), hard)
+    narrow = selection.select(rows.float(), seeded(1))
     agree(narrow.log_weights.dtype == torch.float32, f"{name} of float32 scores weighs in float32")
     if selection.bound == "lower":
         _check_lower(name, chosen, states)
@@ -155,7 +155,7 @@ def _scores(
 ) -> list[tuple[Sites, Tensor]]:
     spy = _Spy(proposal, [])
     estimator = Randomized(spy, Threshold(2), defensive=0.0)
-    infer(model, estimator=estimator, generator=_seeded(seed))
+    infer(model, estimator=estimator, generator=seeded(seed))
     return spy.seen
 
 
@@ -169,7 +169,7 @@ def _fits(shape: tuple[int, ...], unary: tuple[int, ...]) -> bool:
 
 def _score_rows(states: int) -> Tensor:
     """(rows, states): flat, mild and steep."""
-    mild = torch.randn(2, states, generator=_seeded(0), dtype=torch.float64)
+    mild = torch.randn(2, states, generator=seeded(0), dtype=torch.float64)
     return torch.stack([torch.zeros(states, dtype=torch.float64), mild[0], 3 * mild[1] - 20])
 
 
@@ -197,7 +197,7 @@ def _check_lower(name: str, support: Support, states: int) -> None:
 
 def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
     shape = (len(rows), selection.num_uniforms(rows.shape[-1]))
-    numbers = torch.rand(shape, generator=_seeded(0), dtype=torch.float64)
+    numbers = torch.rand(shape, generator=seeded(0), dtype=torch.float64)
     whole = selection.choose(rows, numbers)
     for row, own in enumerate(map(selection.choose, rows, numbers)):
         agree(torch.equal(own.states, whole.states[row]), f"{name} chooses each row by itself")
@@ -206,7 +206,7 @@ def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
 
 def _check_means(name: str, selection: Selection, row: Tensor) -> None:
     """The mean weight of each state, and of pairs of states of two rows chosen together."""
-    chosen = selection.select(row.expand(_DRAWS, 2, -1), _seeded(0))
+    chosen = selection.select(row.expand(_DRAWS, 2, -1), seeded(0))
     worth = torch.zeros(_DRAWS, 2, len(row), dtype=torch.float64)
     worth = worth.scatter_add(-1, chosen.states, _weights(chosen))
     pairs = worth[:, 0, :, None] * worth[:, 1, None, :]
@@ -252,8 +252,4 @@ def _marginals(model: FactorGraph | Structure) -> Tensor:
 
 
 def _drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=_seeded(seed), dtype=torch.float64)
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)

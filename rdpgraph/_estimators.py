@@ -3,14 +3,22 @@
 import copy
 import math
 import pickle
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._agreement import agree, agree_on_average, close
+from rdpgraph._agreement import (
+    NUMBERS,
+    QUESTIONS,
+    agree,
+    agree_on_average,
+    alike,
+    close,
+    seeded,
+    tensors_of,
+)
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.estimate.problem import Estimator, Model
 from rdpgraph.infer import explain, infer
@@ -55,10 +63,10 @@ def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> No
     _check_answers(name, model, estimated, truth)
     _check_worth(name, model, estimated, truth)
     again = _run(estimator, model, 1)
-    for ask in _ASKED.values():
+    for ask in QUESTIONS.values():
         for what, other in (("run again from one seed", again), *_copies(estimated)):
             with suppress(UnsupportedError):
-                one, two = map(_tensors, (ask(estimated), ask(other)))
+                one, two = map(tensors_of, (ask(estimated), ask(other)))
                 for mine, theirs in zip(one, two, strict=True):
                     close(theirs, mine, f"an answer of {name} {what}")
     _check_gradient(name, estimator, model)
@@ -66,20 +74,12 @@ def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> No
         _check_mean(name, estimator, model, truth.log_partition, draws)
 
 
-_ASKED: dict[str, Callable[[Any], Any]] = {
-    "log_partition": lambda posterior: posterior.log_partition,
-    "marginals()": lambda posterior: posterior.marginals(),
-    "max_marginals()": lambda posterior: posterior.max_marginals(),
-    "entropy()": lambda posterior: posterior.entropy(),
-}
-
-
 def _run(estimator: Estimator, model: Model, seed: int) -> Any:
-    return infer(model, estimator=estimator, generator=_seeded(seed))
+    return infer(model, estimator=estimator, generator=seeded(seed))
 
 
 def _explained(estimator: Estimator, model: Model) -> Any:
-    return explain(model, estimator=estimator, generator=_seeded(1))
+    return explain(model, estimator=estimator, generator=seeded(1))
 
 
 def _copies(estimated: Any) -> list[tuple[str, Any]]:
@@ -89,31 +89,19 @@ def _copies(estimated: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _tensors(answer: Any) -> list[Tensor]:
-    return list(answer.values()) if isinstance(answer, dict) else [answer]
-
-
 def _check_answers(name: str, model: Model, estimated: Any, truth: Any) -> None:
-    for what, ask in _ASKED.items():
+    for what, ask in QUESTIONS.items():
         with suppress(UnsupportedError):
-            own, expected = ask(estimated), ask(truth)
-            agree(type(own) is type(expected), f"{what} with {name} is a {type(expected).__name__}")
-            for mine, theirs in zip(_tensors(own), _tensors(expected), strict=True):
-                shape = tuple(theirs.shape)
-                agree(mine.shape == shape, f"{what} with {name} has shape {shape}")
-                agree(not bool(mine.isnan().any()), f"{what} with {name} has no NaN")
+            alike(ask(estimated), ask(truth), f"{what} with {name}")
     for mine, theirs in zip(
-        _tensors(estimated.marginals()), _tensors(truth.marginals()), strict=True
+        tensors_of(estimated.marginals()), tensors_of(truth.marginals()), strict=True
     ):
         agree(bool((mine >= 0).all()), f"marginals with {name} are not negative")
         if isinstance(model, FactorGraph):
             close(mine.sum(-1), theirs.sum(-1), f"the sum of marginals with {name}")
-    for what, ask in (
-        ("mode()", lambda: estimated.mode()),
-        ("sample(5)", lambda: estimated.sample(5, generator=_seeded(2))),
-    ):
+    for what in ("mode()", "sample()"):
         with suppress(UnsupportedError):
-            possible = bool((_score(model, ask()) > -math.inf).all())
+            possible = bool((_score(model, QUESTIONS[what](estimated)) > -math.inf).all())
             agree(possible, f"{what} with {name} is possible")
 
 
@@ -121,8 +109,10 @@ def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
     status = estimated.status
     agree(status.exact or status.biased, f"log Z with {name} is exact, or said to be biased")
     if status.exact:
-        for what, ask in _ASKED.items():
-            for mine, theirs in zip(_tensors(ask(estimated)), _tensors(ask(truth)), strict=True):
+        for what, ask in NUMBERS.items():
+            for mine, theirs in zip(
+                tensors_of(ask(estimated)), tensors_of(ask(truth)), strict=True
+            ):
                 close(mine, theirs, f"{what} with {name}, which its status says is exact,")
         best = _score(model, truth.mode())
         close(_score(model, estimated.mode()), best, f"the score of the mode with {name}")
@@ -163,7 +153,7 @@ def _check_gradient(name: str, estimator: Estimator, model: Model) -> None:
     (gradient,) = torch.autograd.grad(log_z.sum(), leaf)
     agree(bool(gradient.isfinite().all()), f"the gradient of log Z with {name} is finite")
     if estimated.status.exact:
-        first = _tensors(estimated.marginals())[0]
+        first = tensors_of(estimated.marginals())[0]
         expected = first.reshape(-1, *gradient.shape).sum(0)
         close(gradient, expected, f"the gradient of log Z with {name}, beside the marginals,")
 
@@ -173,7 +163,3 @@ def _check_mean(name: str, estimator: Estimator, model: Model, log_z: Tensor, dr
         [_run(estimator, model, seed).log_partition.detach() for seed in range(draws)]
     )
     agree_on_average((logs - log_z).exp(), f"Z with {name} is right on average")
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._agreement import agree
+from rdpgraph._agreement import agree, seeded
 from rdpgraph.estimate.proposal import Proposal
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selection import Inversion, Selection
@@ -115,7 +115,7 @@ def expectation(
     """Log E[Z^] and the number of joint outcomes: the estimator is run on each, as a replicate."""
     recorder = Recorder()
     estimator = Randomized(proposal, recorder, defensive=defensive)
-    infer(model, estimator=estimator, generator=torch.Generator().manual_seed(3))
+    infer(model, estimator=estimator, generator=seeded(3))
     (log_q,) = recorder.seen
     rows = [outcomes(selection, row) for row in log_q.flatten(0, -2)]
     joint = list(itertools.product(*rows))
@@ -130,6 +130,6 @@ def expectation(
         [math.prod(chance for chance, _ in row) for row in joint], dtype=torch.float64
     )
     estimator = Randomized(proposal, Script(supports), replicates=len(joint), defensive=defensive)
-    posterior: Any = infer(model, estimator=estimator, generator=torch.Generator().manual_seed(3))
+    posterior: Any = infer(model, estimator=estimator, generator=seeded(3))
     agree(posterior.log_partitions.shape == (len(joint),), "each replicate has an estimate of Z")
     return (chances.log() + posterior.log_partitions).logsumexp(0), len(joint)

@@ -1,7 +1,7 @@
 """infer() and explain(): the one place where the rooms meet."""
 
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import torch
 
@@ -42,16 +42,6 @@ def infer(
 ) -> StructuredPosterior: ...
 
 
-@overload
-def infer(
-    model: Model,
-    *,
-    estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
-    generator: torch.Generator | None = None,
-) -> Posterior | StructuredPosterior: ...
-
-
 def infer(
     model: Model,
     *,
@@ -75,9 +65,7 @@ def infer(
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
     """
-    _require("a scheduler", scheduler, Scheduler, "an object such as Loopy()")
-    _require("an estimator", estimator, Estimator, "an object such as Randomized.default(keep=0.1)")
-    _require("a generator", generator, torch.Generator, "a torch.Generator")
+    _require_choices("infer", estimator, scheduler, generator)
     scheduler = scheduler or Auto()
     empty = isinstance(model, FactorGraph) and 0 in _checked(model).batch_shape
     if empty and not isinstance(scheduler, Loopy):
@@ -87,7 +75,7 @@ def infer(
 
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
-        solve = partial(_solve, scheduler, generator)
+        solve: Any = partial(infer, scheduler=scheduler, generator=generator)
         problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
@@ -109,12 +97,6 @@ def infer(
     return Posterior(planned, solution, model, graph, exactly(scheduler).solve, solve)
 
 
-def _solve(
-    scheduler: Scheduler, generator: torch.Generator | None, model: Model
-) -> Posterior | StructuredPosterior:
-    return infer(model, scheduler=scheduler, generator=generator)
-
-
 def explain(
     model: Model,
     *,
@@ -132,10 +114,13 @@ def explain(
         estimator: the plan is that of the model it makes; one with a pilot runs it for that.
         scheduler: as for `infer`.
         generator: the randomness of the estimator.
+
+    Raises:
+        ModelError: something else than a model, an estimator, a scheduler or a generator.
     """
-    if estimator is not None:
-        solve = partial(_solve, scheduler or Auto(), generator)
-        model = estimator.prepare(model, solve=solve, generator=generator).model
+    _require_choices("explain", estimator, scheduler, generator)
+    solve: Any = partial(infer, scheduler=scheduler, generator=generator)
+    model = (estimator or Exact()).prepare(model, solve=solve, generator=generator).model
     if isinstance(model, Structure):
         return plan_of(model)
     graph = _checked(model)
@@ -158,6 +143,11 @@ def _checked(model: object) -> FactorGraph:
     return model
 
 
-def _require(name: str, value: object, kind: type, example: str) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise ModelError(f"infer needs {name} as {example}; got {value!r:.80}.")
+def _require_choices(asked: str, estimator: object, scheduler: object, generator: object) -> None:
+    for name, value, kind, example in (
+        ("a scheduler", scheduler, Scheduler, "an object such as Loopy()"),
+        ("an estimator", estimator, Estimator, "an object such as Randomized.default(keep=0.1)"),
+        ("a generator", generator, torch.Generator, "a torch.Generator"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ModelError(f"{asked} needs {name} as {example}; got {value!r:.80}.")

@@ -4,15 +4,17 @@ Each check raises an ``AssertionError`` that says what does not hold.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rdpgraph._agreement import QUESTIONS as _QUESTIONS
 from rdpgraph._agreement import agree as _agree
 from rdpgraph._agreement import close as _close
+from rdpgraph._agreement import seeded as _seeded
 from rdpgraph._choices import check_proposal, check_selection
 from rdpgraph._enumeration import BruteForce, Enumeration, OnGraph, brute_force, truth_of
 from rdpgraph._estimated import check_on_few
@@ -152,7 +154,7 @@ def check_structure(structure: Structure) -> None:
 
 def _check_numbers(structure: Structure) -> None:
     """What was written over by NaN after it was declared is refused, whatever is asked."""
-    for name, ask in _ASKED.items():
+    for name, ask in _QUESTIONS.items():
         broken = structure.with_unary(structure.unary.detach().clone())
         broken.unary.fill_(math.nan)
         if not broken.unary.numel():
@@ -162,16 +164,6 @@ def _check_numbers(structure: Structure) -> None:
         except (ModelError, UnsupportedError):
             continue
         raise AssertionError(f"{name} answers of a structure whose unary potentials are NaN")
-
-
-_ASKED: dict[str, Callable[[Any], object]] = {
-    "log_partition": lambda posterior: posterior.log_partition,
-    "marginals()": lambda posterior: posterior.marginals(),
-    "max_marginals()": lambda posterior: posterior.max_marginals(),
-    "entropy()": lambda posterior: posterior.entropy(),
-    "mode()": lambda posterior: posterior.mode(),
-    "sample()": lambda posterior: posterior.sample(1),
-}
 
 
 def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration) -> None:
@@ -197,7 +189,7 @@ def _check_answers(posterior: StructuredPosterior, truth: OnGraph | Enumeration)
     if over is not None:
         mean = (torch.where(present, truth.marginals, 0.0) * base).flatten(over.ndim).sum(-1)
         _close(over, truth.entropy + mean, "entropy_over()")
-    drawn = posterior.sample(8, generator=torch.Generator().manual_seed(0))
+    drawn = posterior.sample(8, generator=_seeded())
     drawn = structure.site_states(drawn)
     again = structure.site_states(structure.configuration(drawn))
     _agree(torch.equal(again, drawn), "site_states() gives what configuration() is made from")
@@ -212,9 +204,7 @@ def _check_relaxed(posterior: StructuredPosterior, truth: OnGraph | Enumeration)
     structure = posterior.structure
     if type(structure).rsample is Structure.rsample:
         return
-    drawn = structure.rsample(
-        4, temperature=0.7, generator=torch.Generator().manual_seed(0)
-    ).detach()
+    drawn = structure.rsample(4, temperature=0.7, generator=_seeded()).detach()
     _agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
     _agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
     total = drawn.sum(-1)
@@ -252,7 +242,7 @@ def _check_gradients(potential: Potential, arity: int) -> None:
 
 def _check_messages(potential: Potential, table: Tensor, arity: int, temperature: float) -> None:
     """Hold the messages of a potential against its table, a few of those that come in -inf."""
-    generator = torch.Generator().manual_seed(0)
+    generator = _seeded()
     lead = potential.lead(arity)
     incoming: list[Tensor] = []
     for slot, size in enumerate(potential.slots(arity)):

@@ -148,6 +148,7 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
+        _ = self._numbers
         relaxed = self.solution.rsample(temperature, generator)
         return relaxed.reshape(self.structure.unary.shape)
 
@@ -165,6 +166,7 @@ class StructuredPosterior(Inferred):
         """
         if not isinstance(self.solution, RestrictedSolution):
             return RelaxedStates(self.rsample(temperature=temperature, generator=generator))
+        _ = self._numbers
         states, weights = self.solution.rsample_kept(temperature, generator)
         shape = self.supports.states.shape[1:]
         return RelaxedStates(weights.reshape(shape), states.reshape(shape))

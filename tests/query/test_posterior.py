@@ -72,3 +72,11 @@ def test_arguments_are_checked():
         rg.infer(grid()[3], scheduler=rg.Contraction(memory=-1))
     with pytest.raises(rg.errors.EvidenceError, match="count of draws"):
         rg.infer(grid()[3]).sample(-1)
+
+
+@pytest.mark.parametrize("ask", [rg.infer, rg.explain])
+@pytest.mark.parametrize("name", ["scheduler", "estimator", "generator"])
+def test_choices_that_are_none_are_refused_by_name(ask, name):
+    graph = rg.FactorGraph([rg.Factor((rg.Variable("x", 2),), rg.Table([0.0, 0.0]))])
+    with pytest.raises(rg.errors.ModelError, match=f"{ask.__name__} needs an? {name} as.*'fast'"):
+        ask(graph, **{name: "fast"})

@@ -90,7 +90,12 @@ def test_what_is_no_number_is_told_by_the_factor_that_holds_it(scheduler, bad, w
 @pytest.mark.parametrize("field", ["unary", "transition"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_structures_say_which_field_holds_no_number(field, bad):
-    for name, ask in {**QUESTIONS, "sample": lambda p: p.sample(2)}.items():
+    draws = {
+        "sample": lambda p: p.sample(2),
+        "rsample": lambda p: p.rsample(temperature=0.5),
+        "rsample_kept": lambda p: p.rsample_kept(temperature=0.5),
+    }
+    for name, ask in {**QUESTIONS, **draws}.items():
         chain = rg.Chain(torch.zeros(2, 4, 3), torch.zeros(3, 3))
         getattr(chain, field)[1, 1] = bad
         with pytest.raises(rg.errors.ModelError, match=f"The {field} of Chain holds"):
