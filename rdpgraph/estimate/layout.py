@@ -60,9 +60,9 @@ class Layout:
     @property
     def num_states(self) -> int:
         """S, the number of states of all variables."""
-        if isinstance(self.model, Structure) and self.site_places is not None:
-            return self.model.unary.shape[-1]
-        return self.domain.total_states
+        if isinstance(self.model, FactorGraph):
+            return self.model.domain.total_states
+        return math.prod(self.model.unary.shape[len(self.model.batch_shape) :])
 
     @property
     def _like(self) -> Tensor:
@@ -78,10 +78,8 @@ class Layout:
         every: list[Support] = []
         for entry, support in zip(self.domain.entries, self.supports, strict=True):
             if support is None:
-                states = torch.arange(entry.size)
-                support = Support(states, torch.zeros_like(states, dtype=like.dtype))
-            states, weights = support.states.to(like.device), support.log_weights.to(like.device)
-            support = Support(states, weights)
+                support = Support.plain(torch.arange(entry.size), like)
+            support = support.map(lambda part: part.to(like.device))
             every.append(expanded(repr(entry.name), support, (*lead, *entry.shape)))
         return tuple(every)
 
@@ -91,13 +89,12 @@ class Layout:
         like = self._like
         batch, lead = 1 + len(self.model.batch_shape), (self.replicates, self.batch)
         # There may be no variable at all.
-        states = [torch.zeros(*lead, 0, dtype=torch.long, device=like.device)]
-        weights = [torch.zeros(*lead, 0, dtype=like.dtype, device=like.device)]
-        for support in self.expanded:
-            flat = (*lead, math.prod(support.states.shape[batch:]))
-            states.append(support.states.reshape(flat))
-            weights.append(support.log_weights.reshape(flat))
-        return Support(torch.cat(states, -1), torch.cat(weights, -1))
+        none = torch.zeros(*lead, 0, dtype=torch.long, device=like.device)
+        flat = (
+            support.map(lambda part: part.reshape(*lead, math.prod(part.shape[batch:])))
+            for support in self.expanded
+        )
+        return Support.joined([Support.plain(none, like), *flat])
 
     @cached_property
     def places(self) -> Tensor:

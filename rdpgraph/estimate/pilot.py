@@ -135,7 +135,5 @@ def _with_probes(support: Support, probes: Tensor) -> Support:
     lead = (lots, *support.states.shape[:-1])
     probes = probes.to(support.states.device).reshape(lots, *(1,) * (len(lead) - 1), width)
     weights = support.log_weights.new_full((), _PROBE).expand(*lead, width)
-    return Support(
-        torch.cat([support.states.expand(*lead, -1), probes.expand(*lead, width)], -1),
-        torch.cat([support.log_weights.expand(*lead, -1), weights], -1),
-    )
+    kept = support.map(lambda part: part.expand(*lead, -1))
+    return Support.joined([kept, Support(probes.expand(*lead, width), weights)])

@@ -108,9 +108,8 @@ class Randomized(Estimator):
             shares = (1.0 - self.defensive, self.defensive)
             scores = mixed((scores, Uniform().scores_of(setting)), shares)
         pairs = zip(scores, setting.groups, strict=True)
-        chosen = [self._chosen(own, sites, setting.generator) for own, sites in pairs]
-        pairs = zip(chosen, setting.groups, strict=True)
-        complete = [_is_complete(support, sites) for support, sites in pairs]
+        chosen = [self._chosen(log_scores, sites, setting.generator) for log_scores, sites in pairs]
+        complete = list(map(_is_complete, chosen, setting.groups))
         if not all(complete):  # one of them at least carries the replicates
             pairs = zip(chosen, complete, strict=True)
             chosen = [None if every else support for support, every in pairs]
@@ -125,11 +124,8 @@ class Randomized(Estimator):
         # What its own potential makes impossible adds nothing, and takes no place.
         # One that is not a number is left to the selection to refuse.
         possible = torch.where(sites.unary > -torch.inf, scores, sites.unary)
-        draws = [self.selection.select(possible, generator) for _ in range(self.replicates)]
-        return Support(
-            torch.stack([draw.states for draw in draws]),
-            torch.stack([draw.log_weights for draw in draws]),
-        )
+        draws = (self.selection.select(possible, generator) for _ in range(self.replicates))
+        return Support.joined([draw.map(lambda part: part.unsqueeze(0)) for draw in draws], 0)
 
 
 def _halves(of: str, keep: Size) -> Selection:

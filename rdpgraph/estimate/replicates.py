@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph._cache import differentiable_property
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.draws import uniform
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +81,9 @@ class Replicates:
         """(count, *batch) replicates drawn in proportion to their Z."""
         weights = self.weights.detach().double()
         heights = weights.cumsum(0)
-        device = weights.device if generator is None else generator.device
-        shape = (count, *weights.shape[1:])
-        uniform = torch.rand(shape, dtype=weights.dtype, generator=generator, device=device)
         total = heights[-1]
-        target = torch.minimum(
-            uniform.to(weights) * total, total.nextafter(torch.zeros_like(total))
-        )
+        target = uniform((count, *total.shape), total.device, generator) * total
+        target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))
         return (heights.unsqueeze(1) <= target).sum(0).clamp(max=self.count - 1)
 
 

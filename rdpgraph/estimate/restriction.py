@@ -22,7 +22,7 @@ from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import observed_supports
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support, expanded
+from rdpgraph.model.support import expanded
 from rdpgraph.structures.relaxation import perturbed_graph
 
 
@@ -101,7 +101,7 @@ class Restriction:
             if support is None
             or support.states.ndim <= lead + len(entry.shape)
             or len(support.states) == 1  # of all
-            else Support(support.states[which], support.log_weights[which])
+            else support.map(lambda values: values[which])
             for entry, support in zip(self.layout.domain.entries, self.supports, strict=True)
         ]
         return replace(self, supports=tuple(supports), replicates=len(chosen))
@@ -130,7 +130,7 @@ class Restriction:
             return values.take_along_dim(index.to(values.device), 0)
 
         supports = (
-            given and Support(copied(full.states), copied(full.log_weights))
+            given and full.map(copied)
             for given, full in zip(self.supports, self.layout.expanded, strict=True)
         )
         return replace(self, supports=tuple(supports))
@@ -336,15 +336,16 @@ class RestrictedSolution(Solution):
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) False unless all states were kept: a state left out may be better."""
-        if self.restriction.exact:
-            return self._split(self._unweighted.mode_is_consistent()).all(0)
-        return torch.zeros(self._layout.batch, dtype=torch.bool)
+        return self._if_exact(lambda solution: solution.mode_is_consistent())
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) False unless all states were kept."""
-        if self.restriction.exact:
-            return self._split(self._unweighted.mode_is_optimal()).all(0)
-        return torch.zeros(self._layout.batch, dtype=torch.bool)
+        return self._if_exact(lambda solution: solution.mode_is_optimal())
+
+    def _if_exact(self, proof: Callable[[Solution], Tensor]) -> Tensor:
+        if not self.restriction.exact:
+            return torch.zeros(self._layout.batch, dtype=torch.bool)
+        return self._split(proof(self._unweighted)).all(0)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws: a replicate in proportion to its Z, then a configuration of it."""

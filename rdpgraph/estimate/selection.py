@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.model.support import Support
+from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float
 """A number of states, or a share of them: a float in (0, 1]."""
@@ -59,21 +60,12 @@ class Inversion(Selection):
             raise ModelError(
                 f"{type(self).__name__} needs log-scores (..., states) below +inf and not NaN."
             )
-        states = log_q.shape[-1]
-        lead = log_q.shape[:-1]
+        *lead, states = log_q.shape
         flat = log_q.reshape(-1, states)
-        device = log_q.device if generator is None else generator.device
-        shape = (len(flat), self.num_uniforms(states))
-        uniforms = torch.rand(shape, dtype=torch.float64, generator=generator, device=device)
+        uniforms = uniform((len(flat), self.num_uniforms(states)), log_q.device, generator)
         rows = max(1, _MOST_AT_ONCE // max(states, 1))
-        parts = [
-            self.choose(scores, numbers.to(log_q.device))
-            for scores, numbers in zip(flat.split(rows), uniforms.split(rows), strict=True)
-        ]
-        chosen = torch.cat([part.states for part in parts])
-        weights = torch.cat([part.log_weights for part in parts])
-        shape = (*lead, chosen.shape[-1])
-        return Support(chosen.reshape(shape), weights.reshape(shape))
+        parts = list(map(self.choose, flat.split(rows), uniforms.split(rows)))
+        return Support.joined(parts, 0).map(lambda part: part.reshape(*lead, parts[0].kept))
 
     @abstractmethod
     def num_uniforms(self, states: int) -> int:

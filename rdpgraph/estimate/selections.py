@@ -79,10 +79,7 @@ class TopTail(Inversion):
         picks = _inverse(heights, uniforms * total)
         log_q_rest = rest.gather(-1, picks) - peak - _log(total)
         drawn = Support(picks, _weights(-log_q_rest - math.log(tail), rest, picks, log_q))
-        return Support(
-            torch.cat([first.states, drawn.states], -1),
-            torch.cat([first.log_weights, drawn.log_weights], -1),
-        )
+        return Support.joined([first, drawn])
 
 
 @dataclass(frozen=True)
@@ -147,12 +144,12 @@ class Threshold(Inversion):
 def _everything(log_q: Tensor) -> Support:
     """Every state as it is, impossible ones with log-weight -inf."""
     everything = torch.arange(log_q.shape[-1], device=log_q.device).expand(log_q.shape)
-    return Support(everything, torch.where(log_q > -math.inf, 0.0, -math.inf).to(log_q))
+    return Support(everything, log_q).unweighted()
 
 
 def _largest(log_q: Tensor, keep: int) -> Support:
     values, states = log_q.topk(keep)
-    return Support(states, torch.where(values > -math.inf, 0.0, -math.inf).to(log_q))
+    return Support(states, values).unweighted()
 
 
 def _systematic(log_q: Tensor, uniforms: Tensor, keep: int, top: int) -> Support:

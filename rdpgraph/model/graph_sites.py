@@ -61,12 +61,10 @@ def by_entry(graph: FactorGraph, places: list[int], support: Support) -> dict[in
     """A support (*lead, sites, kept) of the members of some entries as one for each, by place."""
     entries = [graph.variables[place] for place in places]
     counts = [math.prod(entry.shape) for entry in entries]
-    pairs = zip(
-        support.states.split(counts, -2), support.log_weights.split(counts, -2), strict=True
-    )
+    parts = map(Support, support.states.split(counts, -2), support.log_weights.split(counts, -2))
     return {
-        place: Support(*(v.reshape(*v.shape[:-2], *entry.shape, v.shape[-1]) for v in pair))
-        for place, entry, pair in zip(places, entries, pairs, strict=True)
+        place: part.map(lambda v, to=entry.shape: v.reshape(*v.shape[:-2], *to, v.shape[-1]))
+        for place, entry, part in zip(places, entries, parts, strict=True)
     }
 
 

@@ -62,7 +62,7 @@ def restrict_blocks(
         else:
             lead = support.states.shape[: support.states.ndim - len(entry.shape) - 1]
             shape = (*lead, len(numbers), support.kept)
-            flat = Support(support.states.reshape(shape), support.log_weights.reshape(shape))
+            flat = support.map(lambda part, shape=shape: part.reshape(shape))
             weighted.append((numbers, flat))
             entries.append(_shrunk(entry, support))
         kept = flat.kept
@@ -146,7 +146,7 @@ def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> 
     for place, (entry, part) in enumerate(zip(domain.entries, parts, strict=True)):
         if every[place]:
             states = part.reshape(*observed.shape[:-1], *entry.shape, 1)
-            supports[place] = Support(states, torch.zeros_like(states, dtype=like.dtype))
+            supports[place] = Support.plain(states, like)
         elif some[place]:
             raise EvidenceError(
                 f"Variable {entry.name!r} is observed in part; restrict the graph, then condition."

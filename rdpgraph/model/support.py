@@ -1,6 +1,7 @@
 """Supports: a few states of a variable, with a log-weight each."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,23 @@ class Support:
         """How many states are kept."""
         return self.states.shape[-1]
 
+    @staticmethod
+    def plain(states: Tensor, like: Tensor) -> "Support":
+        """States as they are, log-weights zero in the type of a tensor."""
+        return Support(states, torch.zeros_like(states, dtype=like.dtype))
+
+    @staticmethod
+    def joined(parts: Sequence["Support"], dim: int = -1) -> "Support":
+        """Several supports side by side: their entries, or along another dim."""
+        return Support(
+            torch.cat([part.states for part in parts], dim),
+            torch.cat([part.log_weights for part in parts], dim),
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Support":
+        """The same entries, moved: what a function makes of the states and of the log-weights."""
+        return Support(change(self.states), change(self.log_weights))
+
     def over(self, states: int) -> "Support":
         """The same over all of so many states: those not kept at -inf, repeats summed."""
         lead, rows = self.states.shape[:-1], self.states.flatten(0, -2)
@@ -63,10 +81,7 @@ def expanded(owner: str, support: Support, shape: tuple[int, ...]) -> Support:
             f"The support of {owner} has dims {given}, which do not broadcast to (replicates, "
             f"*batch, *shape, kept), here ({', '.join(map(str, shape))}, {support.kept})."
         )
-    states, weights = (
-        part.expand(*shape, support.kept) for part in (support.states, support.log_weights)
-    )
-    return Support(states, weights)
+    return support.map(lambda part: part.expand(*shape, support.kept))
 
 
 def gathered(

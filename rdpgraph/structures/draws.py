@@ -43,22 +43,25 @@ def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None
 
     From doubles, so that what has a mass of 1e-8 is drawn too.
     """
-    device = like.device if generator is None else generator.device
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
-    return -(-uniform.clamp_(min=2.0**-54).log_()).log_().to(like)
+    numbers = uniform(shape, like.device, generator).clamp_(min=2.0**-54)
+    return -(-numbers.log_()).log_().to(like)
 
 
-def uniform(count: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """(count,) numbers from 0 to 1, where and of the type of another tensor."""
-    source = like.device if generator is None else generator.device
-    numbers = torch.rand(count, generator=generator, dtype=like.dtype, device=source)
-    return numbers.to(like.device)
+def uniform(
+    shape: Sequence[int],
+    device: torch.device,
+    generator: torch.Generator | None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Numbers in [0, 1) on a device, drawn where the generator is."""
+    source = device if generator is None else generator.device
+    return torch.rand(shape, generator=generator, dtype=dtype, device=source).to(device)
 
 
 def column(weights: Tensor, generator: torch.Generator | None) -> Tensor:
     """(n,) a column of each row of weights (n, m), none of weight zero."""
     sums = weights.cumsum(-1)
-    target = uniform(len(weights), sums, generator) * sums[:, -1]
+    target = uniform((len(weights),), sums.device, generator, sums.dtype) * sums[:, -1]
     index = (sums <= target.unsqueeze(1)).sum(1)
     return index.clamp_(max=sums.shape[1] - 1)
 
@@ -68,6 +71,6 @@ def drawn_between(
 ) -> Tensor:
     """(n,) a place from each start on, before its stop, drawn by running sums of weights."""
     low = torch.where(start > 0, sums[start - 1], 0.0)
-    target = low + uniform(len(low), low, generator) * (sums[stop - 1] - low)
+    target = low + uniform(low.shape, low.device, generator, low.dtype) * (sums[stop - 1] - low)
     place = torch.searchsorted(sums, target, right=True)
     return torch.minimum(torch.maximum(place, start), stop - 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.estimate.pruning.selected import Selected
 from rdpgraph.model.masks import Draw, Expected, Masks
+from rdpgraph.structures.draws import uniform
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +101,7 @@ class Sampler:
 
 def _part(flags: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
     """A random share of what is flagged."""
-    draws = torch.rand(flags.shape, generator=generator, dtype=torch.float64)
-    return flags & (draws.to(flags.device) < share)
+    return flags & (uniform(flags.shape, flags.device, generator) < share)
 
 
 def _beside(flags: Tensor, other: Tensor) -> Tensor:

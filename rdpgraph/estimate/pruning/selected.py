@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.structures.draws import uniform
 
 
 class Selected(ABC):
@@ -58,24 +59,19 @@ class Alternating(Selected):
 
     def first(self, likely: Tensor, generator: torch.Generator | None) -> Tensor:
         """A random subset of the likely questions."""
-        return _smallest(_noise(likely, generator).masked_fill(~likely, 2.0), self._size(likely))
+        order = uniform(likely.shape, likely.device, generator)
+        return _smallest(order.masked_fill(~likely, 2.0), self._size(likely))
 
     def after(self, last: Tensor, likely: Tensor, generator: torch.Generator | None) -> Tensor:
         """What was left out, and a random part of what was not."""
         # Those left out come first; where they are too many, a random part of them is taken.
-        order = _noise(likely, generator) + last.double()
+        order = uniform(likely.shape, likely.device, generator) + last.double()
         return _smallest(order.masked_fill(~likely, 3.0), self._size(likely))
 
     def _size(self, likely: Tensor) -> Tensor:
         total = likely.sum(-1, keepdim=True)
         size = (self.share * total).round().long()
         return size if self.share == 1.0 else torch.minimum(size, (total - 1).clamp(min=0))
-
-
-def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = like.device if generator is None else generator.device
-    noise = torch.rand(like.shape, generator=generator, dtype=torch.float64, device=device)
-    return noise.to(like.device)
 
 
 def _smallest(values: Tensor, count: Tensor) -> Tensor:

@@ -8,15 +8,19 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, student
 from rdpgraph.estimate.pruning.run import Run
 
+_NEEDS_Z = {
+    "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "entropy",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False)
-class PrunedSolution(Solution):
+class PrunedSolution(Delegate):
     """Expectations by randomized pruning, with their Monte Carlo errors: also the lift to itself.
 
     Answers are means over sweeps and chains of exact expectations within masks. They have no
@@ -32,48 +36,23 @@ class PrunedSolution(Solution):
         """The same, whatever solves the model."""
         return self
 
-    def log_partition(self) -> NoReturn:
-        """Not available.
+    joint, rsample = Solution.joint, Solution.rsample
+
+    def _ask(self, question: Question[Value]) -> NoReturn:
+        """Not available: what is no average over masks.
 
         Raises:
             UnsupportedError: always.
         """
-        raise UnsupportedError(
-            "Randomized pruning has no Z: it averages expectations over masks; use Exact() or "
-            "Randomized.default(keep=0.1)."
-        )
-
-    def entropy(self) -> Tensor:
-        """Not available, as log Z is not."""
-        return self.log_partition()
-
-    def interval(self, confidence: float) -> NoReturn:
-        """Not available: it is that of log Z; `answer_interval` is that of the answers."""
-        del confidence
-        self.log_partition()
-
-    def factor_marginals(self, block: int) -> Tensor:
-        """Not available.
-
-        Raises:
-            UnsupportedError: always; so do all that are not averaged.
-        """
+        if question.name in _NEEDS_Z:
+            raise UnsupportedError(
+                "Randomized pruning has no Z: it averages expectations over masks; use Exact() or "
+                "Randomized.default(keep=0.1)."
+            )
         raise UnsupportedError(
             "Randomized pruning averages marginals of single sites, expected scores and counts; "
             "use Exact() for joints, modes and max-marginals."
         )
-
-    def max_marginals(self) -> Tensor:
-        """Not available: max-marginals are no averages over masks."""
-        return self.factor_marginals(0)
-
-    def mode(self) -> Tensor:
-        """Not available: modes are no averages over masks."""
-        return self.factor_marginals(0)
-
-    def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Not available: marginal modes are no averages over masks."""
-        return self.factor_marginals(0)
 
     def possible(self) -> Tensor:
         """(B,) all are: chains have configurations."""
