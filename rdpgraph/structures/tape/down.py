@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, View, soft
+from rdpgraph.structures.tape.values import Reader, Value, View, soft
 
 _MOST = 16  # parts of an entry that wait to be summed at once
 
@@ -30,51 +31,90 @@ def down(
         scores: whether what steps add is in the values.
     """
     batch = tape.batch
-    given: list[list[Tensor]] = [[] for _ in reader.values]
-    given[-1] = [reader.values[-1].expand(batch, 1, 1)]
+    given = _Given([[] for _ in reader.values], temperature)
+    given.parts[-1] = [reader.values[-1].expand(batch, 1, 1)]
+    result = list(reader.values)
     for number in range(len(tape.steps) - 1, -1, -1):
         step, own = tape.steps[number], reader.values[number]
-        if not given[number]:
-            given[number] = [own.new_full((batch, *own.shape[1:]), -math.inf)]
-        given[number] = [_together(given[number], temperature)]
+        above = given.all_of(number)
+        if above is None:
+            above = own.new_full((batch, *own.shape[1:]), -math.inf)
+        result[number] = above
         if not isinstance(step, Leaf):
-            above = given[number][0]
             for view, part in step.shares(reader, own, above, temperature, scores=scores):
-                _give(given, view, part, temperature)
-    return [above for (above,) in given]
+                given.give(view, part)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """What has been given to the entries of values that are still to come.
+
+    Attributes:
+        parts: of each value, (B, P, K) each.
+        temperature: at which they are summed.
+        pools: what the values of a pool were given together, by the first of them.
+        slices: of each value its own of that.
+    """
+
+    parts: list[list[Tensor]]
+    temperature: float
+    pools: dict[int, tuple[tuple[Value, ...], Tensor]] = field(
+        default_factory=dict[int, tuple[tuple[Value, ...], Tensor]]
+    )
+    slices: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
+
+    def all_of(self, number: int) -> Tensor | None:
+        """(B, P, K) of one value; None: nothing."""
+        parts = [*self.parts[number], *self.slices.get(number, ())]
+        self.parts[number] = []
+        return _together(parts, self.temperature) if parts else None
+
+    def give(self, view: View, part: Tensor) -> None:
+        """Add (B, M, P, K) to the entries that a view reads."""
+        temperature = self.temperature
+        for dim, size in ((1, view.ways), (2, view.places), (3, view.width)):
+            if part.shape[dim] > size:
+                part = soft(part, dim, temperature).unsqueeze(dim)
+        if view.index is None:
+            self._add(view.pool[0], part.squeeze(1))
+            return
+        count = view.size + 1
+        flat = part.flatten(1, 2)
+        if view.index.ndim == 2:
+            rows = flat.transpose(0, 1)
+            sums = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
+        else:
+            item = torch.arange(len(flat), device=flat.device).unsqueeze(1) * count
+            groups = (item + view.index.flatten(1)).flatten()
+            sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
+            sums = sums.unflatten(0, (len(flat), count))
+        self._add_to_pool(view.pool, sums[:, :-1])
+
+    def _add_to_pool(self, pool: tuple[Value, ...], sums: Tensor) -> None:
+        """Add to a pool that shrinks by one value at a time; to others value by value."""
+        known, total = self.pools.get(pool[0].number, ((), None))
+        if total is not None and known[: len(pool)] == pool:
+            own = total[:, : sums.shape[1]]
+            own.copy_(torch.maximum(own, sums) if not self.temperature else own.logaddexp(sums))
+            return
+        for value, part in zip(pool, sums.split([v.places for v in pool], 1), strict=True):
+            if total is None:
+                self.slices.setdefault(value.number, []).append(part)
+            else:
+                self._add(value, part)
+        if total is None:
+            self.pools[pool[0].number] = pool, sums
+
+    def _add(self, value: Value, part: Tensor) -> None:
+        parts = self.parts[value.number]
+        parts.append(part)
+        if len(parts) == _MOST:
+            parts[:] = [_together(parts, self.temperature)]
 
 
 def _together(parts: list[Tensor], temperature: float) -> Tensor:
     return parts[0] if len(parts) == 1 else soft(torch.stack(parts), 0, temperature)
-
-
-def _give(given: list[list[Tensor]], view: View, part: Tensor, temperature: float) -> None:
-    """Add (B, M, P, K) to the entries that a view reads."""
-    for dim, size in ((1, view.ways), (2, view.places), (3, view.width)):
-        if part.shape[dim] > size:
-            part = soft(part, dim, temperature).unsqueeze(dim)
-    if view.index is None:
-        _add(given[view.pool[0].number], part.squeeze(1), temperature)
-        return
-    count = view.size + 1
-    flat = part.flatten(1, 2)
-    if view.index.ndim == 2:
-        rows = flat.transpose(0, 1)
-        sums = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
-    else:
-        item = torch.arange(len(flat), device=flat.device).unsqueeze(1) * count
-        groups = (item + view.index.flatten(1)).flatten()
-        sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
-        sums = sums.unflatten(0, (len(flat), count))
-    sizes = [*(value.places for value in view.pool), 1]
-    for value, own in zip(view.pool, sums.split(sizes, 1), strict=False):
-        _add(given[value.number], own, temperature)
-
-
-def _add(parts: list[Tensor], part: Tensor, temperature: float) -> None:
-    parts.append(part)
-    if len(parts) == _MOST:
-        parts[:] = [_together(parts, temperature)]
 
 
 def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> Tensor:

@@ -137,21 +137,33 @@ class Reader:
     def pooled(self, view: View) -> Tensor:
         """(B or 1, places of the pool and one more of -inf, K)."""
         # Views of one pool are often read together, or in turn with those of another.
-        key = tuple(value.number for value in view.pool)
+        key = _key(view)
         if key not in self._latest:
+            # On the way up pools grow by one value at a time.
+            before = self._latest.pop(key[:-1], None)
             if len(self._latest) >= self.pools:
                 del self._latest[next(iter(self._latest))]
-            self._latest[key] = self._pooled(view)
+            self._latest[key] = self._pooled(view, before)
         return self._latest[key]
 
-    def _pooled(self, view: View) -> Tensor:
-        parts = [self.values[value.number] for value in view.pool]
+    def _pooled(self, view: View, before: Tensor | None) -> Tensor:
+        """Those of a pool, given those of all its values but the last."""
+        first = [] if before is None else [before[:, :-1]]
+        parts = [*first, *(self.values[value.number] for value in view.pool[-1 if first else 0 :])]
         sizes = [part.shape[0] for part in parts]
         batch = joint(sizes)
         if len(set(sizes)) > 1:
             parts = [part.expand(batch, -1, -1) for part in parts]
         none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
         return torch.cat([*parts, none.expand(batch, 1, view.width)], 1)
+
+    def _longer(self, view: View) -> Tensor | None:
+        """Those of a pool that starts with that of the view, if one is there."""
+        key = _key(view)
+        for known, pool in self._latest.items():
+            if len(known) > len(key) and known[: len(key)] == key:
+                return pool
+        return None
 
     def read(self, view: View) -> Tensor:
         """(B or 1, M, P or 1, K)."""
@@ -168,8 +180,17 @@ class Reader:
         label = (label if view.width > 1 else label * 0).unsqueeze(1)
         item, place = item.unsqueeze(1), place.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
+        longer = None if view.index is None else self._longer(view)
+        if longer is not None:
+            # On the way down pools shrink; where the shorter one ends, another value follows.
+            read = longer[item if len(longer) > 1 else item * 0, number, label]
+            return torch.where(number < view.size, read, -math.inf)
         pool = self.values[view.pool[0].number] if view.index is None else self.pooled(view)
         return pool[item if len(pool) > 1 else item * 0, number, label]
+
+
+def _key(view: View) -> tuple[int, ...]:
+    return tuple(value.number for value in view.pool)
 
 
 def as_view(given: "Value | View") -> View:
