@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader
+from rdpgraph.structures.tape.values import Reader, Value
 
 Node = tuple[int, int, int]
 Ask = tuple[Node, int]
@@ -104,9 +104,9 @@ class Lists:
             step = self.tape.steps[node[0]]
             chosen = torch.tensor([way], device=self.tape.device)
             nodes: list[Node] = []
-            for value, rows, place, label in step.children(chosen, self.item, *self._tensors(node)):
+            for pool, rows, place, label in step.children(chosen, self.item, *self._tensors(node)):
                 if rows is None or len(rows):
-                    nodes.append((value.number, int(place), int(label)))
+                    nodes += _node(pool, int(place), int(label))
             self.parts[key] = tuple(nodes)
         return self.parts[key]
 
@@ -128,6 +128,15 @@ class Lists:
             _, way, ranks = self.done[here][place]
             waiting += zip(self._parts(here, way), ranks, strict=True)
         return used
+
+
+def _node(pool: tuple[Value, ...], place: int, label: int) -> list[Node]:
+    """The node at a place of a pool; that of no place has none."""
+    for value in pool:
+        if place < value.places:
+            return [(value.number, place, label)]
+        place -= value.places
+    return []
 
 
 @torch.no_grad()

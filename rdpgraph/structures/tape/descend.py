@@ -1,6 +1,7 @@
 """From the goal to the leaves: the best derivation, or draws."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -9,7 +10,10 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader
+from rdpgraph.structures.tape.values import Reader, Value
+
+Nodes = tuple[Tensor, Tensor, Tensor]
+"""Derivations, places and labels, (Q,) each."""
 
 
 @torch.no_grad()
@@ -34,7 +38,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         )
     states = torch.full((count * batch, math.prod(tape.site_shape)), -1, device=device)
     trees = torch.arange(count * batch, device=device)
-    waiting: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in tape.steps]
+    waiting: list[list[Nodes]] = [[] for _ in tape.steps]
     waiting[-1] = [(trees, trees * 0, trees * 0)]
     for number in range(len(tape.steps) - 1, -1, -1):
         if not waiting[number]:
@@ -50,8 +54,25 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         item = tree % batch
         several = step.alternatives > 1
         chosen = pick(step.at(reader, item, place, label)) if several else label * 0
-        for value, rows, places, labels in step.children(chosen, item, place, label):
+        for pool, rows, places, labels in step.children(chosen, item, place, label):
             below = tree if rows is None else tree[rows]
-            if len(below):
-                waiting[value.number].append((below, places, labels))
+            for value, nodes in _by_value(pool, (below, places, labels)):
+                waiting[value.number].append(nodes)
     return states.reshape(count, *tape.lead, *tape.site_shape)
+
+
+def _by_value(pool: tuple[Value, ...], nodes: Nodes) -> Iterator[tuple[Value, Nodes]]:
+    """The nodes of each value of a pool, given by their places in it; those of none are dropped."""
+    if len(pool) == 1:
+        if len(nodes[0]):
+            yield pool[0], nodes
+        return
+    tree, number, label = nodes
+    number, order = number.sort()
+    tree, label = tree[order], label[order]
+    ends = torch.tensor([value.places for value in pool], device=number.device).cumsum(0)
+    start = first = 0
+    for value, stop in zip(pool, torch.searchsorted(number, ends).tolist(), strict=True):
+        if stop > first:
+            yield value, (tree[first:stop], number[first:stop] - start, label[first:stop])
+        start, first = start + value.places, stop

@@ -45,7 +45,7 @@ class Relabelled(Step):
     ) -> Iterator[Child]:
         """The label of x."""
         own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
-        yield self.x, None, place if self.x.places > 1 else place * 0, own
+        yield (self.x,), None, place if self.x.places > 1 else place * 0, own
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """To each label of x the terms of those that are made of it."""
@@ -86,7 +86,7 @@ class LabelsAsPlaces(Step):
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
         """The place and label that became a place."""
-        yield self.x, None, place // self.x.width, place % self.x.width
+        yield (self.x,), None, place // self.x.width, place % self.x.width
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """To each label its place."""

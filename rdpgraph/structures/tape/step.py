@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rdpgraph.structures.tape.values import Reader, Value, View, soft
 
-Child = tuple[Value, Tensor | None, Tensor, Tensor]
-"""A value; which of the nodes asked about have a part in it (None: all); places; labels."""
+Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
+"""A pool; which of the nodes asked about have a part in it (None: all); its places; labels."""
 
 
 class Step(ABC):

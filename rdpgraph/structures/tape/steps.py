@@ -97,7 +97,7 @@ class Total(Step):
                 inside = chosen[here] - start
                 parts = (item[here], place[here], label[here])
             for view in way:
-                yield from _children(view, here, inside, *parts)
+                yield _child(view, here, inside, *parts)
             start += count
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
@@ -156,7 +156,7 @@ class Concatenated(Step):
                 here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
                 inside, parts = label[here] - start, (item[here], place[here])
             ways, own = inside // view.width, inside % view.width
-            yield from _children(view, here, ways, *parts, own)
+            yield _child(view, here, ways, *parts, own)
             start = stop
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
@@ -208,8 +208,8 @@ class Pairs(Step):
     ) -> Iterator[Child]:
         """The two parts."""
         first, second = label // self.right.width, label % self.right.width
-        yield from _children(self.left, None, chosen, item, place, first)
-        yield from _children(self.right, None, chosen, item, place, second)
+        yield _child(self.left, None, chosen, item, place, first)
+        yield _child(self.right, None, chosen, item, place, second)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """To both parts."""
@@ -271,7 +271,7 @@ class Linked(Step):
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
         """The label that it came from."""
-        yield self.x, None, place if self.x.places > 1 else place * 0, chosen
+        yield (self.x,), None, place if self.x.places > 1 else place * 0, chosen
 
     def shares(
         self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
@@ -303,33 +303,9 @@ def _ways(way: Sequence[View]) -> int:
     return max(view.ways for view in way)
 
 
-def _children(
+def _child(
     view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
-) -> Iterator[Child]:
-    """The nodes that one view has for some alternatives, by the value that they belong to."""
+) -> Child:
+    """The nodes that one view has for some alternatives."""
     number = view.number(ways, item, place)
-    label = label if view.width > 1 else label * 0
-    if len(view.pool) == 1:
-        yield view.pool[0], here, number, label
-        return
-    if len(number) == 1:
-        only = int(number)
-        for value in view.pool:
-            if only < value.places:
-                yield value, here, number.new_tensor([only]), label
-                return
-            only -= value.places
-        return
-    number, order = number.sort()
-    ends = torch.tensor([value.places for value in view.pool], device=number.device).cumsum(0)
-    start = first = 0
-    for value, stop in zip(view.pool, torch.searchsorted(number, ends).tolist(), strict=True):
-        if stop > first:
-            rows = order[first:stop]
-            yield (
-                value,
-                rows if here is None else here[rows],
-                number[first:stop] - start,
-                label[rows],
-            )
-        start, first = start + value.places, stop
+    return view.pool, here, number, label if view.width > 1 else label * 0

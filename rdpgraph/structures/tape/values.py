@@ -125,11 +125,11 @@ class Reader:
 
     Attributes:
         values: (B or 1, P, K) of each step.
-        pools: how many pools are kept, the latest ones.
+        pools: how many pools are kept, those read last.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
-    pools: float = 3
+    pools: float = 4
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
     )
@@ -138,13 +138,14 @@ class Reader:
         """(B or 1, places of the pool and one more of -inf, K)."""
         # Views of one pool are often read together, or in turn with those of another.
         key = _key(view)
-        if key not in self._latest:
+        pool = self._latest.pop(key, None)
+        if pool is None:
             # On the way up pools grow by one value at a time.
-            before = self._latest.pop(key[:-1], None)
+            pool = self._pooled(view, self._latest.pop(key[:-1], None))
             if len(self._latest) >= self.pools:
                 del self._latest[next(iter(self._latest))]
-            self._latest[key] = self._pooled(view, before)
-        return self._latest[key]
+        self._latest[key] = pool
+        return pool
 
     def _pooled(self, view: View, before: Tensor | None) -> Tensor:
         """Those of a pool, given those of all its values but the last."""
@@ -190,7 +191,7 @@ class Reader:
 
 
 def _key(view: View) -> tuple[int, ...]:
-    return tuple(value.number for value in view.pool)
+    return tuple([value.number for value in view.pool])
 
 
 def as_view(given: "Value | View") -> View:
