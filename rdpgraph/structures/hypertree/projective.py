@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.draws import checked_count, drawn, largest
-from rdpgraph.structures.hypertree import eisner
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.tape.best import best
-from rdpgraph.structures.tape.up import up
+from rdpgraph.structures.tape.descend import descend
+from rdpgraph.structures.tape.up import goal, up
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -29,9 +29,7 @@ class ProjectiveDependencies(Dependencies):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; twice differentiable."""
-        unary, lengths = self._parts()
-        log_z = eisner.log_partition(unary, lengths, multiroot=self.multiroot)
-        return log_z.reshape(self.batch_shape)
+        return self._recursion(self.unary).log_partition()
 
     def mode(self) -> Tensor:
         """(*batch, n) the heads of one most probable tree; -1 beyond the length.
@@ -39,7 +37,7 @@ class ProjectiveDependencies(Dependencies):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._descended(1, 0.0, None)[0]
+        return self._descended(1, 0.0, largest)[0]
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
@@ -47,39 +45,30 @@ class ProjectiveDependencies(Dependencies):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._descended(checked_count(count), 1.0, generator)
+        return self._descended(checked_count(count), 1.0, drawn(generator))
 
     def max_marginals(self) -> Tensor:
         """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
 
         Not differentiable. O(n^3).
         """
-        return self._recursion().max_marginals()
+        return self._recursion(self.unary.detach()).max_marginals()
 
+    @torch.no_grad()
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        tape = self._recursion().to_tape(double=True)
-        with torch.no_grad():
-            heads, _ = best(tape, up(tape, 0.0), k)
+        tape = self._recursion(self.unary).to_tape(double=True)
+        heads, _ = best(tape, up(tape, 0.0), k)
         return heads.reshape(k, *unary.shape[:2])
 
-    def _recursion(self) -> ProjectiveArcs:
-        return ProjectiveArcs(self.unary.detach(), self.multiroot, self.lengths)
+    def _recursion(self, unary: Tensor) -> ProjectiveArcs:
+        return ProjectiveArcs(unary, self.multiroot, self.lengths)
 
-    def _descended(
-        self, count: int, temperature: float, generator: torch.Generator | None
-    ) -> Tensor:
-        unary, lengths = self._parts()
-        pick = drawn(generator) if temperature else largest
-        with torch.no_grad():
-            charts = eisner.charts(unary.double(), temperature)
-            log_z = eisner.total(
-                charts, unary.double(), lengths, multiroot=self.multiroot, temperature=temperature
-            )
-            self._require_possible(log_z > -math.inf)
-            heads = eisner.descend(
-                charts, unary.double(), lengths, count=count, pick=pick, multiroot=self.multiroot
-            )
-        return self._shaped(heads, (count,), lengths)
+    @torch.no_grad()
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+        tape = self._recursion(self.unary).to_tape(double=True)
+        reader = up(tape, temperature)
+        self._require_possible(goal(tape, reader) > -math.inf)
+        return descend(tape, reader, count, pick)
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
         word = torch.arange(1, heads.shape[2] + 1, device=heads.device)

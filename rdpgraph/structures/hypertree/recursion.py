@@ -1,16 +1,18 @@
 """Binary trees as a recursion over spans: what estimators restrict."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import remembered
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Value
+from rdpgraph.structures.tape.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +56,19 @@ class HypertreeRecursion(Recursion):
         """By width, from all splits."""
         words, device = tape.site_shape[0], tape.device
         lengths = tape.lengths(self.lengths, words).unsqueeze(1)
-        rows, starts = list[Value](), torch.zeros(1, dtype=torch.long, device=device)
-        for width in range(words):
-            first = torch.arange(words - width, device=device)
-            row = tape.sites[first, first + width]
-            if width:
-                split = torch.arange(width, device=device).unsqueeze(1)
-                left = tape.view(rows, starts[:-1].unsqueeze(1) + first)
-                right = tape.view(rows, starts[:-1].flip(0).unsqueeze(1) + first + split + 1)
-                row = tape.total((row, tape.join(left, right, self.rules, to=row)))
+        rows = list[Value]()
+        for first, last, left, right in _rows(words, device):
+            row = tape.sites[first, last]
+            if rows:
+                pool = tuple(rows)
+                parts = View(pool, left), View(pool, right)
+                row = tape.total((row, tape.join(*parts, self.rules, to=row)))
             rows.append(row)
-            starts = torch.cat([starts, starts[-1:] + words - width])
         empty = tape.allowed(lengths == 0)
         if not rows:
             return empty
-        last = starts[(lengths - 1).clamp(min=0)].unsqueeze(2)
+        width = (lengths - 1).clamp(min=0)
+        last = _start(width, words).unsqueeze(2)
         whole = tape.total(tape.view(rows, torch.where(lengths.unsqueeze(2) > 0, last, -1)))
         if self.root is not None or self.preterminals:
             root = self.unary.new_zeros(self.unary.shape[-1] - self.preterminals)
@@ -76,3 +76,21 @@ class HypertreeRecursion(Recursion):
             root = pad(root, (0, self.preterminals), value=-torch.inf)
             whole = tape.total((whole, tape.lookup(root, whole)))
         return tape.total(tape.sum(whole), empty)
+
+
+def _start(width: int | Tensor, words: int) -> Any:
+    """Where the spans of a width start, among those of all widths."""
+    return width * words - width * (width - 1) // 2
+
+
+@remembered(16)
+def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Of all widths the first and last words of spans; and places of the parts, (splits, spans)."""
+    rows = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
+    for width in range(words):
+        first = torch.arange(words - width, device=device)
+        split = torch.arange(width, device=device).unsqueeze(1)
+        left = _start(split, words) + first
+        right = _start(width - 1 - split, words) + first + split + 1
+        rows.append((first, first + width, left, right))
+    return rows
