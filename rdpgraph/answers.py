@@ -1,13 +1,14 @@
-"""The types of answers: what questions return and you never build.
+"""The types of answers, which questions to posteriors and structures return.
 
-Here belong lists of the k best configurations of each structure, relaxed draws, and estimates with
-their errors.
+Here belong states and values of all variables of a graph, lists of the k best configurations of
+each structure, relaxed draws, and estimates with their errors.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
 from rdpgraph.estimate.control import ControlledEstimate
+from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.features import FeatureError
-from rdpgraph.query.answers import Bounds
+from rdpgraph.query.answers import Assignment, Bounds, StateValues
 from rdpgraph.query.relaxed import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
@@ -17,6 +18,7 @@ from rdpgraph.structures.semimarkov import KBestSegmentations
 from rdpgraph.structures.tape.recursion import KBestConfigurations
 
 __all__ = [
+    "Assignment",
     "Bounds",
     "ControlledEstimate",
     "FeatureError",
@@ -27,4 +29,6 @@ __all__ = [
     "KBestSegmentations",
     "KBestTrees",
     "RelaxedStates",
+    "Replicates",
+    "StateValues",
 ]

@@ -7,6 +7,7 @@ Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 `rdpgraph.randomized.Proposal`. The checks for what you write are in `rdpgraph.testing`.
 """
 
+from rdpgraph.engines.solution import Solution
 from rdpgraph.estimate.added import AddedVariables
 from rdpgraph.estimate.lifted import Inexact, Lifted
 from rdpgraph.estimate.problem import Estimator, Problem
@@ -41,6 +42,7 @@ __all__ = [
     "Restriction",
     "Scheduler",
     "Sites",
+    "Solution",
     "Structure",
     "Support",
     "Tape",

@@ -112,3 +112,36 @@ def test_every_example_of_the_gallery_has_a_picture() -> None:
         else:
             assert named is not None
             assert named[1] in (DOCS / "pictures.py").read_text()
+
+
+def public_classes() -> dict[type, str]:
+    """Every public class, and the text of the directive that describes it."""
+    homes = {name: rg for name in rg.__all__ if name not in MODULES}
+    for module in (*MODULES, "testing"):
+        place = importlib.import_module(f"rdpgraph.{module}")
+        homes |= dict.fromkeys(place.__all__, place)
+    pages = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    classes = {getattr(place, name): (place, name) for name, place in homes.items()}
+    described: dict[type, str] = {}
+    for thing, (place, name) in classes.items():
+        if inspect.isclass(thing):
+            one = re.search(rf"autoclass:: rdpgraph\.(?:\w+\.)?{name}\n(( +:.*\n)*)", pages)
+            every = re.search(rf"automodule:: {re.escape(place.__name__)}\n(( +:.*\n)*)", pages)
+            found = one or every
+            assert found is not None, name
+            described[thing] = found[0]
+    return described
+
+
+def test_members_that_a_private_base_has_are_described() -> None:
+    described = public_classes()
+    for kind, options in described.items():
+        known = {name for each in kind.__mro__ if each in described for name in vars(each)}
+        private = (base for base in kind.__mro__ if base.__module__.startswith("rdpgraph."))
+        lacking = {
+            name
+            for base in private
+            for name, member in vars(base).items()
+            if name[0] != "_" and getattr(member, "__doc__", None) and name not in known
+        } - {"crosses"}  # of pickles
+        assert not lacking or ":inherited-members:" in options, (kind, lacking)
