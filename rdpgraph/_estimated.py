@@ -171,7 +171,8 @@ def _check_numbers(name: str, few: StructuredPosterior, truth: OnFew) -> None:
         close(got, expected, f"{what} with {name}")
     with suppress(UnsupportedError):
         sites = _two_sites(structure)
-        if structure.factor_graph().variables[0].shape == structure.states_shape[-len(sites[0]) :]:
+        shape = structure.states_shape[len(structure.batch_shape) :]
+        if structure.factor_graph().variables[0].shape == shape:
             joint = few.joint(sites)
             first = marginals[(..., *sites[0], slice(None))]
             held = truth.present[(..., *sites[0], slice(None))].squeeze(-1)

@@ -31,6 +31,7 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.model.variable import Variable
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Contraction
+from rdpgraph.structures.hypertree.rules import Rules
 
 __all__ = [
     "BruteForce",
@@ -154,11 +155,11 @@ def check_structure(structure: Structure) -> None:
 
 def _check_numbers(structure: Structure) -> None:
     """What was written over by NaN after it was declared is refused, whatever is asked."""
+    if not bool(structure.marginals().any()):
+        return  # nothing is read
     for name, ask in _QUESTIONS.items():
         broken = structure.with_unary(structure.unary.detach().clone())
         broken.unary.fill_(math.nan)
-        if not broken.unary.numel():
-            return
         try:
             ask(infer(broken))
         except (ModelError, UnsupportedError):
@@ -318,15 +319,29 @@ def _aligned(values: Tensor, variables: Sequence[int], order: Sequence[int]) -> 
 def _item(structure: Structure, item: int, batch: int) -> Structure:
     """One batch item of a structure; the tensors that say how many dims they have are cut too.
 
-    So is a structure of the same batch that it is made of, and what has the shape of its unary.
+    So are potentials of so many dims, rules, a structure of the same batch that it is made of, and
+    what has the shape of its unary.
     """
-    changed: dict[str, Tensor | Structure] = {"unary": structure.unary[item]}
+    changed: dict[str, Any] = {"unary": structure.unary[item]}
     for field in fields(structure):
         value, dims = getattr(structure, field.name), field.metadata.get("dims")
         if isinstance(value, Structure) and value.batch_shape == structure.batch_shape:
             changed[field.name] = _item(value, item, batch)
+        if isinstance(value, Rules) and len(value.batch_shape) == batch:
+            parts = [part[item if len(part) > 1 else 0] for part in value.parts]
+            changed[field.name] = value.with_parts(parts)
         if dims == "unary":
             dims = structure.unary.ndim - batch
-        if dims is not None and isinstance(value, Tensor) and value.ndim == dims + batch:
-            changed[field.name] = value[item if len(value) > 1 else 0]
+        if dims is not None:
+            changed[field.name] = _cut(value, item, dims + batch)
     return replace(structure, **changed)
+
+
+def _cut(value: Any, item: int, dims: int) -> Any:
+    """One item of what has so many dims: a tensor, or a potential that is made of tensors."""
+    if isinstance(value, Potential) and is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: _cut(part, item, dims) for name, part in parts.items()})
+    if isinstance(value, Tensor) and value.ndim == dims:
+        return value[item if len(value) > 1 else 0]
+    return value

@@ -25,6 +25,15 @@ SOME = torch.tensor([3, 1])
 STRUCTURES = {
     "chain": lambda: rg.Chain(draw(2, 3, 3), draw(3, 3, seed=1), lengths=SOME),
     "chain of low rank": lambda: rg.Chain(draw(3, 3), rg.LowRank(*factors(2, 3, 2))),
+    "chain of low rank, factors of each item": lambda: rg.Chain(
+        draw(2, 3, 2), rg.LowRank(*factors(2, 2, 2, 2, 2))
+    ),
+    "chain of one step, transitions of each item": lambda: rg.Chain(
+        draw(2, 1, 2), draw(2, 0, 2, 2), lengths=torch.tensor([1, 0])
+    ),
+    "dense rules of each item": lambda: rg.Hypertree(
+        draw(2, 2, 2, 2), rg.trees.DenseRules(draw(2, 2, 2, 2, seed=1)), root=draw(2, 2, seed=2)
+    ),
     "dense rules": lambda: rg.Hypertree(
         draw(2, 3, 3, 2),
         rg.trees.DenseRules(draw(2, 2, 2, seed=1)),
@@ -51,6 +60,15 @@ STRUCTURES = {
     "segments": lambda: rg.SemiMarkov(draw(2, 3, 2, 2), draw(2, 2, seed=1), lengths=SOME),
     "segments, a transition each": lambda: rg.SemiMarkov(
         draw(2, 3, 2, 2), draw(2, 2, 2, 2, seed=1)
+    ),
+    "segments, one item with transitions of its own": lambda: rg.SemiMarkov(
+        draw(1, 3, 2, 1), draw(1, 2, 1, 1, seed=1), lengths=torch.tensor([2])
+    ),
+    "segments as long as the sequence": lambda: rg.SemiMarkov(
+        draw(2, 2, 2, 2), draw(2, 2, seed=1), lengths=torch.tensor([2, 1])
+    ),
+    "segments of nothing": lambda: rg.SemiMarkov(
+        draw(1, 2, 2, 2), draw(2, 2, seed=1), lengths=torch.tensor([0])
     ),
     "segments of low rank": lambda: rg.SemiMarkov(draw(3, 2, 2), rg.LowRank(*factors(2, 2, 1))),
     "segments, labels of their own": lambda: rg.SemiMarkov(

@@ -1,6 +1,5 @@
 """The transitions between some states of some neighbouring steps, as masked chains read them."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -8,7 +7,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.chain.tensors import flattened, table_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +29,7 @@ class Transitions:
         if isinstance(given, Potential) and len(given.shape) == 2:
             return given
         table = table_of(given).detach()
-        if table.ndim == 2:
-            return Table(table)
-        lead = () if math.prod(table.shape[:-3]) == 1 else self.batch_shape
-        return table.expand(*lead, *table.shape[-3:]).reshape(-1, *table.shape[-3:])
+        return Table(table) if table.ndim == 2 else flattened(table, self.batch_shape)
 
     def __call__(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """(n, A, B) of states (n, A) at steps (n,) of items, and states (n, B) at the next."""

@@ -1,6 +1,7 @@
 """The form in which every function of this folder takes chains."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,10 +32,7 @@ class ChainTensors(NamedTuple):
     def of(unary: Tensor, transition: Tensor, lengths: Tensor) -> "ChainTensors":
         """From (*batch, T, N), (N, N) or dims that broadcast to (*batch, T - 1, N, N), and (B,)."""
         *batch, total, states = unary.shape
-        if transition.ndim > 2:
-            own, ends = transition.shape[:-3], transition.shape[-3:]
-            own = batch if math.prod(own) != 1 else own
-            transition = transition.expand(*own, *ends).reshape([math.prod(own), *ends])
+        transition = flattened(transition, batch)
         dtype = torch.promote_types(unary.dtype, transition.dtype)
         if len(batch) != 1:
             unary = unary.reshape([math.prod(batch), total, states])
@@ -47,6 +45,15 @@ class ChainTensors(NamedTuple):
     def detach(self) -> "ChainTensors":
         """The same without gradients."""
         return ChainTensors(self.unary.detach(), self.transition.detach(), self.lengths)
+
+
+def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
+    """(N, N) as it is; (*batch, T - 1, N, N) with one batch dim, of size 1 where items share it."""
+    if transition.ndim == 2:
+        return transition
+    lead, ends = transition.shape[:-3], transition.shape[-3:]
+    lead = lead if math.prod(lead) == 1 else batch
+    return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
 
 
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:

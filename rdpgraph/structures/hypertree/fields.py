@@ -20,7 +20,7 @@ class HypertreeFields(Structure):
     """The fields of a `Hypertree`, described there: what the files behind its questions read."""
 
     rules: Rules = field(default_factory=NoRules)
-    root: Tensor | None = field(default=None, kw_only=True)
+    root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
     preterminals: int = field(default=0, kw_only=True)
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
 

@@ -1,0 +1,177 @@
+"""Random structures of every kind, each held by the conformance suite."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import rdpgraph as rg
+from rdpgraph.testing import check_structure
+from tests.fuzz.compare import Skipped
+
+
+def case(rng: np.random.Generator) -> int:
+    """One structure; how many items it has."""
+    kind = KINDS[int(rng.integers(len(KINDS)))]
+    structure = kind(_Draws.of(rng))
+    log_z = structure.log_partition()
+    if not bool((log_z > -math.inf).all()):
+        raise Skipped("an item is impossible")
+    try:
+        check_structure(structure)
+    except rg.errors.ModelError as error:
+        if "fewer sites" not in str(error):
+            raise
+        raise Skipped("too many configurations") from None
+    return log_z.numel()
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Numbers of one range, with some hard zeros, for one batch."""
+
+    rng: np.random.Generator
+    batch: tuple[int, ...]
+    scale: float
+    zeros: float
+
+    @classmethod
+    def of(cls, rng: np.random.Generator) -> "_Draws":
+        batches = [(), (), (1,), (2,), (3,), (2, 1)]
+        scale, zeros = float(rng.choice([0.5, 2.0, 8.0])), float(rng.choice([0.0, 0.0, 0.15]))
+        return cls(rng, batches[int(rng.integers(len(batches)))], scale, zeros)
+
+    def size(self, *choices: int) -> int:
+        return int(self.rng.choice(choices))
+
+    def chance(self, share: float) -> bool:
+        return bool(self.rng.random() < share)
+
+    def logs(self, *shape: int, zeros: bool = True) -> Tensor:
+        values = self.rng.normal(size=shape) * self.scale
+        if zeros:
+            values = np.where(self.rng.random(shape) < self.zeros, -np.inf, values)
+        return torch.tensor(values, dtype=torch.float64)
+
+    def lead(self) -> tuple[int, ...]:
+        """Of potentials that all items share, or that each has."""
+        return self.batch if self.chance(0.5) else ()
+
+    def lengths(self, most: int) -> Tensor | None:
+        if self.chance(0.5):
+            return None
+        return torch.tensor(self.rng.integers(0, most + 1, size=self.batch))
+
+
+def _transition(draws: _Draws, steps: int, states: int) -> Tensor | rg.LowRank:
+    steps = max(steps, 0)
+    kind = draws.size(0, 1, 2)
+    if kind == 0:
+        return draws.logs(states, states)
+    if kind == 1:
+        return draws.logs(*draws.lead(), steps, states, states)
+    return rg.LowRank(draws.logs(states, 2, zeros=False), draws.logs(states, 2, zeros=False))
+
+
+def _chain(draws: _Draws) -> rg.Chain:
+    steps, states = draws.size(1, 2, 3, 4), draws.size(1, 2, 3)
+    transition = _transition(draws, steps - 1, states)
+    if steps > 1 and draws.chance(0.2):
+        shape = (*draws.batch, steps - 1, states, 2)
+        transition = rg.LowRank(draws.logs(*shape, zeros=False), draws.logs(*shape, zeros=False))
+    unary = draws.logs(*draws.batch, steps, states)
+    return rg.Chain(unary, transition, lengths=draws.lengths(steps))
+
+
+def _segments(draws: _Draws) -> rg.SemiMarkov:
+    steps, longest, labels = [(1, 3, 2), (2, 1, 2), (2, 2, 2), (3, 2, 1), (3, 3, 1), (4, 2, 1)][
+        draws.size(0, 1, 2, 3, 4, 5)
+    ]
+    transition = _transition(draws, steps - 1, labels)
+    unary = draws.logs(*draws.batch, steps, longest, labels)
+    return rg.SemiMarkov(unary, transition, lengths=draws.lengths(steps))
+
+
+def _rules(draws: _Draws, parents: int, states: int) -> rg.trees.Rules:
+    lead, kind = draws.lead(), draws.size(0, 1, 2, 3, 4)
+    if kind == 0:
+        return rg.trees.DenseRules(draws.logs(*lead, parents, states, states))
+    if kind == 1:
+        shapes = ((parents, 2), (states, 2), (states, 2))
+        return rg.trees.LowRankRules(*(draws.logs(*lead, *own, zeros=False) for own in shapes))
+    if kind == 2:
+        shape = (*lead, parents, states, 2)
+        return rg.trees.FactorisedRules(*(draws.logs(*shape, zeros=False) for _ in range(2)))
+    if kind == 3:
+        every = np.argwhere(np.ones((parents, states, states)))
+        some = every[draws.rng.permutation(len(every))[: draws.size(2, 4, 6)]]
+        weights = draws.logs(*lead, len(some))
+        return rg.trees.SparseRules(some, weights, parents=parents, children=states)
+    return rg.trees.NoRules()
+
+
+def _tree(draws: _Draws) -> rg.Hypertree:
+    words = draws.size(1, 2, 3)
+    states = draws.size(1, 2) if words == 3 else draws.size(1, 2, 3)
+    preterminals = draws.size(0, 0, 1) if states > 1 else 0
+    parents = states - preterminals
+    root = draws.logs(*draws.lead(), parents) if draws.chance(0.4) else None
+    return rg.Hypertree(
+        draws.logs(*draws.batch, words, words, states), _rules(draws, parents, states),
+        root=root, preterminals=preterminals, lengths=draws.lengths(words),
+    )  # fmt: skip
+
+
+def _dependencies(draws: _Draws) -> rg.ProjectiveDependencies | rg.NonProjectiveDependencies:
+    words = draws.size(1, 2, 3)
+    kind = rg.ProjectiveDependencies if draws.chance(0.5) else rg.NonProjectiveDependencies
+    unary = draws.logs(*draws.batch, words, words + 1)
+    return kind(unary, multiroot=draws.chance(0.4), lengths=draws.lengths(words))
+
+
+def _derivations(draws: _Draws) -> rg.Derivations:
+    nodes, heads, tails = draws.size(2, 3, 4), list[int](), list[list[int]]()
+    for node in range(nodes):
+        for _ in range(draws.size(1, 2)):
+            count = draws.size(0, 1, 2) if node else 0
+            own = draws.rng.integers(0, node, size=count).tolist() if count else []
+            heads.append(node)
+            tails.append([*own, *[-1] * (2 - count)])
+    return rg.Derivations(
+        draws.logs(*draws.batch, len(heads)), torch.tensor(heads), torch.tensor(tails), nodes=nodes
+    )
+
+
+def _alignment(draws: _Draws) -> rg.Alignment:
+    first, second = [(1, 1), (1, 2), (2, 1)][draws.size(0, 1, 2)]
+    unary = draws.logs(*draws.batch, first + 1, second + 1, 3)
+    transition = draws.logs(3, 3) if draws.chance(0.5) else None
+    lengths = draws.lengths(first), draws.lengths(second)
+    return rg.Alignment(
+        unary, transition=transition, local=draws.chance(0.5),
+        first_lengths=lengths[0], second_lengths=lengths[1],
+    )  # fmt: skip
+
+
+def _bitext(draws: _Draws) -> rg.Bitext:
+    source, target = [(1, 1), (1, 2), (2, 1)][draws.size(0, 1, 2)]
+    weights = draws.logs(2, zeros=False).tolist()
+    return rg.Bitext.words(
+        draws.logs(*draws.batch, source, target),
+        draws.logs(*draws.batch, source),
+        draws.logs(*draws.batch, target),
+        straight=weights[0],
+        inverted=weights[1],
+        normal_form=draws.chance(0.5),
+        source_lengths=draws.lengths(source),
+        target_lengths=draws.lengths(target),
+    )
+
+
+KINDS: list[Callable[[_Draws], rg.extend.Structure]] = [
+    _chain, _chain, _segments, _segments, _tree, _tree, _dependencies, _derivations, _alignment,
+    _bitext,
+]  # fmt: skip
