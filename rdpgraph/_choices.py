@@ -124,9 +124,10 @@ def check_proposal(proposal: Proposal) -> None:
     if all(torch.equal(one, other) for (_, one), (_, other) in both):
         for item in range(2):
             alone = _scores(proposal, _loop(2, item=item))
-            for (_, whole), (sites, scores) in zip(again, alone, strict=True):
-                own = whole.expand(2, *sites.unary.shape)[item]
-                close(scores.expand(sites.unary.shape), own, f"{name}'s scores of one batch item")
+            for (_, of_batch), (sites, scores) in zip(again, alone, strict=True):
+                expected = of_batch.expand(2, *sites.unary.shape)[item]
+                got = scores.expand(sites.unary.shape)
+                close(got, expected, f"{name}'s scores of one batch item")
     for what in ("loop", "chain"):
         model = _models()[what]
         estimate = expectation(model, proposal, Threshold(2), defensive=0.0)[0]
@@ -183,8 +184,8 @@ def _check_support(name: str, support: Support, log_q: Tensor) -> None:
     inside = (states >= 0) & (states < log_q.shape[-1])
     agree(bool(inside.all()), f"the states kept by {name} are those of the variable")
     alive = weights > -math.inf
-    kept = log_q.gather(-1, states)
-    agree(not bool((alive & (kept == -math.inf)).any()), f"{name} keeps no state of score -inf")
+    scores = log_q.gather(-1, states)
+    agree(not bool((alive & (scores == -math.inf)).any()), f"{name} keeps no state of score -inf")
     some = (log_q > -math.inf).any(-1)
     agree(torch.equal(alive.any(-1), some), f"{name} keeps a state where one is possible")
 
@@ -198,10 +199,11 @@ def _check_lower(name: str, support: Support, states: int) -> None:
 def _check_rows(name: str, selection: Inversion, rows: Tensor) -> None:
     shape = (len(rows), selection.num_uniforms(rows.shape[-1]))
     numbers = torch.rand(shape, generator=seeded(0), dtype=torch.float64)
-    whole = selection.choose(rows, numbers)
-    for row, own in enumerate(map(selection.choose, rows, numbers)):
-        agree(torch.equal(own.states, whole.states[row]), f"{name} chooses each row by itself")
-        close(own.log_weights, whole.log_weights[row], f"{name}'s log-weights of a row by itself")
+    together = selection.choose(rows, numbers)
+    for row, alone in enumerate(map(selection.choose, rows, numbers)):
+        agree(torch.equal(alone.states, together.states[row]), f"{name} chooses each row by itself")
+        expected = together.log_weights[row]
+        close(alone.log_weights, expected, f"{name}'s log-weights of a row by itself")
 
 
 def _check_means(name: str, selection: Selection, row: Tensor) -> None:

@@ -76,8 +76,8 @@ class OnFew:
         logs = logs.expand(len(logs), *shape[:batch], *logs.shape[batch + 1 :])
         if places is not None:
             flat = places.flatten()
-            own = logs.new_full((*logs.shape[: batch + 1], shape[-1]), -math.inf)
-            logs = own.index_copy(-1, flat[flat >= 0], logs.flatten(batch + 1)[..., flat >= 0])
+            by_place = logs.new_full((*logs.shape[: batch + 1], shape[-1]), -math.inf)
+            logs = by_place.index_copy(-1, flat[flat >= 0], logs.flatten(batch + 1)[..., flat >= 0])
         items = shape[:batch].numel()
         logs = torch.where(present, logs, 0.0).reshape(len(logs), 1, items, -1)
         uses = configurations.uses.flatten(1).to(logs).unsqueeze(1)

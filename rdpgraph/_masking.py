@@ -30,25 +30,25 @@ def check_masks(model: Model) -> None:
     """
     masks, generator = masks_of(model, infer), _seeded()
     none = torch.zeros(1, *masks.batch_shape, *masks.questions, dtype=torch.bool)
-    whole = masks.masked(none, none)
+    unmasked = masks.masked(none, none)
     exact = infer(model)
-    _close(whole.log_partition[0], exact.log_partition.double(), "log Z without a mask")
-    averages = whole.expected()
+    _close(unmasked.log_partition[0], exact.log_partition.double(), "log Z without a mask")
+    averages = unmasked.expected()
     if isinstance(model, Structure):
-        own = model.marginals().double()
-        _close(_dense(averages, masks), own.flatten(), "marginals without a mask")
+        marginals = model.marginals().double()
+        _close(_dense(averages, masks), marginals.flatten(), "marginals without a mask")
         if model.entropy() is not None:
             score = exact.log_partition - exact.entropy()
             _close(averages.score[0], score.double(), "the expected score without a mask")
-    drawn = whole.draw(generator).answers
+    drawn = unmasked.draw(generator).answers
     asked = masks.open().expand_as(none)
     for held in (none, asked & (torch.rand(none.shape, generator=generator) < 0.4)):
         required, forbidden = held & drawn, held & ~drawn
         within = masks.masked(required, forbidden)
         base, answers = within.log_partition, within.expected().answers
         again = within.draw(generator).answers
-        kept = bool((again[held] == drawn[held]).all())
-        _agree(kept, "draws from a mask keep the answers held")
+        same = bool((again[held] == drawn[held]).all())
+        _agree(same, "draws from a mask keep the answers held")
         free = (asked & ~held).reshape(base.numel(), masks.questions_count)
         places = free.any(0).nonzero()[:, 0]
         order = torch.randperm(len(places), generator=generator)[:_MOST]

@@ -60,7 +60,7 @@ def log_likely(
             states = network.states_left(torch.tensor([number]), network.sizes[place])[0]
             here = flat[:, site, states]
             silent = (here == -torch.inf).all(-1, keepdim=True)  # it knows of no possible state
-            own = normalised(torch.where(silent, 0.0, here)).numpy()
+            log_chances = normalised(torch.where(silent, 0.0, here)).numpy()
             for item in range(network.batch):
-                every[item][place] = own[item]
+                every[item][place] = log_chances[item]
     return every

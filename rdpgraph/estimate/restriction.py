@@ -219,12 +219,12 @@ class RestrictedSolution(Solution):
         structure, layout = self.restriction.original, self._layout
         assert isinstance(structure, Structure)
         rows = torch.arange(layout.batch, device=structure.unary.device).unsqueeze(1)
-        rows, weights = rows * layout.num_states, layout.selected.log_weights
-        logs = [
-            soft_scatter(own.flatten(), (places + rows).flatten(), len(rows) * layout.num_states)
-            for own, places in zip(weights, layout.places, strict=True)
-        ]
-        return [structure.unary + own.reshape(structure.unary.shape) for own in logs]
+        size, places = len(rows) * layout.num_states, layout.places + rows * layout.num_states
+        logs = (
+            soft_scatter(log_weights.flatten(), of_replicate.flatten(), size)
+            for log_weights, of_replicate in zip(layout.selected.log_weights, places, strict=True)
+        )
+        return [structure.unary + added.reshape(structure.unary.shape) for added in logs]
 
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""

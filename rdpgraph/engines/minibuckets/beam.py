@@ -24,12 +24,12 @@ def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[
     """
     states = np.zeros((len(passed.buckets), 1), np.int32)
     bounds = np.array([passed.bound])
-    for own in reversed(passed.buckets):
-        v = own[0].scope[0]
+    for bucket in reversed(passed.buckets):
+        v = bucket[0].scope[0]
         if v not in maximised:
             break
-        each = np.repeat(bounds[None], len(own[0].values), 0)
-        for part in own:
+        each = np.repeat(bounds[None], len(bucket[0].values), 0)
+        for part in bucket:
             each += part.values[(slice(None), *(states[u] for u in part.scope[1:]))].reshape(
                 len(each), -1
             )

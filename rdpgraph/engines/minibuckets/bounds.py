@@ -90,17 +90,17 @@ def bounded(
         exact = exact and len(parts) == 1
         most = v in maximised
         values = _matched([part for _, part in parts], weights, most=most)
-        own: list[MiniBucket] = []
+        bucket: list[MiniBucket] = []
         for (scope, _), joint, weight in zip(parts, values, weights, strict=True):
             rest, message = varying(
                 scope[1:], joint.max(0) if most else _power_sum(joint, weight), lower=lower
             )
-            own.append(MiniBucket(weight, scope, joint, rest, message))
+            bucket.append(MiniBucket(weight, scope, joint, rest, message))
             if rest:
                 waiting[rank[rest[0]]].append((rest, message))
             else:
                 bound += float(message)
-        done.append(tuple(own))
+        done.append(tuple(bucket))
     return Elimination(bound, tuple(done), exact)
 
 
@@ -109,7 +109,7 @@ def _sorted_factors(tables: Tables, rank: dict[int, int]) -> list[list[Factor]]:
     waiting: list[list[Factor]] = [[] for _ in rank]
     for stack in tables.stacks:
         for scope, values in zip(stack.scopes.tolist(), stack.values, strict=True):
-            dims = sorted(range(len(scope)), key=lambda dim, own=scope: rank[own[dim]])
+            dims = sorted(range(len(scope)), key=lambda dim, scope=scope: rank[scope[dim]])
             ordered = tuple([scope[dim] for dim in dims])
             waiting[rank[ordered[0]]].append((ordered, values.transpose(dims)))
     return waiting
@@ -122,21 +122,21 @@ def _split(
     scopes: list[set[int]] = []
     members: list[list[Factor]] = []
     for factor in sorted(factors, key=lambda pair: -len(pair[0])):
-        own = set(factor[0])
+        needed = set(factor[0])
         for place, scope in enumerate(scopes):
-            if own <= scope or math.prod(sizes[u] for u in own | scope) <= cells:
-                scope |= own
+            if needed <= scope or math.prod(sizes[u] for u in needed | scope) <= cells:
+                scope |= needed
                 members[place].append(factor)
                 break
         else:
-            scopes.append(own)
+            scopes.append(needed)
             members.append([factor])
     if not scopes:
         return [((v,), np.zeros(sizes[v]))]
     parts: list[tuple[tuple[int, ...], Floats]] = []
-    for scope, own_factors in zip(scopes, members, strict=True):
+    for scope, joined in zip(scopes, members, strict=True):
         ordered = tuple(sorted(scope, key=rank.__getitem__))
-        parts.append((ordered, product(own_factors, ordered, sizes)))
+        parts.append((ordered, product(joined, ordered, sizes)))
     return parts
 
 
@@ -144,9 +144,9 @@ def product(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[i
     """The summed log-values of factors over a scope that holds theirs."""
     place = {v: dim for dim, v in enumerate(scope)}
     joint = np.zeros([sizes[v] for v in scope])
-    for held, values in factors:
-        inside = set(held)
-        dims = sorted(range(len(held)), key=lambda dim, own=held: place[own[dim]])
+    for variables, values in factors:
+        inside = set(variables)
+        dims = sorted(range(len(variables)), key=[place[v] for v in variables].__getitem__)
         shape = [sizes[v] if v in inside else 1 for v in scope]
         joint += values.transpose(dims).reshape(shape)
     return joint

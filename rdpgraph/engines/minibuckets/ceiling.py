@@ -66,9 +66,9 @@ def _ceiling(
         passed = bounded(tables, order, cells=cells, maximised=maximised)
         best = min(best, passed.bound)
         took = clock.now() - start
-        held = sum(part.values.size for bucket in passed.buckets for part in bucket)
+        cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + seconds
         met = known is not None and bool(meets(known, torch.tensor(best)))
-        if passed.exact or met or late or _GROWTH * held * _BYTES > memory:
+        if passed.exact or met or late or _GROWTH * cells_used * _BYTES > memory:
             return best
         cells *= _GROWTH

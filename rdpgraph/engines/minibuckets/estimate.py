@@ -80,21 +80,21 @@ class _Populations:
         return max((run.lower for run in self.runs), default=-math.inf)
 
     @property
-    def whole(self) -> bool:
+    def exact(self) -> bool:
         """Whether nothing was drawn."""
-        return bool(self.runs) and self.runs[0].whole
+        return bool(self.runs) and self.runs[0].exact
 
     @property
     def error(self) -> float:
         """Of the log of their mean; 0 where nothing was drawn."""
-        if self.whole:
+        if self.exact:
             return 0.0
         return error_beside(self.logs, np.array([run.log_partition for run in self.fewer]))
 
     @property
     def is_settled(self) -> bool:
         """Whether more would be of no use."""
-        return self.whole or (len(self.runs) == RUNS and self.error < _PRECISE)
+        return self.exact or (len(self.runs) == RUNS and self.error < _PRECISE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +170,9 @@ def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ())
             made = tighter if tighter.runs else made
             lower = max(lower, tighter.lower)
             draws.append(_drawn(tighter.logs, best))
-        held = sum(part.values.size for bucket in passed.buckets for part in bucket)
+        cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
-        if made.is_settled or late or _GROWTH * held * _BYTES > sampling.memory:
+        if made.is_settled or late or _GROWTH * cells_used * _BYTES > sampling.memory:
             break
         if cells <= _CELLS:
             order = tight_order(tables, cells=most, seconds=_ORDER * sampling.seconds, rng=choice)
@@ -207,14 +207,14 @@ def _populations(
     end: float,
     last: float,
 ) -> _Populations:
-    """Fewer where the time ends, and one where it is whole; the first ends at last."""
+    """Fewer where the time ends, and one where it is exact; the first ends at last."""
     runs, fewer, apart = list[Grown](), list[Grown](), rng.spawn(1)[0]
     while len(runs) < RUNS and (not runs or clock.now() < end):
         run = grown(passed, members, rng, likely=likely, deadline=last)
         if run is None:
             break
         runs.append(run)
-        if run.whole:
+        if run.exact:
             return _Populations((run,))
         quarter = max(members // _FEWER, 1)
         late = clock.now() > end
@@ -254,12 +254,12 @@ def error_beside(logs: Floats, fewer: Floats) -> float:
         logs: of estimates.
         fewer: of estimates by populations `_FEWER` times smaller; +inf is known of none.
     """
-    own, other = error_of(logs), error_of(fewer)
-    if not math.isfinite(own) or not math.isfinite(other):
+    error, other = error_of(logs), error_of(fewer)
+    if not math.isfinite(error) or not math.isfinite(other):
         return math.inf
     apart = abs(_log_mean(logs) - _log_mean(fewer))
-    chance = apart <= _CHANCE * math.hypot(own, other)
-    return max(own, other / _FEWER, 0.0 if chance else apart)
+    chance = apart <= _CHANCE * math.hypot(error, other)
+    return max(error, other / _FEWER, 0.0 if chance else apart)
 
 
 def _log_mean(logs: Floats) -> float:
@@ -274,7 +274,7 @@ def _summary(
         return Estimate(lower, passed.bound, nothing, math.inf, 0.0, (nothing,), passed, members)
     logs, error = made.logs, made.error
     peak = float(logs.max())
-    if made.whole:
+    if made.exact:
         return Estimate(peak, peak, peak, 0.0, math.inf, (peak,), passed, members)
     weights = np.exp(logs - peak) if peak > -math.inf else np.zeros(len(logs))
     size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0

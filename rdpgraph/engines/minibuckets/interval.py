@@ -46,8 +46,8 @@ def interval(draws: Sequence[Draws], confidence: float) -> tuple[float, float]:
         confidence: the probability, at least; below 1.
     """
     needed = math.log(2.0 / (1.0 - confidence))
-    peak = max((log for own in draws for log in own.logs), default=-math.inf)
-    least, most = -math.inf, min((own.most for own in draws), default=math.inf)
+    peak = max((log for group in draws for log in group.logs), default=-math.inf)
+    least, most = -math.inf, min((group.most for group in draws), default=math.inf)
     if not draws:
         return least, most
     if peak > -math.inf and _gain(draws, peak - _RANGE, above=True) >= needed:
@@ -86,10 +86,10 @@ def _gain(draws: Sequence[Draws], log_z: float, *, above: bool) -> float:
     return float(log_sum(np.array(parts), 0))
 
 
-def _ratios(own: Draws, log_z: float, *, above: bool) -> Floats:
+def _ratios(group: Draws, log_z: float, *, above: bool) -> Floats:
     """What each bet of all there is returns; its mean is 1."""
-    logs = np.array(own.logs)
+    logs = np.array(group.logs)
     if above:
         return np.exp(np.minimum(logs - log_z, 700.0))
-    room = -np.expm1(log_z - own.most)  # above 0, as Z is below what none exceeds
-    return -np.expm1(np.minimum(logs - own.most, 0.0)) / room
+    room = -np.expm1(log_z - group.most)  # above 0, as Z is below what none exceeds
+    return -np.expm1(np.minimum(logs - group.most, 0.0)) / room

@@ -22,12 +22,12 @@ def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]
     flat, score = np.zeros(int(starts[-1])), bound
     shares = run.shares
     for step in reversed(run.steps):
-        own = shares[step.members] * step.shares
+        flow = shares[step.members] * step.shares
         first = int(starts[step.variable])
         size = int(starts[step.variable + 1]) - first
-        flat[first : first + size] = np.bincount(step.states, own, size)
-        score += float((own * step.gains).sum())
-        shares = np.bincount(step.parents, own, step.before)
+        flat[first : first + size] = np.bincount(step.states, flow, size)
+        score += float((flow * step.gains).sum())
+        shares = np.bincount(step.parents, flow, step.before)
     return flat, score
 
 

@@ -73,7 +73,7 @@ def tight_order(
     return best
 
 
-def _leaves(tables: Tables, kept: Set[int]) -> tuple[list[int], PrimalGraph]:
+def _leaves(tables: Tables, maximised: Set[int]) -> tuple[list[int], PrimalGraph]:
     """Variables whose factors one of these covers, one after the other, and who is left."""
     factors: dict[int, Factor] = {}
     at: list[set[int]] = [set() for _ in tables.sizes]
@@ -93,11 +93,11 @@ def _leaves(tables: Tables, kept: Set[int]) -> tuple[list[int], PrimalGraph]:
     waiting, gone = list(range(len(tables.sizes))), set[int]()
     while waiting:
         v = waiting.pop()
-        if v in gone or v in kept:
+        if v in gone or v in maximised:
             continue
-        own = [factors[number] for number in at[v]]
-        widest = max((scope for scope, _ in own), key=len, default=(v,))
-        if not set().union(*(scope for scope, _ in own)) <= set(widest):
+        touching = [factors[number] for number in at[v]]
+        widest = max((scope for scope, _ in touching), key=len, default=(v,))
+        if not set().union(*(scope for scope, _ in touching)) <= set(widest):
             continue
         gone.add(v)
         order.append(v)
@@ -105,7 +105,7 @@ def _leaves(tables: Tables, kept: Set[int]) -> tuple[list[int], PrimalGraph]:
             for u in factors.pop(number)[0]:
                 at[u].discard(number)
         scope = (v, *(u for u in widest if u != v))
-        joint = product(own, scope, tables.sizes)
+        joint = product(touching, scope, tables.sizes)
         rest, message = varying(scope[1:], log_sum(joint, 0))
         if rest:
             enter(rest, message)

@@ -50,14 +50,14 @@ class Grown:
     Attributes:
         log_partition: its exponential has the mean Z, whatever the number of members.
         lower: the log of the summed products of the members at the end: log Z is at least that.
-        whole: no members were drawn, so that both are log Z.
+        exact: no members were drawn, so that both are log Z.
         steps: of all variables, where they were asked for.
         shares: (members at the end,) of the estimate.
     """
 
     log_partition: float
     lower: float
-    whole: bool
+    exact: bool
     steps: tuple[Step, ...]
     shares: Floats
 
@@ -105,8 +105,8 @@ def grown(
         deadline: on `clock.now`; None is the answer if it comes first.
     """
     skipped = frozenset[int]() if recorded else _summed_exactly(passed)
-    buckets = [own for own in reversed(passed.buckets) if own[0].scope[0] not in skipped]
-    last = {u: at for at, own in enumerate(buckets) for part in own for u in part.scope[1:]}
+    buckets = [bucket for bucket in reversed(passed.buckets) if bucket[0].scope[0] not in skipped]
+    last = {u: at for at, bucket in enumerate(buckets) for part in bucket for u in part.scope[1:]}
     leaving: list[list[int]] = [[] for _ in buckets]
     for u, at in last.items():
         leaving[at].append(u)
@@ -115,26 +115,26 @@ def grown(
     start = np.array([passed.bound])
     members = _Members({}, np.zeros(1, np.int64), start, start, np.zeros(1))
     steps: list[Step] = []
-    whole = True
-    for own, gone in zip(buckets, leaving, strict=True):
+    exact = True
+    for bucket, gone in zip(buckets, leaving, strict=True):
         if clock.now() > deadline:
             return None
-        v = own[0].scope[0]
-        each = _gains(own, members)
+        v = bucket[0].scope[0]
+        each = _gains(bucket, members)
         if v not in last and not gone and not recorded:
             total = log_sum(each, 0)
-            kept = np.flatnonzero(total > -math.inf)
-            if not len(kept):
-                return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
+            alive = np.flatnonzero(total > -math.inf)
+            if not len(alive):
+                return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
             weights, products = members.weights + total, members.products + total
             members = _Members(
-                {u: states[kept] for u, states in members.states.items()},
-                members.keys[kept], weights[kept], products[kept], members.likely[kept],
+                {u: states[alive] for u, states in members.states.items()},
+                members.keys[alive], weights[alive], products[alive], members.likely[alive],
             )  # fmt: skip
             continue
         states, parents = np.nonzero(each > -math.inf)
         if not len(states):
-            return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
+            return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
         gains, keys = each[states, parents], members.keys[parents]
         weights, products = members.weights[parents] + gains, members.products[parents] + gains
         proposed = members.likely[parents] + (likely[v][states] if likely else 0.0)
@@ -151,20 +151,20 @@ def grown(
             shares = weights - merged[groups]
             weights, products = merged, _grouped(products, groups, len(firsts))
             proposed = _grouped(proposed, groups, len(firsts)) if likely else proposed[firsts]
-        kept = np.arange(len(weights))
+        survivors = np.arange(len(weights))
         if len(weights) > count:
-            whole, point = False, float(rng.random())
+            exact, point = False, float(rng.random())
             if likely:
                 scores = np.logaddexp(weights - log_sum(weights, 0), _of_all(proposed))
-                kept, lifted = thinned(scores, count, point)
-                lift = lifted - scores[kept]  # one over the probability to be kept
-                weights, proposed = weights[kept] + lift, proposed[kept] + lift
+                survivors, lifted = thinned(scores, count, point)
+                lift = lifted - scores[survivors]  # one over the probability to survive
+                weights, proposed = weights[survivors] + lift, proposed[survivors] + lift
             else:
-                kept, weights = thinned(weights, count, point)
-                proposed = proposed[kept]
+                survivors, weights = thinned(weights, count, point)
+                proposed = proposed[survivors]
         if recorded:
             place = np.full(len(products), -1)
-            place[kept] = np.arange(len(kept))
+            place[survivors] = np.arange(len(survivors))
             stayed = np.flatnonzero(place[groups] >= 0)
             steps.append(
                 Step(
@@ -172,16 +172,16 @@ def grown(
                     place[groups[stayed]], np.exp(shares[stayed]),
                 )
             )  # fmt: skip
-        firsts = firsts[kept]
+        firsts = firsts[survivors]
         mothers = parents[firsts]
-        left = {u: own[mothers] for u, own in members.states.items() if u not in gone}
+        left = {u: values[mothers] for u, values in members.states.items() if u not in gone}
         if v in last:
             left[v] = states[firsts]
-        members = _Members(left, keys[firsts], weights, products[kept], proposed)
+        members = _Members(left, keys[firsts], weights, products[survivors], proposed)
     total, lower = float(log_sum(members.weights, 0)), float(log_sum(members.products, 0))
     if total == -math.inf:
-        return Grown(-math.inf, -math.inf, whole, (), np.zeros(0))
-    return Grown(total, lower, whole, tuple(steps), np.exp(members.weights - total))
+        return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
+    return Grown(total, lower, exact, tuple(steps), np.exp(members.weights - total))
 
 
 def _of_all(logs: Floats) -> Floats:
@@ -214,29 +214,29 @@ def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats
     light = np.flatnonzero(~stay)
     reach = np.cumsum(mass[light] / threshold)
     drawn = light[np.searchsorted(reach, np.arange(point, reach[-1], 1.0), side="right")]
-    kept = np.concatenate([np.flatnonzero(stay), drawn])
+    survivors = np.concatenate([np.flatnonzero(stay), drawn])
     lifted = np.full(len(drawn), peak + math.log(threshold))
-    return kept, np.concatenate([weights[stay], lifted])
+    return survivors, np.concatenate([weights[stay], lifted])
 
 
 def _summed_exactly(passed: Elimination) -> frozenset[int]:
     """The variables whose bucket is whole, as are those of all variables that depend on it."""
     needed, skipped = set[int](), set[int]()
-    for own in passed.buckets:
-        v = own[0].scope[0]
-        if len(own) == 1 and v not in needed:
+    for bucket in passed.buckets:
+        v = bucket[0].scope[0]
+        if len(bucket) == 1 and v not in needed:
             skipped.add(v)
         else:
-            needed.update(*(part.scope[1:] for part in own))
+            needed.update(*(part.scope[1:] for part in bucket))
     return frozenset(skipped)
 
 
-def _gains(own: tuple[MiniBucket, ...], members: _Members) -> Floats:
+def _gains(bucket: tuple[MiniBucket, ...], members: _Members) -> Floats:
     """(states, n) what each state of a bucket's variable adds to the log-weights."""
-    gains = np.zeros((len(own[0].values), len(members.weights)))
-    for part in own:
+    gains = np.zeros((len(bucket[0].values), len(members.weights)))
+    for part in bucket:
         gains += part.values.reshape(len(part.values), -1)[:, _places(part, members, values=True)]
-    for part in own:
+    for part in bucket:
         said = part.message.reshape(-1)[_places(part, members, values=False)]
         gains -= np.where(said > -math.inf, said, 0.0)
     return gains

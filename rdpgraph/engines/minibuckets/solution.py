@@ -46,7 +46,7 @@ class _Run:
     log_partition: float
     marginals: Floats
     score: float
-    whole: bool
+    exact: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,8 @@ class MiniBucketSolution(Solution):
             share = max(seconds - (clock.now() - begin), 0.02 * seconds)
             share /= self.network.batch - item
             tables = tables_of(self.network, item, zeros=True)
-            own = replace(self.sampling, seconds=share)
-            every.append(estimated(tables, own, self._likely[item]))
+            budget = replace(self.sampling, seconds=share)
+            every.append(estimated(tables, budget, self._likely[item]))
         return tuple(every)
 
     @cached_property
@@ -112,15 +112,15 @@ class MiniBucketSolution(Solution):
         while len(runs) < RUNS and (not tried or clock.now() < until):
             begin = clock.now()
             last = until + self.sampling.grace
-            own = self._likely[item]
-            run = grown(one.passed, count, rng, likely=own, recorded=True, deadline=last)
+            likely = self._likely[item]
+            run = grown(one.passed, count, rng, likely=likely, recorded=True, deadline=last)
             if run is None:
                 break
             tried += 1
             if len(run.shares):
                 means = averages(run, one.passed.bound, starts)
-                runs.append(_Run(run.log_partition, *means, whole=run.whole))
-            if run.whole or tried == 4 * RUNS:
+                runs.append(_Run(run.log_partition, *means, exact=run.exact))
+            if run.exact or tried == 4 * RUNS:
                 return runs[-1:]
             left, spent = until - clock.now(), RUNS * (clock.now() - begin)
             if count < most and left > _GROWTH * spent:
@@ -133,8 +133,8 @@ class MiniBucketSolution(Solution):
         return self.network.constant.detach().double().cpu().expand(self.network.batch)
 
     def _each(self, values: Sequence[float]) -> Tensor:
-        own = torch.tensor(values, dtype=torch.float64) + self._constant
-        return own.to(self.network.constant)
+        log_values = torch.tensor(values, dtype=torch.float64) + self._constant
+        return log_values.to(self.network.constant)
 
     def status(self) -> Status:
         """Estimated, with the largest error of the batch."""
@@ -227,9 +227,9 @@ class MiniBucketSolution(Solution):
         starts = sizes.cumsum(0) - sizes
         parts: list[tuple[Tensor, Tensor]] = []
         for size in torch.unique(sizes).tolist():
-            own = (sizes == size).nonzero().flatten()
-            places = starts[own].unsqueeze(1) + torch.arange(size)
-            parts.append((own, flat[:, places.to(flat.device)]))
+            numbers = (sizes == size).nonzero().flatten()
+            places = starts[numbers].unsqueeze(1) + torch.arange(size)
+            parts.append((numbers, flat[:, places.to(flat.device)]))
         return variable_table(network, parts, 0.0, settled)
 
     def expected_score(self) -> Tensor:
@@ -276,7 +276,7 @@ def _mixed(runs: list[_Run]) -> _Means:
     each = np.stack([run.marginals for run in runs])
     mean = shares @ each
     score = float(shares @ np.array([run.score for run in runs]))
-    if runs[0].whole:
+    if runs[0].exact:
         return _Means(mean, np.zeros_like(mean), score)
     if error_of(logs) > _CLOSE:  # the largest of them decides all
         return _Means(mean, np.full_like(mean, math.inf), score)

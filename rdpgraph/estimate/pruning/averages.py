@@ -146,7 +146,7 @@ class Visited:
         """The same chances, with every place listed once."""
         if not self.pending:
             return self
-        places = torch.cat([self.places, *(own for own, _ in self.pending)])
-        chances = torch.cat([self.chances, *(own for _, own in self.pending)])
+        places = torch.cat([self.places, *(places for places, _ in self.pending)])
+        chances = torch.cat([self.chances, *(chances for _, chances in self.pending)])
         places, index = places.unique(return_inverse=True)
         return Visited(places, chances.new_zeros(len(places)).index_add_(0, index, chances))

@@ -109,11 +109,11 @@ class GraphMasks(Masks):
         keep = ~forbidden & ((held == 0) | (required & (held == 1)))
         keep &= (known == MISSING) | (known == self.numbers[1])
         distinct, place = keep.unique(dim=0, return_inverse=True)
-        return MaskedGraphs([self._one(own) for own in distinct], place)
+        return MaskedGraphs([self._one(states) for states in distinct], place)
 
     def _one(self, keep: Tensor) -> "MaskedGraph":
         """The graph of some states (states,)."""
-        domain, own = self.model.domain, self.numbers[1]
+        domain, number = self.model.domain, self.numbers[1]
         count = torch.zeros(domain.count, dtype=torch.long).index_add_(
             0, self.variable, keep.long()
         )
@@ -128,7 +128,7 @@ class GraphMasks(Masks):
             numbers = domain.numbers(entry)
             most = int(count[numbers].max()) if numbers.numel() else 1
             slot = torch.arange(most)
-            states = own[order][self.starts[numbers].unsqueeze(-1) + slot]
+            states = number[order][self.starts[numbers].unsqueeze(-1) + slot]
             weights = torch.where(slot < count[numbers].unsqueeze(-1), 0.0, -math.inf)
             supports[entry] = states
             like = torch.zeros((), dtype=self.model.dtype, device=self.model.device)
@@ -168,27 +168,27 @@ class MaskedGraph:
     def expected(self) -> tuple[Tensor, float]:
         """(states,) the marginals of all states, and the expected score."""
         domain = self.masks.model.domain
-        whole = torch.zeros(domain.total_states, dtype=torch.float64)
+        marginals = torch.zeros(domain.total_states, dtype=torch.float64)
         for entry, states in self.supports.items():
             chances = self.answer.marginal(entry.name).detach().cpu().double()
             number = self.masks.starts[domain.numbers(entry)].unsqueeze(-1) + states
-            whole.index_add_(0, number.reshape(-1), chances.reshape(-1))
+            marginals.index_add_(0, number.reshape(-1), chances.reshape(-1))
         score = float(self.answer.log_partition) - float(self.answer.entropy())
-        return whole, score
+        return marginals, score
 
     def draw(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, states) bool: the states that the variables are in."""
         domain = self.masks.model.domain
         if not self.log_partition > -math.inf:
             raise ImpossibleEvidenceError(NOTHING)
-        whole = torch.zeros(count, domain.total_states, dtype=torch.bool)
+        answers = torch.zeros(count, domain.total_states, dtype=torch.bool)
         drawn = self.answer.sample(count, generator=generator)
         for entry, states in self.supports.items():
             slots = drawn[entry.name].cpu().unsqueeze(-1)
             state = states.expand(count, *states.shape).gather(-1, slots).squeeze(-1)
             places = self.masks.starts[domain.numbers(entry)] + state
-            whole.scatter_(1, places.reshape(count, -1), value=True)
-        return whole
+            answers.scatter_(1, places.reshape(count, -1), value=True)
+        return answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,12 +212,12 @@ class MaskedGraphs(Masked):
     @property
     def work(self) -> int:
         """The states kept, of the graphs that differ."""
-        return sum(own.numel() for one in self.graphs for own in one.supports.values())
+        return sum(states.numel() for one in self.graphs for states in one.supports.values())
 
     def expected(self) -> Expected:
         """The marginals and expected scores of the posterior of each chain."""
         both = [one.expected() for one in self.graphs]
-        answers = torch.stack([own for own, _ in both])[self.place]
+        answers = torch.stack([marginals for marginals, _ in both])[self.place]
         score = torch.tensor([score for _, score in both], dtype=torch.float64)[self.place]
         places = answers.flatten().nonzero().squeeze(1)
         return Expected(answers, score, places, answers.flatten()[places])
@@ -226,6 +226,6 @@ class MaskedGraphs(Masked):
         """Samples of the posteriors, one for each chain."""
         answers = torch.zeros(len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool)
         for number, one in enumerate(self.graphs):
-            own = (self.place == number).nonzero().squeeze(1)
-            answers[own] = one.draw(len(own), generator)
+            chains = (self.place == number).nonzero().squeeze(1)
+            answers[chains] = one.draw(len(chains), generator)
         return Draw(answers, answers.flatten().nonzero().squeeze(1))

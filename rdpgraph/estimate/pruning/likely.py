@@ -91,10 +91,10 @@ class LikelyBy(Likely):
             ModelError: its questions differ.
         """
         cheap = masks_of(self.model, solve)
-        mine, own = ((*each.batch_shape, *each.questions) for each in (masks, cheap))
-        if mine != own:
+        asked, offered = ((*each.batch_shape, *each.questions) for each in (masks, cheap))
+        if asked != offered:
             raise ModelError(
-                f"LikelyBy needs a model with the same questions, {mine}; its own are {own}."
+                f"LikelyBy needs a model with the same questions, {asked}; its own are {offered}."
             )
-        none = torch.zeros(1, *mine, dtype=torch.bool, device=cheap.open().device)
+        none = torch.zeros(1, *asked, dtype=torch.bool, device=cheap.open().device)
         return cheap.masked(none, none).expected().answers[0] > self.above

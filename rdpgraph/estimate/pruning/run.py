@@ -91,10 +91,10 @@ class Run:
         first, chains = runs[0], [run.sampler.chains for run in runs]
         sampler = replace(first.sampler, chains=sum(chains))
         size = math.prod(sampler.masks.batch_shape) * math.prod(sampler.masks.sites)
-        starts = [size * (end - own) for end, own in zip(accumulate(chains), chains, strict=True)]
+        starts = [size * before for before in accumulate(chains[:-1], initial=0)]
 
         def placed(places: Sequence[Tensor]) -> Tensor:
-            moved = (own + start for own, start in zip(places, starts, strict=True))
+            moved = (part + start for part, start in zip(places, starts, strict=True))
             return torch.cat(list(moved))
 
         visited = [run.visited for run in runs if run.visited is not None]
@@ -108,12 +108,13 @@ class Run:
             state=State(draw, torch.cat([run.state.selected for run in runs])),
             averages=Averages.joined([run.averages for run in runs if run.averages is not None]),
             visited=Visited(
-                placed([own.places for own in visited]), torch.cat([own.chances for own in visited])
+                placed([part.places for part in visited]),
+                torch.cat([part.chances for part in visited]),
             ),
             draws=tuple(map(placed, zip(*(run.draws for run in runs), strict=True))),
             scores=tuple(map(torch.cat, zip(*(run.scores for run in runs), strict=True))),
             work=sum(run.work for run in runs),
-            shapes={name: (sum(chains), *own[1:]) for name, own in first.shapes.items()},
+            shapes={name: (sum(chains), *shape[1:]) for name, shape in first.shapes.items()},
         )
 
     def _with(self, sweep: Sweep, length: int) -> "Run":
@@ -129,7 +130,7 @@ class Run:
         return replace(
             self, averages=averages.with_sweep(values), draws=draws, stride=stride,
             visited=visited.plus(expected.places, expected.chances),
-            shapes={name: tuple(own.shape) for name, own in expected.counts.items()},
+            shapes={name: tuple(counts.shape) for name, counts in expected.counts.items()},
         )  # fmt: skip
 
 
