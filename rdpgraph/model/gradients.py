@@ -76,6 +76,35 @@ def regradient(
     return [next(gradients) if part.requires_grad else None for part in inputs]
 
 
+def expectations(
+    log_partition: Callable[..., Tensor], tensors: Sequence[Tensor], *, tracked: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Log Z, and its gradients in some tensors, which are zero for impossible items.
+
+    In aliases of them: other potentials may have been computed from the same tensors.
+
+    Args:
+        log_partition: log Z of the tensors.
+        tensors: what log Z is differentiated in.
+        tracked: whether the answers are differentiable in turn, where gradients are recorded.
+    """
+    tracked = tracked and torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [
+            part.view_as(part) if part.requires_grad else part.detach().requires_grad_()
+            for part in tensors
+        ]
+        log_z = log_partition(*aliases)
+        possible = (log_z.detach() > -math.inf).to(log_z)
+        gradients = torch.autograd.grad(
+            log_z, aliases, possible, create_graph=tracked, materialize_grads=True,
+            allow_unused=True,
+        )  # fmt: skip
+    if not tracked:
+        log_z, gradients = log_z.detach(), tuple(part.detach() for part in gradients)
+    return log_z, list(gradients)
+
+
 def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """For the backward pass of a function: a gradient of its gradient is refused, not zero."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
@@ -141,18 +141,12 @@ class Structure(ABC):
 
         Differentiable if anything in the structure is.
         """
-        tracked = torch.is_grad_enabled() and is_tracked(self)
-        with torch.enable_grad():
-            # An alias: other potentials may have been computed from the same tensor.
-            alias = self.unary.view_as(self.unary)
-            unary = alias if alias.requires_grad else alias.detach().requires_grad_()
-            log_z = self.with_unary(unary).log_partition()
-            possible = log_z.detach() > -torch.inf
-            (gradient,) = torch.autograd.grad(
-                log_z, unary, possible.to(log_z), create_graph=tracked
-            )
-        gradient = gradient.to(log_z.dtype)
-        return gradient if tracked else gradient.detach()
+        log_z, (gradient,) = expectations(
+            lambda unary: self.with_unary(unary).log_partition(),
+            [self.unary],
+            tracked=is_tracked(self),
+        )
+        return gradient.to(log_z.dtype)
 
     def entropy(self) -> Tensor | None:
         """(*batch,) nats, or None."""

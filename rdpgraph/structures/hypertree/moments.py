@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rdpgraph.model.gradients import expectations
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 
@@ -20,25 +21,14 @@ def log_partition_with_gradients(tree: HypertreeFields) -> tuple[Tensor, list[Te
 
     With a graph of their own if anything in the hypertree has one.
     """
-    given = parts(tree)
-    tracked = torch.is_grad_enabled() and any(part.requires_grad for part in given)
-    with torch.enable_grad():
-        aliases = [
-            part.view_as(part) if part.requires_grad else part.detach().requires_grad_()
-            for part in given
-        ]
-        many = len(tree.rules.parts)
-        rules = tree.rules.with_parts(aliases[1 : 1 + many])
-        root = None if tree.root is None else aliases[-1]
-        log_z = replace(tree, unary=aliases[0], rules=rules, root=root).log_partition()
-        possible = (log_z.detach() > -math.inf).to(log_z)
-        gradients = torch.autograd.grad(
-            log_z, aliases, possible, create_graph=tracked, materialize_grads=True,
-            allow_unused=True,
-        )  # fmt: skip
-    if not tracked:
-        log_z, gradients = log_z.detach(), tuple(part.detach() for part in gradients)
-    return log_z, list(gradients)
+    given, many = parts(tree), len(tree.rules.parts)
+
+    def log_partition(unary: Tensor, *others: Tensor) -> Tensor:
+        rules = tree.rules.with_parts(others[:many])
+        root = None if tree.root is None else others[-1]
+        return replace(tree, unary=unary, rules=rules, root=root).log_partition()
+
+    return expectations(log_partition, given, tracked=any(part.requires_grad for part in given))
 
 
 def entropy(tree: HypertreeFields) -> Tensor:

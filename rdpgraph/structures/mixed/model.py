@@ -1,6 +1,6 @@
 """Bitexts of rules that mix words and up to three parts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle, taken
-from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import checked_log_values
@@ -115,19 +115,12 @@ class MixedBitext(Recursion):
 
         The gradient of log Z in the pairs; differentiable if anything in the bitext is.
         """
-        tracked = torch.is_grad_enabled() and is_tracked(self)
-        with torch.enable_grad():
-            alias = self.pairs.view_as(self.pairs)
-            pairs = alias if alias.requires_grad else alias.detach().requires_grad_()
-            log_z = MixedBitext(
-                self.unary, pairs, self.source, self.target, rules=self.rules,
-                source_lengths=self.source_lengths, target_lengths=self.target_lengths,
-            ).log_partition()  # fmt: skip
-            possible = (log_z.detach() > -torch.inf).to(log_z)
-            (gradient,) = torch.autograd.grad(
-                log_z, pairs, possible, create_graph=tracked, materialize_grads=True
-            )
-        return gradient if tracked else gradient.detach()
+        _, (gradient,) = expectations(
+            lambda pairs: replace(self, pairs=pairs).log_partition(),
+            [self.pairs],
+            tracked=is_tracked(self),
+        )
+        return gradient
 
     def bispan_marginals(self) -> Tensor:
         """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
