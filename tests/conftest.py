@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 # Modules whose annotations have shapes, checked at every call. Before any of them is imported.
 CHECKED = {
     "structures.chain": (
-        "decode", "filtering", "logs", "paths", "recursion", "sampling", "scaled", "scan",
+        "decode", "logs", "paths", "recursion", "sampling", "scaled", "scan",
     ),
     "structures.hypertree": ("arborescence", "elimination", "tree_lists"),
 }  # fmt: skip

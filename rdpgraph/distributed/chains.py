@@ -18,9 +18,9 @@ from rdpgraph.model.gradients import once, possible_alone, refused
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_possible
-from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
 from rdpgraph.structures.chain.model import Chain
-from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.chain.steps import RankSteps
+from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 from rdpgraph.structures.draws import checked_count
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ class ShardedChain:
         batch, total = math.prod(self.batch_shape), self.unary.shape[-2]
         return torch.full((batch,), total, device=self._here.device)
 
-    def _ranks(self, here: Tensor, sides: Sequence[Tensor]) -> LowRankTensors:
+    def _ranks(self, here: Tensor, sides: Sequence[Tensor]) -> RankTensors:
         left, right = (_flat(side, self.batch_shape) for side in sides)
         flat = here.reshape([math.prod(self.batch_shape), *here.shape[-2:]])
-        return LowRankTensors(flat, left, right, self._flat_lengths())
+        return RankTensors(flat, RankSteps(left, right), self._flat_lengths())
 
     @torch.no_grad()
     def _tables(self) -> ChainTensors:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rdpgraph.distributed.wire import Split, Wire
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.chain.factors import inside, masked, steps_of
-from rdpgraph.structures.chain.logs import advance, room_for
-from rdpgraph.structures.chain.lowrank_messages import Links, LowRankTensors, finite
+from rdpgraph.structures.chain.advance import advance, room_for
+from rdpgraph.structures.chain.factors import finite, inside, masked, steps_of
+from rdpgraph.structures.chain.tensors import RankTensors
 
 
 def log_partition(
@@ -29,11 +29,11 @@ def log_partition(
     return ended(parts, lengths, split), torch.zeros_like(lengths, dtype=torch.bool)
 
 
-def low_rank(parts: LowRankTensors, *, split: Split) -> Tensor:
+def low_rank(parts: RankTensors, *, split: Split) -> Tensor:
     """(B,) log Z on every rank: r numbers an item and step are summed over the ranks.
 
     Args:
-        parts: of the states here: (B, T, n), and factors (n, r), or (1 or B, T-1, n, r).
+        parts: of the states here: (B, T, n), and factors of these.
         split: of the states.
     """
     totals, shifts = list[Tensor](), Shifts()
@@ -42,15 +42,14 @@ def low_rank(parts: LowRankTensors, *, split: Split) -> Tensor:
     return ended(totals, parts.lengths, split).to(parts.unary.dtype)
 
 
-def sweep(parts: LowRankTensors, split: Split, shifts: "Shifts") -> Iterator[Tensor]:
+def sweep(parts: RankTensors, split: Split, shifts: "Shifts") -> Iterator[Tensor]:
     """Each step's log-states (B, n) here, less the shifts so far."""
-    out, into = Links(parts.left.mT), Links(parts.right)
     state = parts.unary
     for step, local in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
         if step:
-            mass = out.times(step - 1, state)
+            mass = parts.steps.to_ranks(step - 1, state)
             ranks = shifts.taken_off(pooled(mass, split.wire))
-            state = into.times(step - 1, ranks) + local
+            state = parts.steps.to_states(step - 1, ranks) + local
         else:
             state = local
         yield state

@@ -15,9 +15,9 @@ from rdpgraph.distributed import logs, scaled
 from rdpgraph.distributed.columns import rows_from
 from rdpgraph.distributed.wire import Split
 from rdpgraph.model.logmatrix import log_products
+from rdpgraph.structures.chain.advance import advance
 from rdpgraph.structures.chain.factors import finite, inside, masked, step_of
-from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
-from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 from rdpgraph.structures.draws import gumbel
 
 _CELLS = 2**22  # sums that are formed at a time
@@ -28,13 +28,13 @@ def viterbi(parts: ChainTensors, split: Split) -> Tensor:
     """(B, T) best states, -1 beyond the length and where nothing is possible; as `decode`."""
     unary = masked(parts.unary, parts.lengths)
     peaks = split.wire.largest(_highest(unary))
-    unary = unary - finite(peaks.clone()).unsqueeze(2)
+    unary = unary - finite(peaks).unsqueeze(2)
     messages = list[Tensor]()
     for step, local in enumerate(unary.unbind(1)):
         if step:
             matrix = step_of(parts.transition, step - 1)
             best = _maxima(messages[-1], matrix)
-            top = finite(split.wire.largest(_highest(best)).clone()).unsqueeze(1)
+            top = finite(split.wire.largest(_highest(best))).unsqueeze(1)
             linked = (step < parts.lengths).unsqueeze(1)
             local = local + torch.where(linked, best - top, 0.0)
         messages.append(split.gathered(local))
@@ -66,7 +66,7 @@ def _in_logs(parts: ChainTensors, split: Split) -> Tensor:
     forward = list[Tensor]()
     for step, local in enumerate(unary.unbind(1)):
         if step:
-            local = logs.advance(forward[-1], step_of(parts.transition, step - 1)) + local
+            local = advance(forward[-1], step_of(parts.transition, step - 1)) + local
         whole = split.gathered(local)
         forward.append(whole - finite(whole.amax(1)).unsqueeze(1))
     within = inside(parts.lengths, unary.shape[1]).unsqueeze(2)
@@ -113,7 +113,7 @@ def _finished(decided: list[Tensor], messages: list[Tensor], lengths: Tensor, co
 
 @torch.no_grad()
 def draw_by_rank(
-    parts: LowRankTensors, split: Split, count: int, generator: torch.Generator | None
+    parts: RankTensors, split: Split, count: int, generator: torch.Generator | None
 ) -> Tensor:
     """(count, B, T) exact draws by way of the ranks: r numbers a draw, item and step are told."""
     messages = list(logs.sweep(parts, split, logs.Shifts()))
@@ -122,10 +122,10 @@ def draw_by_rank(
     for step in range(len(messages) - 1, -1, -1):
         logits = messages[step].expand(count, -1, -1)
         if decided:
-            side = _sides(parts.right, step)
+            side = step_of(parts.steps.right, step)
             # The rows of the states that follow, then all that leads to them.
             row = rows_from(side, decided[-1].mT, split)
-            left = _sides(parts.left, step)
+            left = step_of(parts.steps.left, step)
             into = log_products(row, left).transpose(0, 1)
             goes_on = (step + 1 < parts.lengths).reshape(1, -1, 1)
             logits = logits + torch.where(goes_on, into, 0.0)
@@ -133,11 +133,6 @@ def draw_by_rank(
         decided.append(_chosen(local, split))
         alive.append(split.wire.largest(_highest(messages[step])).unsqueeze(1))
     return _finished(decided, alive[::-1], parts.lengths, count)
-
-
-def _sides(side: Tensor, step: int) -> Tensor:
-    """(n, r) or (1 or B, n, r) of the transition from a step."""
-    return side if side.ndim == 2 else side[:, step]
 
 
 def _chosen(logits: Tensor, split: Split) -> Tensor:

@@ -90,9 +90,9 @@ def _factors(
     flat = split.wire.largest(torch.cat([part.reshape(-1) for part in parts]))
     agreed = flat.split([part.numel() for part in parts])
     rows, top, low, down = (a.view(p.shape) for a, p in zip(agreed, parts, strict=True))
-    rows, top = finite(rows.clone()), finite(top.clone())
-    lowest = (-finite(low.clone()) - rows).squeeze(2)
-    lowest[:, 1:] += (-finite(down.clone()) - top).squeeze(-1).squeeze(-1)
+    rows, top = finite(rows), finite(top)
+    lowest = (-finite(low) - rows).squeeze(2)
+    lowest[:, 1:] += (-finite(down) - top).squeeze(-1).squeeze(-1)
     emission, matrix = torch.sub(unary, rows).exp_(), torch.sub(transition, top).exp_()
     return Factors(unary, transition, emission, matrix, joined(rows, top), lengths), lowest.exp()
 

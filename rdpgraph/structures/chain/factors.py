@@ -88,8 +88,7 @@ def masked(unary: Tensor, lengths: Tensor) -> Tensor:
 
 def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The maxima over some dims, kept at size 1; 0 where all is -inf."""
-    highest = logs.amax(dims, keepdim=True)
-    return highest.masked_fill_(highest == -math.inf, 0.0)
+    return finite(logs.amax(dims, keepdim=True))
 
 
 def joined(rows: Tensor, top: Tensor) -> Tensor:
@@ -100,12 +99,12 @@ def joined(rows: Tensor, top: Tensor) -> Tensor:
 
 
 def product(state: Tensor, matrix: Tensor) -> Tensor:
-    """(B, N) times (N, N), or each row times its own of (1 or B, N, N)."""
+    """(..., N) times (N, N), or each row times its own of (..., N, N), of which a lead may be 1."""
     if matrix.ndim == 2:
         return state @ matrix
-    if matrix.shape[0] == 1:
+    if matrix.ndim == 3 and len(matrix) == 1:
         return state @ matrix[0]
-    return (state.unsqueeze(1) @ matrix).squeeze(1)
+    return (state.unsqueeze(-2) @ matrix).squeeze(-2)
 
 
 def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:
@@ -126,6 +125,6 @@ def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
     return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)
 
 
-def finite(peak: Tensor) -> Tensor:
-    """A fresh tensor of maxima with 0 in place of -inf, in place."""
-    return peak.masked_fill_(peak == -math.inf, 0.0)
+def finite(logs: Tensor) -> Tensor:
+    """Logs with 0 in place of -inf."""
+    return logs.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0)

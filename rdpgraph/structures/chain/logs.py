@@ -1,141 +1,84 @@
-"""The recursion in log-space: exact whatever the range of the potentials, and slow."""
+"""The recursion in log-space: exact whatever the range of the potentials, and differentiable."""
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Transition, Unary
-from rdpgraph.model.gradients import regradient
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.chain.factors import step_of, steps_of
-
-_BLOCK = 2**18
-"""Terms at a time. They have one room for all steps: a block allocated again at each would leave
-holes too large for what is kept and, once that is in them, too small for the next block."""
+from rdpgraph.structures.chain.factors import finite, inside, masked
+from rdpgraph.structures.chain.steps import Steps, TableSteps, as_steps
 
 
-def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> LogZ:
+def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats; differentiable any number of times.
 
-    O(T N^2) exponentials per item. What is kept for the gradient is O(T N); the rest is computed
-    again, in blocks of columns of the transition.
+    O(T N^2) exponentials per item with a table, of which O(T N) are kept for the gradient and the
+    rest is computed again, in blocks of columns of the transition; O(T (N + r)) with ranks.
 
     Args:
-        unary: (B, T, N) in nats, T > 0; -inf allowed; anything but NaN beyond the lengths.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        unary: (B, T, N) in nats, T > 0; -inf allowed; anything beyond the lengths.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
     """
-    steps = torch.arange(unary.shape[1], device=unary.device)
-    totals = torch.stack(_totals(unary, transition), 1)
-    last = steps == lengths.unsqueeze(1) - 1
-    terms = torch.where(last, totals, totals.detach())
-    return torch.where(steps < lengths.unsqueeze(1), terms, 0.0).sum(1)
+    steps = TableSteps(transition, slow=True) if isinstance(transition, Tensor) else transition
+    totals = torch.stack(
+        [soft_sum(state, 1) + shift for state, shift in _swept(masked(unary, lengths), steps)], 1
+    )
+    last = torch.arange(totals.shape[1], device=lengths.device) == lengths.unsqueeze(1) - 1
+    return torch.where(last, totals, 0.0).sum(1).to(unary.dtype)
 
 
-def _totals(unary: Tensor, transition: Tensor) -> list[Tensor]:
-    """Log of what step t adds to the sum of prefixes, each (B,); the shifts are constants."""
-    totals: list[Tensor] = []
-    first, *others = unary.unbind(1)
-    state, room, matrices = first, room_for(unary), steps_of(transition, len(others))
-    for step in range(unary.shape[1]):
-        if step:
-            state = advance(state, matrices[step - 1], room) + others[step - 1]
-        totals.append(soft_sum(state, 1))
-        shift = totals[-1].detach()
-        state = state - torch.where(shift > -math.inf, shift, 0.0).unsqueeze(1)
-    return totals
+def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) log-probability of the state given the prefix that ends there; differentiable.
+
+    Up to a constant in each row, to which no gradient goes: their softmax over states is the
+    filtered distribution, with its gradient. -inf beyond the length, and where a state cannot be
+    reached, the gradient there zero. Costs O(T N^2) with a table, whose exponentials and O(T N)
+    are kept for the gradient, or O(T N r) with ranks.
+
+    Args:
+        unary: (B, T, N) in nats; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
+        lengths: (B,) int64.
+    """
+    if not unary.shape[1]:
+        return unary
+    swept = _swept(masked(unary, lengths), as_steps(transition))
+    return _within(lengths, [state for state, _ in swept])
 
 
-def forward(unary: Unary, transition: Transition) -> Unary:
-    """Log-probabilities of the state at each step given the prefix, (B, T, N)."""
-    state, room = _normalised(unary[:, 0]), room_for(unary)
-    states = [state]
-    for step in range(1, unary.shape[1]):
-        state = _normalised(advance(state, step_of(transition, step - 1), room) + unary[:, step])
-        states.append(state)
-    return torch.stack(states, 1)
+def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) log of the sum over suffixes after each step, its maximum 0; -inf beyond.
+
+    Differentiable, as `forward`, and of the same cost.
+    """
+    if not unary.shape[1]:
+        return unary
+    steps, own = as_steps(transition).turned(), masked(unary, lengths).unbind(1)
+    messages = [torch.zeros_like(own[0])]
+    for step in range(len(own) - 2, -1, -1):
+        passed = steps.advance(step, messages[-1] + own[step + 1])
+        passed = torch.where((step + 1 < lengths).unsqueeze(1), passed, 0.0)
+        messages.append(passed - finite(passed.detach().amax(1, keepdim=True)))
+    return _within(lengths, messages[::-1])
 
 
-def backward(unary: Unary, transition: Transition, lengths: Lengths) -> Unary:
-    """Log of the sum over suffixes after each step, (B, T, N), its maximum 0; -inf beyond."""
-    batch, total, states = unary.shape
-    result = unary.new_full((batch, total, states), -math.inf)
-    state, room = unary.new_full((batch, states), -math.inf), room_for(unary)
-    for step in range(total - 1, -1, -1):
-        if step < total - 1:
-            state = advance(state + unary[:, step + 1], step_of(transition, step).mT, room)
-            peak = state.amax(1, keepdim=True)
-            state = state - torch.where(peak > -math.inf, peak, 0.0)
-        state = torch.where((lengths == step + 1).unsqueeze(1), 0.0, state)
-        result[:, step] = state
-    return result
+def _swept(unary: Tensor, steps: Steps) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each step's log alpha, its maximum 0, and the log (B,) that it lacks, in double."""
+    wide = unary.dtype if unary.device.type == "mps" else torch.float64
+    state, total = unary, unary.new_zeros(len(unary), dtype=wide)
+    for step, own in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
+        state = steps.advance(step - 1, state) + own if step else own
+        top = finite(state.detach().amax(1))
+        state, total = state - top.unsqueeze(1), total + top
+        yield state, total
 
 
-def room_for(unary: Tensor) -> Tensor:
-    """Memory for the terms of `advance`, for states (B, N) of unary potentials (B, T, N)."""
-    size = unary.shape[0] * unary.shape[2]
-    return torch.empty(size * _width(size), dtype=unary.dtype, device=unary.device)
-
-
-def advance(state: Tensor, transition: Tensor, room: Tensor | None = None) -> Tensor:
-    """``logsumexp_i(state_i + transition_ij)``: (B, N), with (N, N) or (1 or B, N, N)."""
-    room = room_for(state.unsqueeze(1)) if room is None else room
-    return _Advance.apply(state, transition, room)  # pyright: ignore
-
-
-def _summed(state: Tensor, transition: Tensor) -> Tensor:
-    return soft_sum(state.unsqueeze(2) + transition, 1)
-
-
-class _Advance(torch.autograd.Function):
-    """A step of the recursion in blocks of columns; keeps its arguments and its result alone."""
-
-    @staticmethod
-    def forward(ctx: Any, state: Tensor, transition: Tensor, room: Tensor) -> Tensor:
-        ctx.room = room
-        parts: list[Tensor] = []
-        for block in transition.split(_width(state.numel()), -1):
-            terms = _terms(state, block, room)
-            peak = terms.amax(1, keepdim=True)
-            shift = torch.where(peak > -math.inf, peak, 0.0)
-            parts.append(terms.sub_(shift).exp_().sum(1).log_().add_(shift.squeeze(1)))
-        result = torch.cat(parts, -1)
-        ctx.save_for_backward(state, transition, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor):  # pyright: ignore
-        state, transition, result = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *regradient(_summed, (state, transition), gradient), None
-        shift = torch.where(result > -math.inf, result, 0.0)
-        whole, parts = torch.zeros_like(state), list[Tensor]()
-        width = _width(state.numel())
-        for block, total, weight in zip(
-            *(part.split(width, -1) for part in (transition, shift, gradient)), strict=True
-        ):
-            terms = _terms(state, block, ctx.room).sub_(total.unsqueeze(1)).exp_()
-            terms.mul_(weight.unsqueeze(1))
-            whole += terms.sum(2)
-            if ctx.needs_input_grad[1]:
-                parts.append(terms.sum_to_size(block.shape).clone())
-        return whole, torch.cat(parts, -1) if parts else None, None
-
-
-def _width(size: int) -> int:
-    """Columns of a block, for states of some size altogether."""
-    return max(1, _BLOCK // max(1, size))
-
-
-def _terms(state: Tensor, block: Tensor, room: Tensor) -> Tensor:
-    """(B, N, columns): a state and a transition out of it, summed in the room for that."""
-    batch, states = state.shape
-    shape = (batch, states, block.shape[-1])
-    return torch.add(state.unsqueeze(2), block, out=room[: math.prod(shape)].view(shape))
-
-
-def _normalised(state: Tensor) -> Tensor:
-    total = soft_sum(state, 1).unsqueeze(1)
-    return state - torch.where(total > -math.inf, total, 0.0)
+def _within(lengths: Tensor, messages: list[Tensor]) -> Tensor:
+    """(B, T, N) messages, -inf beyond the lengths."""
+    return torch.where(
+        inside(lengths, len(messages)).unsqueeze(2), torch.stack(messages, 1), -math.inf
+    )

@@ -7,35 +7,17 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import regradient
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.structures.chain import lowrank_messages, lowrank_ranks
+from rdpgraph.structures.chain import logs, lowrank_ranks, recursion
 from rdpgraph.structures.chain.factors import inside, masked, peak, product, step_of
-from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
 from rdpgraph.structures.chain.panels import to_ranks, to_states
+from rdpgraph.structures.chain.steps import RankSteps
+from rdpgraph.structures.chain.tensors import RankTensors, of_items
 
 _LEAST = {torch.float32: 1e-10, torch.float64: 1e-100}
 """The smallest mass of a rank for which underflow elsewhere is nothing; see `_doubtful`."""
 
 
-def parts_of(unary: Tensor, transition: LowRank, lengths: Tensor) -> LowRankTensors:
-    """From (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
-    *batch, total, states = unary.shape
-    dtype = torch.promote_types(unary.dtype, transition.dtype)
-
-    def side(values: Tensor) -> Tensor:
-        ends = values.shape[-2:]
-        if math.prod(values.shape[:-2]) == 1:
-            return values.reshape(ends).to(dtype)
-        own = values.shape[:-3]
-        own = batch if math.prod(own) != 1 else own
-        flat = values.expand(*own, total - 1, *ends)
-        return flat.reshape([math.prod(own), total - 1, *ends]).to(dtype)
-
-    flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
-    return LowRankTensors(flat, side(transition.log_left), side(transition.log_right), lengths)
-
-
-def log_partition(parts: LowRankTensors) -> Tensor:
+def log_partition(parts: RankTensors) -> Tensor:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
     O(T N r) per item, as two products of matrices at each step, or by the r x r matrices between
@@ -45,36 +27,37 @@ def log_partition(parts: LowRankTensors) -> Tensor:
 
     Source: Chiu, Deng and Rush 2021 (arXiv:2201.02715), algorithm 1, in the scaled form.
     """
-    unary = parts.unary
-    if unary.shape[1] == 0:
-        return unary.sum((1, 2))
-    if lowrank_ranks.worthwhile(parts):
-        return lowrank_ranks.log_partition(parts)
-    dtype = unary.dtype
-    work = dtype if dtype in _LEAST else torch.float32
-    wide = unary.device.type != "mps" and work != torch.float64
-    types = [work, torch.float64] if wide else [work]
-    return _first_safe(types, parts).to(dtype)
+    if parts.unary.shape[1] == 0:
+        return parts.unary.sum((1, 2))
+    return (lowrank_ranks.log_partition if lowrank_ranks.worthwhile(parts) else in_stages)(parts)
 
 
-def _first_safe(types: list[torch.dtype], parts: LowRankTensors) -> Tensor:
-    """In the first type; items it is in doubt about in the next, and then in logs."""
-    if not types:
-        return lowrank_messages.log_partition(parts)
-    parts = parts.to(types[0])
-    values, doubtful = _Scaled.apply(*parts)  # pyright: ignore
-    if not bool(doubtful.any()):
-        return values
-    rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
-    again = _first_safe(types[1:], parts.items(rows)).to(values)
-    result = torch.zeros_like(values).index_copy(0, rows, again)
-    if not len(sure):
-        return result
-    kept = values[sure]
-    if kept.requires_grad:
-        # Again, or what underflowed in the others, times no gradient, might be no number.
-        kept, _ = _Scaled.apply(*parts.items(sure))  # pyright: ignore
-    return result.index_copy(0, sure, kept)
+def in_stages(parts: RankTensors) -> Tensor:
+    """The same over states: scaled in the type of the potentials, in float64, or in logs."""
+    unary, steps, lengths = parts
+    work = unary.dtype if unary.dtype in _LEAST else torch.float32
+    wide = work if unary.device.type == "mps" else torch.float64
+    attempts = [*((kind, _Scaled.apply) for kind in dict.fromkeys((work, wide))), (wide, _in_logs)]
+    values = recursion.first_safe(attempts, unary, steps.left, steps.right, lengths)
+    return values.to(unary.dtype)
+
+
+def _in_logs(*parts: Tensor) -> tuple[Tensor, Tensor]:
+    values = _Parts(*parts).log_partition()
+    return values, torch.zeros_like(values, dtype=torch.bool)
+
+
+class _Parts(NamedTuple):
+    """What the scaled recursion takes: (B, T, N), two sides of `RankSteps`, and (B,)."""
+
+    unary: Tensor
+    left: Tensor
+    right: Tensor
+    lengths: Tensor
+
+    def log_partition(self) -> Tensor:
+        """In logs."""
+        return logs.log_partition(self.unary, RankSteps(self.left, self.right), self.lengths)
 
 
 class _Sweep(NamedTuple):
@@ -113,12 +96,12 @@ class _Factors(NamedTuple):
     rows: Tensor
 
     @classmethod
-    def of(cls, parts: LowRankTensors) -> "_Factors":
+    def of(cls, parts: _Parts) -> "_Factors":
         columns, rows = peak(parts.left, (-2,)), peak(parts.right, (-1,))
         left, right = (parts.left - columns).exp_(), (parts.right - rows).exp_()
         return cls(left, right, columns.squeeze(-2), rows.squeeze(-1))
 
-    def emission(self, parts: LowRankTensors, step: int) -> tuple[Tensor, Tensor]:
+    def emission(self, parts: _Parts, step: int) -> tuple[Tensor, Tensor]:
         """(B, N), its maximum 1, and the log that was taken off, (B, 1); flat beyond the length."""
         logs = torch.where((step < parts.lengths).unsqueeze(1), parts.unary[:, step], 0.0)
         if step:
@@ -139,7 +122,7 @@ class _Scaled(torch.autograd.Function):
         ctx: Any, unary: Tensor, left: Tensor, right: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        parts = LowRankTensors(unary, left, right, lengths)
+        parts = _Parts(unary, left, right, lengths)
         factors = _Factors.of(parts)
         swept = _forward(parts, factors)
         ctx.save_for_backward(*parts, *factors, *swept[:4])
@@ -151,12 +134,12 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
         if gradient is None:
             return None, None, None, None
-        parts = LowRankTensors(*ctx.saved_tensors[:4])
+        parts = _Parts(*ctx.saved_tensors[:4])
         if torch.is_grad_enabled():
 
             def again(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
-                alike = LowRankTensors(unary, left, right, parts.lengths)
-                return lowrank_messages.log_partition(alike)
+                alike = _Parts(unary, left, right, parts.lengths)
+                return alike.log_partition()
 
             return *regradient(again, parts[:3], gradient), None
         factors = _Factors(*ctx.saved_tensors[4:8])
@@ -171,7 +154,7 @@ def _autocast(device: str) -> torch.autocast:
     )
 
 
-def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
+def _forward(parts: _Parts, factors: _Factors) -> _Sweep:
     """alpha_t = (alpha_t-1 L) R^T * e_t, normalised."""
     unary, (batch, total, _) = parts.unary, parts.unary.shape
     rank, least = parts.left.shape[-1], torch.finfo(parts.unary.dtype).tiny
@@ -205,7 +188,7 @@ def _forward(parts: LowRankTensors, factors: _Factors) -> _Sweep:
     return _Sweep(states, ranks, back_scales, scales, values, doubtful)
 
 
-def _doubtful(parts: LowRankTensors, arrived: Tensor, ranks: Tensor, scales: Tensor) -> Tensor:
+def _doubtful(parts: _Parts, arrived: Tensor, ranks: Tensor, scales: Tensor) -> Tensor:
     """(B,) bool: whether what underflow took may matter.
 
     Factors are at most 1 on the left. So with v the messages back to the ranks, the future of any
@@ -222,13 +205,13 @@ def _doubtful(parts: LowRankTensors, arrived: Tensor, ranks: Tensor, scales: Ten
     if not bool(low.any()) and not bool(faint.any()):
         return torch.zeros_like(within[:, 0])
     rows = (low.flatten(1).any(1) | faint.any(1)).nonzero().squeeze(1)
-    reached, alive = _reached(parts.items(rows))
+    reached, alive = _reached(_Parts(*of_items(parts, rows)))
     doubtful = torch.zeros_like(within[:, 0])
     doubtful[rows] = (low[rows] & reached).flatten(1).any(1) | (faint[rows] & alive).any(1)
     return doubtful
 
 
-def _reached(parts: LowRankTensors) -> tuple[Tensor, Tensor]:
+def _reached(parts: _Parts) -> tuple[Tensor, Tensor]:
     """Ranks (B, T, r) that some prefix reaches, and steps (B, T) that it does."""
     unary = masked(parts.unary, parts.lengths)
     left, right = ((side > -math.inf).to(unary) for side in parts[1:3])
@@ -245,7 +228,7 @@ def _reached(parts: LowRankTensors) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    parts: LowRankTensors, factors: _Factors, swept: tuple[Tensor, ...], gradient: Tensor
+    parts: _Parts, factors: _Factors, swept: tuple[Tensor, ...], gradient: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Marginals of states, of states before a rank, of states after it; times the gradient."""
     states, ranks, back_scales, scales = swept

@@ -8,23 +8,24 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.chain.factors import inside, masked
-from rdpgraph.structures.chain.lowrank_messages import LowRankTensors, backward, finite, forward
+from rdpgraph.structures.chain.factors import finite, inside, masked
+from rdpgraph.structures.chain.logs import backward, forward
+from rdpgraph.structures.chain.tensors import RankTensors
 
 _CELLS = 2**24
 
 
-def entropy(parts: LowRankTensors) -> Tensor:
+def entropy(parts: RankTensors) -> Tensor:
     """(B,) nats; 0 for an impossible item. Factors are shared by all steps.
 
     The log of a sum of ranks has no form of low rank, so this costs O(T N^2) products and
     O(N^2 r) for the values, in blocks; memory is O(T N) and one block. A sum of small terms, the
     entropy of each state given the one before. Differentiable, the blocks computed again.
     """
-    unary = masked(parts.unary, parts.lengths)
+    unary, (left, right) = masked(parts.unary, parts.lengths), parts.steps.sides
     if not unary.shape[1]:
         return unary.sum((1, 2))
-    ahead, back = forward(parts), backward(parts)
+    ahead, back = forward(*parts), backward(*parts)
     total = soft_sum(ahead + back, 2).unsqueeze(2)
     within = inside(parts.lengths, unary.shape[1])
     dead = (total.detach().squeeze(2) == -math.inf) & within
@@ -32,18 +33,17 @@ def entropy(parts: LowRankTensors) -> Tensor:
     logs = torch.where(total > -math.inf, ahead + back - finite(total), -math.inf)
     logs = torch.where(possible[:, None, None], logs, -math.inf)
     marginals = logs.exp()
-    first = -(marginals[:, 0] * _finite(logs[:, 0])).sum(-1)
+    first = -(marginals[:, 0] * finite(logs[:, 0])).sum(-1)
     if unary.shape[1] == 1:
         return first
-    right = (back + unary)[:, 1:]
-    left_matrix, right_matrix = LogMatrix.of(parts.left), LogMatrix.of(parts.right.mT)
-    future = left_matrix.times(right_matrix.times(right))
-    terms = (marginals[:, :-1] * _finite(future)).sum(-1)
-    terms = terms - (marginals[:, 1:] * _finite(right)).sum(-1)
+    after = (back + unary)[:, 1:]
+    future = LogMatrix.of(left).times(LogMatrix.of(right.mT).times(after))
+    terms = (marginals[:, :-1] * finite(future)).sum(-1)
+    terms = terms - (marginals[:, 1:] * finite(after)).sum(-1)
     rows = (within[:, 1:] & possible.unsqueeze(1)).nonzero(as_tuple=True)
     if len(rows[0]):
         joint = soft_sum(ahead[:, :-1][rows] + future[rows], 1)
-        means = _pair_means(ahead[:, :-1][rows], right[rows], joint, parts.left, parts.right)
+        means = _pair_means(ahead[:, :-1][rows], after[rows], joint, left, right)
         terms = terms.index_put(rows, terms[rows] - means)
     return first + torch.where(within[:, 1:] & possible.unsqueeze(1), terms, 0.0).sum(1)
 
@@ -73,7 +73,7 @@ def _block_means(
 ) -> Tensor:  # fmt: skip
     """The part of some states before."""
     values = matrix.times(left)
-    weights = (values - highest).exp() * _finite(values)
+    weights = (values - highest).exp() * finite(values)
     first = (before - tops[0].unsqueeze(1)).exp()
     second = (after - tops[1].unsqueeze(1)).exp()
     scale = torch.where(sound, tops[0] + tops[1] + highest - joint, 0.0).exp()
@@ -82,10 +82,6 @@ def _block_means(
     for row in lost.tolist():
         logs = before[row].unsqueeze(1) + values + after[row] - joint[row]
         means = means.index_add(
-            0, lost.new_tensor([row]), (logs.exp() * _finite(values)).sum()[None]
+            0, lost.new_tensor([row]), (logs.exp() * finite(values)).sum()[None]
         )
     return means
-
-
-def _finite(values: Tensor) -> Tensor:
-    return torch.where(values > -math.inf, values, 0.0)

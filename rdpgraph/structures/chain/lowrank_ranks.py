@@ -10,7 +10,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
-from rdpgraph.structures.chain.lowrank_messages import LowRankTensors
+from rdpgraph.structures.chain.tensors import RankTensors
 
 _CALL = 5e-6
 """Seconds of a call into torch."""
@@ -18,15 +18,15 @@ _MEMORY = 2**26
 """Elements of the matrices, and of the terms that they are sums of."""
 
 
-def worthwhile(parts: LowRankTensors) -> bool:
+def worthwhile(parts: RankTensors) -> bool:
     """Whether r x r matrices are expected to be faster than vectors over states.
 
     They take r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
     batch, total, states = parts.unary.shape
-    rank = parts.left.shape[-1]
-    if total < 8 or parts.left.ndim > 2 or parts.right.ndim > 2:
+    rank = parts.steps.left.shape[-1]
+    if total < 8 or not parts.steps.shared:
         return False
     if 8 * batch * total * rank * max(states, rank) > _MEMORY:
         return False
@@ -37,9 +37,9 @@ def worthwhile(parts: LowRankTensors) -> bool:
     return matrices + 40 * levels * _CALL < vectors
 
 
-def log_partition(parts: LowRankTensors) -> Tensor:
+def log_partition(parts: RankTensors) -> Tensor:
     """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
-    unary, left, right, lengths = parts
+    unary, (left, right), lengths = parts.unary, parts.steps.sides, parts.lengths
     unary = masked(unary, lengths)
     alone = soft_sum(unary[:, 0], 1)
     if unary.shape[1] < 2:

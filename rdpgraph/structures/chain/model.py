@@ -19,7 +19,18 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Match, Structure
-from rdpgraph.structures.chain import decode, lowrank, masses, moments, pairs, paths
+from rdpgraph.structures.chain import (
+    decode,
+    logs,
+    lowrank,
+    lowrank_moments,
+    masses,
+    moments,
+    pairs,
+    paths,
+    recursion,
+    sampling,
+)
 from rdpgraph.structures.chain.checks import (
     as_lengths,
     checked_lengths,
@@ -35,8 +46,12 @@ from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.restriction import restrict_chain
-from rdpgraph.structures.chain.solvers import RankSolver, Solver, TableSolver
-from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, table_of
+from rdpgraph.structures.chain.tensors import (
+    MOST_TABULATED,
+    ChainTensors,
+    RankTensors,
+    table_of,
+)
 from rdpgraph.structures.draws import checked_count
 
 
@@ -175,7 +190,10 @@ class Chain(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
-        return possible_alone(self._shaped(self._solver.log_partition()))
+        given = self._given()
+        low = isinstance(given, RankTensors)
+        values = lowrank.log_partition(given) if low else recursion.log_partition(*given)
+        return possible_alone(self._shaped(values))
 
     def score(self, states: Tensor) -> Tensor:
         """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.
@@ -211,17 +229,21 @@ class Chain(Structure):
 
         O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
         """
-        return self._shaped(pairs.edge_counts(self._parts(), self._tables.messages))
+        return self._shaped(pairs.edge_counts(self._parts()))
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
-        return self._shaped(self._solver.entropy())
+        given = self._given()
+        if isinstance(given, RankTensors) and given.steps.shared:
+            return self._shaped(lowrank_moments.entropy(given))
+        return self._shaped(moments.entropy(self._parts()))
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
         """(*batch,) by the same pass as the entropy; None for a transition of low rank."""
         if isinstance(self.transition, LowRank):
             return None
-        return self._shaped(self._tables.entropy(log_base.reshape(self._parts().unary.shape)))
+        parts = self._parts()
+        return self._shaped(moments.entropy(parts, log_base.reshape(parts.unary.shape)))
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
@@ -237,8 +259,7 @@ class Chain(Structure):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
         own, parts = self._parts(), other._parts()
         require_alike((self.unary, own.lengths), (other.unary, parts.lengths))
-        messages = self._tables.messages, other._tables.messages
-        return self._shaped(moments.cross_entropy(own, parts.to(own.unary), *messages))
+        return self._shaped(moments.cross_entropy(own, parts.to(own.unary)))
 
     def kl_divergence(self, other: "Chain") -> Tensor:
         """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
@@ -246,7 +267,7 @@ class Chain(Structure):
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, N) the largest score of a sequence with each state; -inf beyond a length."""
-        return self._shaped(self._solver.max_marginals())
+        return self._shaped(decode.max_marginals(*self._given(most=MOST_TABULATED)))
 
     def mode(self) -> Tensor:
         """(*batch, T) one most probable sequence, by Viterbi's algorithm; O(T N^2).
@@ -258,7 +279,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        states = self._solver.viterbi()
+        states = decode.best_states(*self._given(most=MOST_TABULATED))
         require_possible(states, self._flat_lengths(), "mode")
         return self._shaped(states)
 
@@ -283,7 +304,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        drawn = self._solver.draw(checked_count(count), generator)
+        drawn = sampling.draw(*self._given(), checked_count(count), generator)
         require_possible(drawn[:1], self._flat_lengths(), "samples")
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
@@ -302,7 +323,8 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        drawn = self._solver.relaxed(checked_count(count), temperature, generator)
+        count = checked_count(count)
+        drawn = sampling.relaxed(*self._given(), count, temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -311,9 +333,9 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and from
         where on no sequence is possible.
         """
-        logs = self._solver.forward()
-        alive = (logs.detach() > -math.inf).any(-1, keepdim=True)
-        safe = torch.where(alive, logs, 0.0)
+        forward = logs.forward(*self._given())
+        alive = (forward.detach() > -math.inf).any(-1, keepdim=True)
+        safe = torch.where(alive, forward, 0.0)
         return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
 
     def masks(self) -> Masks:
@@ -348,7 +370,7 @@ class Chain(Structure):
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        messages = few._tables.messages
+        messages = recursion.messages(*few._parts())
         return masses.log_masses(self.unary, self.transition, states, few.unary, messages)
 
     def factor_graph(self) -> FactorGraph:
@@ -377,17 +399,12 @@ class Chain(Structure):
     def _parts(self) -> ChainTensors:
         return ChainTensors.of(self.unary, table_of(self.transition), self._flat_lengths())
 
-    @property
-    def _tables(self) -> TableSolver:
-        return TableSolver(self._parts())
-
-    @property
-    def _solver(self) -> Solver:
+    def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
+        """With a transition of low rank as such, if a table has more than so many entries."""
         low = self.transition
-        if not isinstance(low, LowRank):
-            return self._tables
-        parts = lowrank.parts_of(self.unary, low, self._flat_lengths())
-        return RankSolver(parts, lambda: self._tables, math.prod(low.shape) > MOST_TABULATED)
+        if isinstance(low, LowRank) and math.prod(low.shape) > most:
+            return RankTensors.of(self.unary, low, self._flat_lengths())
+        return self._parts()
 
     def _flat_lengths(self) -> Tensor:
         if self.lengths is not None:

@@ -7,27 +7,26 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import differentiable_once
-from rdpgraph.structures.chain.pairs import inside_of, pair_sums, product
-from rdpgraph.structures.chain.recursion import Messages, log_partition
+from rdpgraph.structures.chain.factors import finite, inside, peak, product
+from rdpgraph.structures.chain.pairs import pair_sums
+from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
+from rdpgraph.structures.chain.steps import TableSteps
 from rdpgraph.structures.chain.tensors import ChainTensors
 
 
-def entropy(parts: ChainTensors, messages: Messages, log_base: Tensor | None = None) -> Tensor:
+def entropy(parts: ChainTensors, log_base: Tensor | None = None) -> Tensor:
     """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`.
 
     Args:
         parts: the chains.
-        messages: theirs.
         log_base: (B, T, N) without gradient, whose expectation is added.
     """
     # The gradient in q is zero where q is p.
-    return cross_entropy(parts, parts.detach(), messages, messages, log_base)
+    found = messages(*parts)
+    return _cross_entropy(parts, parts.detach(), found, found, log_base)
 
 
-def cross_entropy(
-    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages,
-    log_base: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
     """(B,) nats: the expectation under one chain of minus the log-probability in another.
 
     A sum of small terms, one for each step, and not a difference of log Z and an expected score,
@@ -38,13 +37,18 @@ def cross_entropy(
     Args:
         parts: the first chains.
         other: the other ones, of the same lengths.
-        inward: the messages of the first chains.
-        outward: those of the others.
-        log_base: (B, T, N) without gradient; its expectation under the first chains is added.
     """
+    return _cross_entropy(parts, other, messages(*parts), messages(*other))
+
+
+def _cross_entropy(
+    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages,
+    log_base: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same, given the messages of both, with the expectation of a log-base added."""
     scored = other.unary
     if log_base is not None:
-        scored = scored - torch.where(log_base > -math.inf, log_base, 0.0)
+        scored = scored - finite(log_base)
     first, second = parts.transition, other.transition
     if first.ndim != second.ndim or len(first) != len(second):
         rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))
@@ -66,11 +70,13 @@ class _CrossEntropy(torch.autograd.Function):
             ChainTensors(unary, transition, lengths),
             ChainTensors(other_unary, other_transition, lengths),
         )
-        means = (_probabilities(inward) * _finite(scored)).sum(-1)
+        means = (_probabilities(inward) * finite(scored)).sum(-1)
         terms = _log_ratios(q, outward) - means
         if unary.shape[1] > 1:
-            terms[:, 1:] -= pair_sums(p, inward, _finite(q.transition))
-        total = torch.where(inside_of(p), terms, 0.0).double().sum(1).to(unary.dtype)
+            terms[:, 1:] -= pair_sums(p, inward, finite(q.transition))
+        total = (
+            torch.where(inside(lengths, unary.shape[1]), terms, 0.0).double().sum(1).to(unary.dtype)
+        )
         possible, allowed = _possible(p, inward), ~_forbidden(p, q, inward)
         ctx.save_for_backward(
             unary, transition, lengths, other_unary, other_transition, scored, possible & allowed
@@ -94,8 +100,8 @@ class _CrossEntropy(torch.autograd.Function):
             means = _gradients(log_partition(*own, lengths), own, weights, create_graph=in_p)
             if in_p:
                 # Minus the derivative of log Z along q's potentials, differentiated once more.
-                along = (means[0] * _finite(scored)).sum()
-                along = along + (means[1] * _finite(other_transition)).sum()
+                along = (means[0] * finite(scored)).sum()
+                along = along + (means[1] * finite(other_transition)).sum()
                 for_p = _gradients(-along, own, torch.ones_like(along))
             if in_q:
                 theirs = (
@@ -133,55 +139,48 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
     return gradient if tracked else gradient.detach()
 
 
-def _log_ratios(parts: ChainTensors, messages: Messages) -> Tensor:
+def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
     """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
     unary, transition, _ = parts
-    forward = messages.log_forward
+    forward = found.log_forward
     if not unary.shape[1]:
         return unary.new_zeros(unary.shape[:2])
     first = unary[:, 0].logsumexp(-1, keepdim=True)
     # p(x_t | prefix) = exp(unary + log of what arrives - ratio): one state with mass will do.
     best = forward[:, 1:].argmax(-1, keepdim=True)
-    if transition.ndim == 2:
-        columns = transition.mT[best.squeeze(-1)]
-    else:
-        steps = transition.expand(len(unary), -1, -1, -1)
-        columns = steps.gather(3, best.unsqueeze(2).expand(-1, -1, steps.shape[2], -1)).squeeze(3)
+    columns = TableSteps(transition).columns(best.squeeze(2)[None], first=0)[0]
     arriving = (forward[:, :-1] + columns).logsumexp(-1, keepdim=True)
     later = arriving + unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
     return torch.cat([first, later.squeeze(-1)], 1)
 
 
-def _probabilities(messages: Messages) -> Tensor:
+def _probabilities(found: Messages) -> Tensor:
     """(B, T, N) marginals, zero where nothing is possible."""
-    logs = messages.log_forward + messages.log_backward
-    peak = logs.amax(-1, keepdim=True)
-    values = torch.where(peak > -math.inf, (logs - peak).exp(), 0.0)
+    logs = found.log_forward + found.log_backward
+    values = (logs - peak(logs, (2,))).exp()
     total = values.sum(-1, keepdim=True)
     return values / torch.where(total > 0, total, 1.0)
 
 
-def _possible(parts: ChainTensors, messages: Messages) -> Tensor:
+def _possible(parts: ChainTensors, found: Messages) -> Tensor:
     """(B,) whether any sequence is possible."""
-    dead = ~(messages.log_forward > -math.inf).any(-1)
-    return ~(dead & inside_of(parts)).any(1)
+    dead = ~(found.log_forward > -math.inf).any(-1)
+    return ~(dead & inside(parts.lengths, dead.shape[1])).any(1)
 
 
-def _forbidden(parts: ChainTensors, other: ChainTensors, messages: Messages) -> Tensor:
+def _forbidden(parts: ChainTensors, other: ChainTensors, found: Messages) -> Tensor:
     """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
-    logs = messages.log_forward + messages.log_backward
-    lost = (logs > -math.inf) & (other.unary == -math.inf) & inside_of(parts).unsqueeze(2)
+    logs, within = (
+        found.log_forward + found.log_backward,
+        inside(parts.lengths, parts.unary.shape[1]),
+    )
+    lost = (logs > -math.inf) & (other.unary == -math.inf) & within.unsqueeze(2)
     forbidden = lost.flatten(1).any(1)
     gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
     if parts.unary.shape[1] < 2 or not bool(gone.any()):
         return forbidden
-    before = (messages.log_forward[:, :-1] > -math.inf).to(parts.unary)
-    right = (messages.log_backward + parts.unary)[:, 1:]
+    before = (found.log_forward[:, :-1] > -math.inf).to(parts.unary)
+    right = (found.log_backward + parts.unary)[:, 1:]
     reached = product(before, gone.to(before))
-    crossed = ((reached > 0) & (right > -math.inf)).any(-1) & inside_of(parts)[:, 1:]
+    crossed = ((reached > 0) & (right > -math.inf)).any(-1) & within[:, 1:]
     return forbidden | crossed.any(1)
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Log-values with 0 in place of -inf: what multiplies a probability of zero."""
-    return torch.where(values > -math.inf, values, 0.0)

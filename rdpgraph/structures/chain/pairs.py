@@ -6,40 +6,35 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.recursion import Messages, log_partition
+from rdpgraph.structures.chain.factors import inside, peak, product
+from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
 from rdpgraph.structures.chain.tensors import ChainTensors
 
 _CELLS = 2**22  # of the tables that are held at once where products of probabilities fail
 
 
-def inside_of(parts: ChainTensors) -> Tensor:
-    """(B, T) bool: which steps are within the length."""
-    steps = torch.arange(parts.unary.shape[1], device=parts.unary.device)
-    return steps < parts.lengths.unsqueeze(1)
-
-
-def pair_sums(parts: ChainTensors, messages: Messages, values: Tensor) -> Tensor:
+def pair_sums(parts: ChainTensors, found: Messages, values: Tensor) -> Tensor:
     """(B, T - 1): the expectation of a function of neighbours at each step.
 
     Two matrix products. Where probabilities lie too far apart for those, in logs.
 
     Args:
         parts: the chains, T > 1.
-        messages: their messages.
+        found: their messages.
         values: of the shape of the transitions; finite.
     """
-    before, after, weights = _factors(parts, messages)
+    before, after, weights = _factors(parts, found)
     mass = (product(before, weights) * after).sum(-1)
     total = (product(before, weights * values) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     result = torch.where(sound, total / torch.where(sound, mass, 1.0), 0.0)
-    for items, steps, joint in _doubtful(parts, messages, sound):
+    for items, steps, joint in _doubtful(parts, found, sound):
         own = values if values.ndim == 2 else values[items % len(values), steps]
         result[items, steps] = (joint * own).sum((-2, -1))
     return result
 
 
-def edge_counts(parts: ChainTensors, messages: Messages) -> Tensor:
+def edge_counts(parts: ChainTensors) -> Tensor:
     """(B, N, N): for each item the expected number of steps with each pair of neighbours.
 
     O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
@@ -52,7 +47,8 @@ def edge_counts(parts: ChainTensors, messages: Messages) -> Tensor:
         return torch.stack(each) if each else unary.new_zeros(0, states, states)
     if total < 2:
         return unary.new_zeros(batch, states, states)
-    before, after, weights = _factors(parts, messages)
+    found = messages(*parts)
+    before, after, weights = _factors(parts, found)
     mass = (product(before, weights) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     before = before * torch.where(sound, 1 / torch.where(sound, mass, 1.0), 0.0).unsqueeze(-1)
@@ -63,7 +59,7 @@ def edge_counts(parts: ChainTensors, messages: Messages) -> Tensor:
         for step in range(total - 1):
             joint = before[:, step].unsqueeze(2) * after[:, step].unsqueeze(1)
             counts += joint * weights[:, step]
-    for items, _, joint in _doubtful(parts, messages, sound):
+    for items, _, joint in _doubtful(parts, found, sound):
         counts.index_add_(0, items, joint)
     return counts
 
@@ -83,24 +79,14 @@ def _counts_of_one(parts: ChainTensors, item: int) -> Tensor:
     return gradient if gradient.ndim == 2 else gradient.sum((0, 1))
 
 
-def _factors(parts: ChainTensors, messages: Messages) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(parts: ChainTensors, found: Messages) -> tuple[Tensor, Tensor, Tensor]:
     """Factors of the joint of neighbours, each at most 1; zero beyond the length."""
-    before = messages.log_forward[:, :-1].exp()
-    right = (messages.log_backward + parts.unary)[:, 1:]
-    inside = inside_of(parts)[:, 1:].unsqueeze(2)
-    peak = right.amax(-1, keepdim=True)
-    after = torch.where(inside & (peak > -math.inf), (right - peak).exp(), 0.0)
-    transition = parts.transition
-    top = transition.amax() if transition.ndim == 2 else transition.amax((2, 3), keepdim=True)
-    weights = (transition - torch.where(top > -math.inf, top, 0.0)).exp()
-    return torch.where(inside, before, 0.0), after, weights
-
-
-def product(before: Tensor, weights: Tensor) -> Tensor:
-    """Vectors (B, S, N) times matrices that are shared, (N, N), or per step, (1 or B, S, N, N)."""
-    if weights.ndim == 2:
-        return before @ weights
-    return (before.unsqueeze(2) @ weights).squeeze(2)
+    before = found.log_forward[:, :-1].exp()
+    right = (found.log_backward + parts.unary)[:, 1:]
+    within = inside(parts.lengths, parts.unary.shape[1])[:, 1:].unsqueeze(2)
+    after = torch.where(within, (right - peak(right, (2,))).exp(), 0.0)
+    weights = (parts.transition - peak(parts.transition, (-2, -1))).exp()
+    return torch.where(within, before, 0.0), after, weights
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -109,19 +95,19 @@ def _least(dtype: torch.dtype) -> float:
 
 
 def _doubtful(
-    parts: ChainTensors, messages: Messages, sound: Tensor
+    parts: ChainTensors, found: Messages, sound: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Items and steps (n,) whose products vanish, and their joint (n, N, N) from logs."""
     unary, transition, _ = parts
-    possible = (messages.log_forward > -math.inf).any(-1)[:, 1:] & inside_of(parts)[:, 1:]
+    within = inside(parts.lengths, unary.shape[1])
+    possible = ((found.log_forward > -math.inf).any(-1) & within)[:, 1:]
     items, steps = (possible & ~sound).nonzero(as_tuple=True)
     size = max(1, _CELLS // unary.shape[2] ** 2)
     for own, step in zip(items.split(size), steps.split(size), strict=True):
-        left = messages.log_forward[own, step]
-        right = (messages.log_backward + unary)[own, step + 1]
+        left = found.log_forward[own, step]
+        right = (found.log_backward + unary)[own, step + 1]
         table = transition if transition.ndim == 2 else transition[own % len(transition), step]
         logs = left.unsqueeze(2) + right.unsqueeze(1) + table
-        peak = logs.amax((1, 2), keepdim=True)
-        joint = torch.where(peak > -math.inf, (logs - peak).exp(), 0.0)
+        joint = (logs - peak(logs, (1, 2))).exp()
         mass = joint.sum((1, 2), keepdim=True)
         yield own, step, joint / torch.where(mass > 0, mass, 1.0)

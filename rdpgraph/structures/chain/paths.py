@@ -8,14 +8,17 @@ from torch import Tensor
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.chain import array_paths, arrays, native
+from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise
 
 _CELLS = 2**20  # numbers of noise at a time
 
 
 def traceback(
-    messages: Unary, transition: Transition, lengths: Lengths, *, count: int, noise: Noise | None
-) -> Paths:
+    messages: Unary, transition: Transition | Steps, lengths: Lengths, *, count: int,
+    noise: Noise | None,
+) -> Paths:  # fmt: skip
     """(count, B, T) states decided from the last step backwards, -1 beyond the length.
 
     At each step the state is the argmax of `conditionals` given the state after it, plus noise.
@@ -25,17 +28,19 @@ def traceback(
 
     Args:
         messages: (B, T, N) logs of what the prefixes up to each step amount to, in nats.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
         count: how many sequences for each item.
         noise: from a step and a number of steps, which that one is the last of, to
             (steps, count, B, N), the last first; asked once for each step, the last first.
     """
     batch, total, width = messages.shape
+    if not isinstance(transition, Tensor):
+        return _traced(messages, transition, lengths, count, noise)
     if not native.applies(messages, transition):
         if arrays.applies(messages, transition):
             return array_paths.traced(messages, transition, lengths, count, noise)
-        return _traced(messages, transition, lengths, count, noise)
+        return _traced(messages, as_steps(transition), lengths, count, noise)
     states = torch.empty(count, batch, total, dtype=torch.long)
     messages, turned = messages.contiguous(), transition.mT.contiguous()
     lengths, last = lengths.contiguous(), total - 1
@@ -48,26 +53,19 @@ def traceback(
 
 
 def _traced(
-    messages: Tensor, transition: Tensor, lengths: Tensor, count: int, noise: Noise | None
+    messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None
 ) -> Tensor:
     """`traceback` step by step in torch."""
     batch, total, width = messages.shape
-    inside = torch.arange(total, device=messages.device).unsqueeze(1) < lengths
+    within = inside(lengths, total)
     # The state after the last one is one more, which anything leads to.
     none = torch.full((count, batch), width, device=messages.device)
-    into = torch.nn.functional.pad(transition.mT, (0, 0, 0, 1))
-    items = torch.arange(batch, device=messages.device) % (len(into) if into.ndim == 4 else 1)
-    goes_on, decided = inside.unbind(0), list[Tensor]()
-    rows, following = messages.unbind(1), none
+    goes_on, rows, decided = within.unbind(1), messages.unbind(1), list[Tensor]()
     for step in range(total - 1, -1, -1):
         logs = rows[step]
         if decided:
             following = torch.where(goes_on[step + 1], decided[-1], none)
-            if into.ndim == 2:
-                columns = into.index_select(0, following.reshape(-1))
-                logs = logs + columns.view(count, batch, width)
-            else:
-                logs = logs + into[items, step, following]
+            logs = logs + steps.column(step, following)
         if noise is not None:
             logs = logs + noise(step, 1)[0]
         decided.append(logs.argmax(-1).expand(count, batch))
@@ -76,11 +74,11 @@ def _traced(
     lasts = messages[torch.arange(batch, device=messages.device), (lengths - 1).clamp(min=0)]
     possible = (lasts > -math.inf).any(-1)
     states = torch.stack(decided[::-1], -1)
-    return torch.where(inside.mT & possible.unsqueeze(1), states, -1)
+    return torch.where(within & possible.unsqueeze(1), states, -1)
 
 
 def conditionals(
-    messages: Tensor, transition: Tensor, lengths: Tensor, following: Tensor, *, first: int
+    messages: Tensor, transition: Tensor | Steps, lengths: Tensor, following: Tensor, *, first: int
 ) -> Tensor:
     """Logs of p(state at a step | the state after it), up to a constant in each row.
 
@@ -89,7 +87,7 @@ def conditionals(
 
     Args:
         messages: (B, S, N) of the S steps from ``first`` on, of which each has a step after it.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `Steps`.
         lengths: (B,) int64.
         following: (count, B, S) the state after each of those steps; -1 where there is none.
         first: the number of the first of those steps.
@@ -98,55 +96,39 @@ def conditionals(
         (count, B, S, N).
     """
     steps = torch.arange(first, first + messages.shape[1], device=messages.device)
-    columns = _columns(transition, steps, following.clamp(min=0))
+    columns = as_steps(transition).columns(following.clamp(min=0), first=first)
     goes_on = steps + 1 < lengths.unsqueeze(1)
     return messages + torch.where(goes_on.unsqueeze(2), columns, 0.0)
 
 
-def score(unary: Unary, transition: Transition, lengths: Lengths, states: Paths) -> Tensor:
+def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states: Paths) -> Tensor:
     """(*lead, B) log-potentials (nats) of sequences (*lead, B, T), summed; O(T) for each.
 
     A sequence with -1 within its length scores -inf. The gradient is the sequence's one-hots;
     it is zero where the score is -inf.
     """
     batch, total, _ = unary.shape
+    within, known = inside(lengths, total), states.clamp(min=0)
     steps = torch.arange(total, device=unary.device)
-    inside = steps < lengths.unsqueeze(1)
-    known = states.clamp(min=0)
     items = torch.arange(batch, device=unary.device).unsqueeze(1)
-    values = torch.where(inside, unary[items, steps, known], 0.0).sum(-1)
+    values = torch.where(within, unary[items, steps, known], 0.0).sum(-1)
     if total > 1:
-        left, right = known[..., :-1], known[..., 1:]
-        if transition.ndim == 2:
-            edges = transition[left, right]
-        else:
-            items = items if transition.shape[0] == batch else torch.zeros_like(items)
-            edges = transition[items, steps[:-1], left, right]
-        values = values + torch.where(inside[:, 1:], edges, 0.0).sum(-1)
-    told = ((states >= 0) | ~inside).all(-1)
+        edges = as_steps(transition).values(known[..., :-1], known[..., 1:])
+        values = values + torch.where(within[:, 1:], edges, 0.0).sum(-1)
+    told = ((states >= 0) | ~within).all(-1)
     return torch.where(told & (values > -math.inf), values, -math.inf)
 
 
-def between(potential: Potential, states: Tensor, inside: Tensor) -> Tensor:
+def between(potential: Potential, states: Tensor, within: Tensor) -> Tensor:
     """(*lead, *batch) the log-values (nats) of a potential along sequences, summed.
 
     Args:
         potential: of the transition.
         states: (*lead, *batch, T), or -1.
-        inside: (*batch, T) whether a step is within the length.
+        within: (*batch, T) whether a step is within the length.
     """
     if states.shape[-1] < 2:
-        return inside.new_zeros((), dtype=potential.dtype)
+        return within.new_zeros((), dtype=potential.dtype)
     known = states.clamp(min=0).unsqueeze(-1)
     values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
-    return torch.where(inside[..., 1:], values, 0.0).sum(-1)
-
-
-def _columns(transition: Tensor, steps: Tensor, following: Tensor) -> Tensor:
-    """(count, B, S, N) the log-potentials from every state to the ones that follow."""
-    if transition.ndim == 2:
-        rows = transition.mT.index_select(0, following.reshape(-1))
-        return rows.reshape(*following.shape, transition.shape[0])
-    batch = following.shape[1]
-    items = torch.arange(batch, device=following.device) % transition.shape[0]
-    return transition.mT[items.unsqueeze(1), steps, following]
+    return torch.where(within[..., 1:], values, 0.0).sum(-1)

@@ -1,7 +1,6 @@
 """Log Z of chains and their messages, by the fastest route that is exact."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.structures.chain import filtering, logs, scaled, scan
-from rdpgraph.structures.chain.factors import Factors, inside, masked, peak
+from rdpgraph.structures.chain import logs, scaled, scan
+from rdpgraph.structures.chain.factors import Factors, finite, inside, peak, product
+from rdpgraph.structures.chain.tensors import of_items
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,8 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> Log
     return values.to(dtype)
 
 
-Attempt = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Attempt = Callable[..., tuple[Tensor, Tensor]]
+"""From potentials and lengths to log Z and whether it is in doubt, both (B,)."""
 
 
 def _attempts(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype, Attempt]]:
@@ -75,39 +76,33 @@ def _attempts(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtyp
     return first + last
 
 
-def first_safe(
-    attempts: list[tuple[torch.dtype, Attempt]],
-    unary: Tensor,
-    transition: Tensor,
-    lengths: Tensor,
-) -> Tensor:
+def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
     """By the first route; items it is in doubt about by the next ones.
 
-    Args as for `log_partition`; of the states of one process, (B, T, n) and (N, n), too.
+    Args:
+        attempts: routes to try in turn, and the types they work in.
+        parts: what a route takes: as for `log_partition`, of the states of one process (B, T, n)
+            and (N, n), or low-rank factors in place of the transition.
     """
     (dtype, route), *others = attempts
-    values, doubtful = route(unary.to(dtype), transition.to(dtype), lengths)
+    typed = [part.to(dtype) if part.is_floating_point() else part for part in parts]
+    values, doubtful = route(*typed)
     if not others or not bool(doubtful.any()):
         return values
     rows, sure = doubtful.nonzero().squeeze(1), (~doubtful).nonzero().squeeze(1)
-    again = first_safe(others, unary[rows], _of(transition, rows), lengths[rows])
+    again = first_safe(others, *of_items(parts, rows))
     result = torch.zeros_like(values).index_copy(0, rows, again.to(values.dtype))
     if not len(sure):
         return result
     kept = values[sure]
     if kept.requires_grad:
         # Again, or what underflowed in the others, times no gradient, might be no number.
-        kept, _ = route(unary[sure].to(dtype), _of(transition, sure).to(dtype), lengths[sure])
+        kept, _ = route(*of_items(typed, sure))
     return result.index_copy(0, sure, kept)
 
 
-def _of(transition: Tensor, rows: Tensor) -> Tensor:
-    """The transitions of some items."""
-    return transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
-
-
 def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    values = logs.log_partition(masked(unary, lengths), transition, lengths)
+    values = logs.log_partition(unary, transition, lengths)
     return values, torch.zeros_like(lengths, dtype=torch.bool)
 
 
@@ -133,7 +128,7 @@ def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
     forward = swept.states.log()
     if bool(swept.doubtful.any()):
         rows = swept.doubtful.nonzero().squeeze(1)
-        forward[rows] = filtering.forward(unary[rows], _of(transition, rows), lengths[rows])
+        forward[rows] = logs.forward(*of_items((unary, transition, lengths), rows))
     return forward
 
 
@@ -153,8 +148,7 @@ def _safe_messages(
     doubtful = ahead.doubtful | behind.doubtful
     if bool(doubtful.any()):
         rows = doubtful.nonzero().squeeze(1)
-        kept = transition if transition.ndim == 2 or len(transition) == 1 else transition[rows]
-        part = (unary[rows], kept, lengths[rows])
+        part = of_items((unary, transition, lengths), rows)
         again = _safe_messages(others, *part) if others else _messages_in_logs(*part)
         forward[rows], backward[rows] = again[0].to(dtype), again[1].to(dtype)
     return forward, backward
@@ -163,10 +157,7 @@ def _safe_messages(
 def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
     """Backward messages, from those that include the step's own unary, of the reversed chain."""
     before = torch.zeros_like(states)
-    if reversed_factors.matrix.ndim == 2:
-        before[:, 1:] = states[:, :-1] @ reversed_factors.matrix
-    else:
-        before[:, 1:] = (states[:, :-1].unsqueeze(2) @ reversed_factors.matrix).squeeze(2)
+    before[:, 1:] = product(states[:, :-1], reversed_factors.matrix)
     total = states.shape[1]
     within = inside(lengths, total).unsqueeze(2)
     last = within & ~inside(lengths - 1, total).unsqueeze(2)
@@ -177,7 +168,6 @@ def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tenso
 def _messages_in_logs(
     unary: Unary, transition: Transition, lengths: Lengths
 ) -> tuple[Unary, Unary]:
-    unary = masked(unary, lengths)
-    within = inside(lengths, unary.shape[1]).unsqueeze(2)
-    forward = torch.where(within, logs.forward(unary, transition), -math.inf)
+    forward = logs.forward(unary, transition, lengths)
+    forward = forward - finite(forward.logsumexp(2, keepdim=True))
     return forward, logs.backward(unary, transition, lengths)

@@ -9,30 +9,35 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
-from rdpgraph.structures.chain import filtering, recursion
+from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, traceback
+from rdpgraph.structures.chain.steps import Steps
 from rdpgraph.structures.draws import Noise, gumbel
 from rdpgraph.structures.relaxation import checked_temperature
 
 
 @torch.no_grad()
 def draw(
-    unary: Unary, transition: Transition, lengths: Lengths, count: int,
+    unary: Unary, transition: Transition | Steps, lengths: Lengths, count: int,
     generator: torch.Generator | None,
 ) -> Paths:  # fmt: skip
     """Independent exact draws of sequences, (count, B, T); -1 beyond the length.
 
     An item without a possible sequence has states -1; the caller says so. Costs the forward
-    messages, O(T N^2), and O(N) for a step of a draw; (count, B, N) memory at a time. No gradient.
+    messages, O(T N^2), and O(N) for a step of a draw; with ranks O(T N r), and O(N r).
+    (count, B, N) memory at a time. No gradient.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
         lengths: (B,) int64.
         count: how many draws of each item.
         generator: of the noise; None for torch's default one.
     """
-    messages = recursion.forward(unary, transition, lengths)
+    if isinstance(transition, Tensor):
+        messages = recursion.forward(unary, transition, lengths)
+    else:
+        messages = logs.forward(unary, transition, lengths)
 
     def noise(_last: int, steps: int) -> Tensor:
         return gumbel((steps, count, unary.shape[0], unary.shape[2]), unary, generator)
@@ -41,7 +46,7 @@ def draw(
 
 
 def relaxed(
-    unary: Unary, transition: Transition, lengths: Lengths, count: int, temperature: float,
+    unary: Unary, transition: Transition | Steps, lengths: Lengths, count: int, temperature: float,
     generator: torch.Generator | None,
 ) -> Tensor:  # fmt: skip
     """Independent relaxed draws, (count, B, T, N): at each step weights over states that sum to 1.
@@ -50,12 +55,12 @@ def relaxed(
     is conditioned on the argmax of the one after it. As the temperature falls to 0 the weights
     become one-hot. Differentiable in unary and transition, the noise and the argmaxes held fixed;
     exactly zero, as is the gradient, for impossible states, beyond the length, and throughout an
-    item without a possible sequence. Costs O(T N^2) and O(T N) for each draw, in time; what is
-    kept is O(T N) for each draw.
+    item without a possible sequence. Costs O(T N^2) and O(T N) for each draw, in time, or with
+    ranks O(T N r) and again for each draw; what is kept is O(T N) for each draw.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed.
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; -inf allowed; or `Steps`.
         lengths: (B,) int64.
         count: how many draws of each item.
         temperature: above 0.
@@ -73,11 +78,15 @@ def relaxed(
 
 
 def relaxed_by(
-    unary: Unary, transition: Transition, lengths: Lengths, temperature: float, noise: Tensor
+    unary: Unary,
+    transition: Transition | Steps,
+    lengths: Lengths,
+    temperature: float,
+    noise: Tensor,
 ) -> Tensor:
     """`relaxed` as a function of its Gumbel noise, (count, B, T, N)."""
     count = noise.shape[0]
-    messages = filtering.forward(unary, transition, lengths)
+    messages = logs.forward(unary, transition, lengths)
     with torch.no_grad():
         states = traceback(messages, transition, lengths, count=count, noise=held(noise))
     given = messages.expand(count, -1, -1, -1)

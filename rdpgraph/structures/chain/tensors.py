@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError
+from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.chain.steps import RankSteps
 
 MOST_TABULATED = 2**28
 """Entries of the transitions that a `Potential` is written out to, where a table is needed."""
@@ -54,6 +56,43 @@ def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
     lead, ends = transition.shape[:-3], transition.shape[-3:]
     lead = lead if math.prod(lead) == 1 else batch
     return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
+
+
+class RankTensors(NamedTuple):
+    """Chains whose transition is of low rank, as it is; batch dims flattened.
+
+    Attributes:
+        unary: (B, T, N) log-potentials in nats; -inf allowed.
+        steps: their transitions.
+        lengths: (B,) int64, 0 to T.
+    """
+
+    unary: Tensor
+    steps: RankSteps
+    lengths: Tensor
+
+    @staticmethod
+    def of(unary: Tensor, transition: LowRank, lengths: Tensor) -> "RankTensors":
+        """From (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
+        *batch, total, states = unary.shape
+        dtype = torch.promote_types(unary.dtype, transition.dtype)
+
+        def side(values: Tensor) -> Tensor:
+            ends = values.shape[-2:]
+            if math.prod(values.shape[:-2]) == 1:
+                return values.reshape(ends).to(dtype)
+            each = values.expand(*values.shape[:-3], total - 1, *ends)
+            return flattened(each, batch).to(dtype)
+
+        flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
+        steps = RankSteps(side(transition.log_left), side(transition.log_right))
+        return RankTensors(flat, steps, lengths)
+
+
+def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """The tensors of some items of the batch: the unary, tables or factors, and lengths."""
+    shared = (part.ndim == 2 or (part.ndim > 3 and len(part) == 1) for part in parts)
+    return [part if alone else part[rows] for part, alone in zip(parts, shared, strict=True)]
 
 
 def table_of(transition: Tensor | Potential, *, of: str = "Chain") -> Tensor:

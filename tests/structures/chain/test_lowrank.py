@@ -6,14 +6,10 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import (
-    lowrank,
-    lowrank_decode,
-    lowrank_messages,
-    lowrank_ranks,
-    model,
-)
+from rdpgraph.structures.chain import decode, logs, lowrank, lowrank_ranks, model
 from rdpgraph.structures.chain.panels import to_ranks, to_states
+from rdpgraph.structures.chain.steps import RankSteps
+from rdpgraph.structures.chain.tensors import RankTensors
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64
@@ -40,14 +36,14 @@ def closeness(dtype):
     return {"rtol": 1e-10, "atol": 1e-10} if dtype == WIDE else {"rtol": 1e-5, "atol": 1e-4}
 
 
-def in_stages(parts):
-    return lowrank._first_safe([parts.unary.dtype, WIDE], parts).to(parts.unary.dtype)
+def scaled(parts):
+    return lowrank._Scaled.apply(parts.unary, *parts.steps.sides, parts.lengths)
 
 
 ROUTES = {
     "chosen": lowrank.log_partition,
-    "scaled": in_stages,
-    "logs": lowrank_messages.log_partition,
+    "scaled": lowrank.in_stages,
+    "logs": lambda parts: logs.log_partition(*parts),
     "ranks": lowrank_ranks.log_partition,
 }
 
@@ -61,7 +57,7 @@ def test_log_z_and_its_gradient_are_those_of_the_dense_chain(route, lead, scale,
         return
     tensors, lengths = problem(scale, lead, dtype)
     unary, left, right = tensors
-    found = ROUTES[route](lowrank.parts_of(unary, rg.LowRank(left, right), lengths))
+    found = ROUTES[route](RankTensors.of(unary, rg.LowRank(left, right), lengths))
     wide = [part.double() for part in tensors]
     dense = rg.Chain(wide[0], rg.LowRank(*wide[1:]).table(2), lengths=lengths).log_partition()
     assert torch.allclose(found.double(), dense, **closeness(dtype))
@@ -136,9 +132,10 @@ def test_what_the_scaled_recursion_vouches_for_is_right():
     for seed in range(40):
         scale = (3.0, 10.0, 20.0, 40.0)[seed % 4]
         (unary, left, right), lengths = problem(scale, dtype=torch.float32, seed=seed)
-        parts = lowrank.parts_of(unary, rg.LowRank(left, right), lengths)
-        values, doubtful = lowrank._Scaled.apply(*parts)
-        exact = lowrank_messages.log_partition(parts.to(WIDE))
+        parts = RankTensors.of(unary, rg.LowRank(left, right), lengths)
+        values, doubtful = scaled(parts)
+        wide = RankSteps(left.double(), right.double())
+        exact = logs.log_partition(unary.double(), wide, lengths)
         sure = ~doubtful
         trusted += int(sure[[0, 3]].sum())
         assert torch.allclose(values[sure].double(), exact[sure], rtol=1e-5, atol=1e-4)
@@ -152,8 +149,8 @@ def test_hard_zeros_that_split_the_ranks_are_no_cause_for_doubt():
     factors = torch.cat([torch.cat([half, apart], 1), torch.cat([apart, half], 1)])
     unary = torch.zeros(1, 5, 4)
     unary[0, 0, 2:] = -math.inf
-    parts = lowrank.parts_of(unary, rg.LowRank(factors, factors), torch.tensor([5]))
-    values, doubtful = lowrank._Scaled.apply(*parts)
+    parts = RankTensors.of(unary, rg.LowRank(factors, factors), torch.tensor([5]))
+    values, doubtful = scaled(parts)
     assert not bool(doubtful.any())
     assert torch.allclose(values, torch.tensor([5 * math.log(2.0)]))
     impossible = unary.clone()
@@ -169,7 +166,7 @@ def test_long_chains_in_single_precision():
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(1, 10_000, 6, generator=generator)
     factors = [torch.randn(6, 2, generator=generator) for _ in range(2)]
-    found = in_stages(lowrank.parts_of(unary, rg.LowRank(*factors), torch.tensor([10_000])))
+    found = lowrank.in_stages(RankTensors.of(unary, rg.LowRank(*factors), torch.tensor([10_000])))
     dense = rg.Chain(unary.double(), rg.LowRank(*(f.double() for f in factors)).table(2))
     assert torch.allclose(found.double(), dense.log_partition(), rtol=1e-6)
     chosen = rg.Chain(unary, rg.LowRank(*factors)).log_partition()
@@ -212,9 +209,9 @@ def test_the_streamed_best_sequence_is_the_best():
         (unary, left, right), lengths = problem(2.0, lead)
         potential = rg.LowRank(left, right)
         dense = rg.Chain(unary, potential.table(2), lengths=lengths)
-        parts = lowrank.parts_of(unary, potential, lengths)
-        assert torch.equal(lowrank_decode.viterbi(parts), dense.mode())
-        found, expected = lowrank_decode.max_marginals(parts), dense.max_marginals()
+        parts = RankTensors.of(unary, potential, lengths)
+        assert torch.equal(decode.best_states(*parts), dense.mode())
+        found, expected = decode.max_marginals(*parts), dense.max_marginals()
         assert torch.allclose(found.exp(), expected.exp())
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import filtering, recursion
+from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, score, traceback
 from rdpgraph.structures.chain.sampling import draw, held, relaxed, relaxed_by
 from rdpgraph.structures.relaxation import straight_through
@@ -21,9 +21,9 @@ def gumbel(shape, seed):
     return -(-uniform.log()).log()
 
 
-def normalised(logs):
+def normalised(rows):
     """Log-probabilities of rows; -inf where nothing is possible."""
-    found = logs.log_softmax(-1)
+    found = rows.log_softmax(-1)
     return found.masked_fill(found.isnan(), -math.inf)
 
 
@@ -36,7 +36,7 @@ def log_joint(parts, item):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
-@pytest.mark.parametrize("made_by", ["recursion", "filtering"])
+@pytest.mark.parametrize("made_by", ["recursion", "logs"])
 def test_the_conditionals_multiply_to_the_joint_of_every_sequence(kind, states, total, made_by):
     parts = chains(kind, states=states, total=total)
     for item, length in enumerate(parts[2].tolist()):
@@ -45,7 +45,7 @@ def test_the_conditionals_multiply_to_the_joint_of_every_sequence(kind, states, 
         if made_by == "recursion":
             messages = recursion.messages(*one).log_forward
         else:
-            messages = filtering.forward(*one)
+            messages = logs.forward(*one)
         if expected is None:
             assert bool((messages[0, length - 1] == -math.inf).all())
             continue
@@ -53,12 +53,12 @@ def test_the_conditionals_multiply_to_the_joint_of_every_sequence(kind, states, 
         every[:, 0, :length] = listed
         got = torch.zeros(len(listed), dtype=torch.float64)
         for step in range(length):
-            logs = messages[:, step].expand(len(listed), 1, -1)
+            given = messages[:, step].expand(len(listed), 1, -1)
             if step + 1 < total:
-                logs = conditionals(
+                given = conditionals(
                     messages[:, step : step + 1], one[1], one[2], every[..., [step + 1]], first=step
                 )[:, :, 0]
-            got += normalised(logs)[:, 0].gather(1, listed[:, [step]]).squeeze(1)
+            got += normalised(given)[:, 0].gather(1, listed[:, [step]]).squeeze(1)
         possible = expected > -math.inf
         assert_close(got[possible], expected[possible])
         assert bool((got[~possible] == -math.inf).all())
@@ -69,7 +69,7 @@ def test_a_traceback_takes_the_argmax_of_each_conditional_plus_noise(kind):
     parts = chains(kind, seed=1)
     batch, total, states = parts[0].shape
     noise = gumbel((6, batch, total, states), 0)
-    messages = filtering.forward(*parts)
+    messages = logs.forward(*parts)
     found = traceback(messages, parts[1], parts[2], count=6, noise=held(noise))
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
@@ -204,7 +204,7 @@ def test_what_is_impossible_has_no_gradient_in_relaxed_draws(kind):
 @pytest.mark.parametrize("total", [0, 1, 4])
 def test_differentiable_forward_messages_are_the_filtered_distributions(kind, total):
     parts = chains(kind, seed=8, total=total)
-    found = filtering.forward(*parts)
+    found = logs.forward(*parts)
     for item, length in enumerate(parts[2].tolist()):
         assert bool((found[item, length:] == -math.inf).all())
         for step in range(length):
@@ -228,9 +228,9 @@ def test_forward_messages_keep_what_single_precision_cannot_scale(shared):
         transition = transition.expand(1, total - 1, 3, 3)
     lengths = torch.tensor([total])
     given = [unary.requires_grad_(), transition.clone().requires_grad_()]
-    single = filtering.forward(*given, lengths)
+    single = logs.forward(*given, lengths)
     double = [values.detach().double().requires_grad_() for values in given]
-    exact = filtering.forward(*double, lengths)
+    exact = logs.forward(*double, lengths)
     assert torch.equal(single > -math.inf, exact > -math.inf)
     assert_close(normalised(single), normalised(exact).float(), rtol=1e-5, atol=1e-4)
     noise = gumbel((3, *unary.shape), 4)

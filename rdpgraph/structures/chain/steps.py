@@ -1,0 +1,275 @@
+"""What lies between neighbouring steps of chains: tables of pairs of states, or ranks.
+
+A recursion asks this alone, so that it is written once for both.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import differentiable_property
+from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.chain.advance import advance, room_for
+from rdpgraph.structures.chain.factors import finite, product, step_of
+
+
+class Steps(ABC):
+    """Log-values (nats) of every state before a step and after it; -inf allowed.
+
+    Step t lies between the states at t and those at t + 1.
+    """
+
+    @abstractmethod
+    def turned(self) -> "Steps":
+        """The same with the states before and after exchanged; the steps keep their numbers."""
+
+    @abstractmethod
+    def advance(self, step: int, state: Tensor) -> Tensor:
+        """``logsumexp_i(state_i + value_ij)``, (B, N): exact at any range; differentiable."""
+
+    @abstractmethod
+    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+        """In blocks of so many states after the step: (N, width) or (1 or B, N, width)."""
+
+    @abstractmethod
+    def values(self, before: Tensor, after: Tensor) -> Tensor:
+        """(*lead, B, T - 1) those of one pair of states at each step; differentiable.
+
+        Args:
+            before: (*lead, B, T - 1) states.
+            after: those at the next step.
+        """
+
+    @abstractmethod
+    def columns(self, after: Tensor, *, first: int) -> Tensor:
+        """(count, B, S, N) those from every state to one at the next step; differentiable.
+
+        Args:
+            after: (count, B, S) states after each of S steps.
+            first: the number of the first of those steps.
+        """
+
+    @abstractmethod
+    def column(self, step: int, after: Tensor) -> Tensor:
+        """(count, B, N) the same at one step, without gradient; zero where the state is N."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableSteps(Steps):
+    """Tables of all pairs.
+
+    Attributes:
+        table: (N, N), or (1 or B, T - 1, N, N) per step; [from, to].
+        slow: whether all sums are made in logs: then they have derivatives of any order.
+    """
+
+    table: Tensor
+    slow: bool = False
+    _room: list[Tensor] = field(default_factory=list[Tensor], init=False)
+
+    def turned(self) -> "TableSteps":
+        """With the tables transposed."""
+        return TableSteps(self.table.mT, self.slow)
+
+    def advance(self, step: int, state: Tensor) -> Tensor:
+        """By a product of probabilities, O(N^2); in logs where that would underflow."""
+        matrix = self._at(step)
+        if self.slow:
+            self._room[:] = self._room or [room_for(state.unsqueeze(1))]
+            return advance(state, matrix, self._room[0])
+        weights, scale = self._scaled if matrix.ndim == 2 else _scaled(matrix)
+        logs = state + scale
+        top = finite(logs.detach().amax(1, keepdim=True))
+        total = product((logs - top).exp(), weights)
+        # What underflowed is at most `tiny` for each of N terms.
+        limits = torch.finfo(total.dtype)
+        low = total.detach() < limits.tiny / limits.eps * total.shape[-1]
+        if bool(low.any()) and bool((low & _reached(state, matrix)).any()):
+            return advance(state, matrix)
+        positive = total > 0
+        return torch.where(positive, torch.where(positive, total, 1.0).log() + top, -math.inf)
+
+    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+        """Views."""
+        yield from self._at(step).split(width, -1)
+
+    def values(self, before: Tensor, after: Tensor) -> Tensor:
+        """Looked up."""
+        if self.table.ndim == 2:
+            return self.table[before, after]
+        return self.table[*_places(self.table, before), before, after]
+
+    def columns(self, after: Tensor, *, first: int) -> Tensor:
+        """Looked up."""
+        if self.table.ndim == 2:
+            rows = self.table.mT.index_select(0, after.reshape(-1))
+            return rows.reshape(*after.shape, len(self.table))
+        return self.table.mT[*_places(self.table, after, first), after]
+
+    def column(self, step: int, after: Tensor) -> Tensor:
+        """Looked up; a state N is one more, of zeros."""
+        if self.table.ndim == 2:
+            rows = self._padded.index_select(0, after.reshape(-1))
+            return rows.reshape(*after.shape, len(self.table))
+        many = len(self.table) > 1
+        items = torch.arange(after.shape[1], device=after.device) if many else 0
+        return self._padded[items, step, after]
+
+    def _at(self, step: int) -> Tensor:
+        return self.table if self.table.ndim == 2 else self._each[step]
+
+    @differentiable_property
+    def _each(self) -> tuple[Tensor, ...]:
+        # One unbinding: its gradient is one tensor, that of an index is one for each step.
+        return self.table.unbind(1)
+
+    @differentiable_property
+    def _scaled(self) -> tuple[Tensor, Tensor]:
+        return _scaled(self.table)
+
+    @differentiable_property
+    def _padded(self) -> Tensor:
+        return torch.nn.functional.pad(self.table.detach().mT, (0, 0, 0, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class RankSteps(Steps):
+    """Sums over ranks: ``value_ij = logsumexp_k(left_ik + right_jk)``.
+
+    Attributes:
+        left: (N, r), or (1 or B, T - 1, N, r) per step: log-factors of the state before.
+        right: likewise, of the state after.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Left and right."""
+        return self.left, self.right
+
+    @property
+    def shared(self) -> bool:
+        """Whether all steps have the same."""
+        return self.left.ndim == self.right.ndim == 2
+
+    def turned(self) -> "RankSteps":
+        """With the sides exchanged."""
+        return RankSteps(self.right, self.left)
+
+    def advance(self, step: int, state: Tensor) -> Tensor:
+        """By way of the ranks, O(N r)."""
+        return self.to_states(step, self.to_ranks(step, state))
+
+    def to_ranks(self, step: int, state: Tensor) -> Tensor:
+        """(B, r) the sums over the states before a step, (B, N)."""
+        return self._gathering.times(step, state)
+
+    def to_states(self, step: int, ranks: Tensor) -> Tensor:
+        """(B, N) the sums over the ranks, (B, r), for the states after a step."""
+        return self._spreading.times(step, ranks)
+
+    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+        """Made when they are asked for, O(N r width) each."""
+        left = self._columns.at(step)
+        for block in step_of(self.right, step).split(width, -2):
+            yield left.times(block).mT
+
+    def values(self, before: Tensor, after: Tensor) -> Tensor:
+        """O(r) each."""
+        return soft_sum(_rows(self.left, before) + _rows(self.right, after), -1)
+
+    def columns(self, after: Tensor, *, first: int) -> Tensor:
+        """One product of matrices, O(N r) for each."""
+        rows = _rows(self.right, after, first)
+        if self.left.ndim == 2:
+            return self._columns.at(0).times(rows)
+        left = LogMatrix.of(self.left[:, first : first + after.shape[2]])
+        return left.times(rows.movedim(0, 2)).movedim(2, 0)
+
+    def column(self, step: int, after: Tensor) -> Tensor:
+        """O(N r) for each."""
+        states = self.left.shape[-2]
+        right, known = step_of(self.right, step), after.clamp(max=states - 1)
+        items = torch.arange(after.shape[1], device=after.device)
+        rows = right[known] if right.ndim == 2 else right[items % len(right), known]
+        into = self._columns.times(step, rows)
+        return torch.where((after < states).unsqueeze(-1), into, 0.0)
+
+    @differentiable_property
+    def _gathering(self) -> "_Factors":
+        return _Factors.of(self.left.mT)
+
+    @differentiable_property
+    def _spreading(self) -> "_Factors":
+        return _Factors.of(self.right)
+
+    @differentiable_property
+    def _columns(self) -> "_Factors":
+        return _Factors.of(self.left)
+
+
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """One side's log-matrices; the one that all steps share is made once.
+
+    Attributes:
+        shared: (n, k).
+        each: (1 or B, n, k) of each step.
+    """
+
+    shared: LogMatrix | None
+    each: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(side: Tensor) -> "_Factors":
+        """(n, k), or (1 or B, T - 1, n, k)."""
+        return (
+            _Factors(LogMatrix.of(side), ()) if side.ndim == 2 else _Factors(None, side.unbind(1))
+        )
+
+    def at(self, step: int) -> LogMatrix:
+        return self.shared or LogMatrix.of(self.each[step])
+
+    def times(self, step: int, rows: Tensor) -> Tensor:
+        """(*lead, B, k) through the matrix of a step, as (*lead, B, n)."""
+        if self.shared is not None:
+            return self.shared.times(rows)
+        lead = rows.shape[:-1]
+        own = rows.reshape(-1, *rows.shape[-2:]).transpose(0, 1)
+        return self.at(step).times(own).transpose(0, 1).reshape(*lead, -1)
+
+
+def as_steps(transition: Tensor | Steps) -> Steps:
+    """A table as steps."""
+    return TableSteps(transition) if isinstance(transition, Tensor) else transition
+
+
+def _scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities whose rows have maximum 1, and the log of what they were divided by."""
+    peak = finite(matrix.detach().amax(-1))
+    return (matrix - peak.unsqueeze(-1)).exp(), peak
+
+
+@torch.no_grad()
+def _reached(state: Tensor, matrix: Tensor) -> Tensor:
+    """(B, N) which states any possible one leads to."""
+    return product((state > -math.inf).to(state), (matrix > -math.inf).to(state)) > 0
+
+
+def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+    """The items and steps of states (..., B, S) in a table or factors per step."""
+    batch, steps = states.shape[-2:]
+    items = torch.arange(batch, device=states.device).unsqueeze(1) % len(side)
+    return items, torch.arange(first, first + steps, device=states.device)
+
+
+def _rows(side: Tensor, states: Tensor, first: int = 0) -> Tensor:
+    """(..., B, S, r) the factors of states (..., B, S)."""
+    return side[states] if side.ndim == 2 else side[*_places(side, states, first), states]
