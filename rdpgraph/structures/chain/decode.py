@@ -175,10 +175,10 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
             sums = _sums(parts[-1] + own, steps, number)
             if watched:
                 pairs = [block.max(1) for block in sums]
-                best = torch.cat([values for values, _ in pairs], 1)
-                chosen.append(torch.cat([sources for _, sources in pairs], 1))
+                best = _beside([values for values, _ in pairs])
+                chosen.append(_beside([sources for _, sources in pairs]))
             else:
-                best = torch.cat([block.amax(1) for block in sums], 1)
+                best = _beside([block.amax(1) for block in sums])
             parts.append((best - peak(best, (1,))).masked_fill(ends[number], 0.0))
     if chosen:
         before = torch.stack(chosen[::way], 1).movedim(2, 0)
@@ -196,6 +196,10 @@ def _sums(state: Tensor, steps: Steps, step: int) -> Iterator[Tensor]:
     """``state_i + value_ij`` in blocks of columns, (B, N, width)."""
     width = max(1, _CELLS // max(1, state.numel()))
     return (state.unsqueeze(2) + block for block in steps.blocks(step, width))
+
+
+def _beside(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
 
 
 def _best_lists(unary: Unary, steps: Steps, lengths: Lengths, k: int) -> Tensor:

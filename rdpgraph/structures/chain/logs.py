@@ -24,11 +24,13 @@ def log_partition(unary: Unary, transition: Transition | Steps, lengths: Lengths
         lengths: (B,) int64.
     """
     steps = TableSteps(transition, slow=True) if isinstance(transition, Tensor) else transition
-    totals = torch.stack(
-        [soft_sum(state, 1) + shift for state, shift in _swept(masked(unary, lengths), steps)], 1
-    )
-    last = torch.arange(totals.shape[1], device=lengths.device) == lengths.unsqueeze(1) - 1
-    return torch.where(last, totals, 0.0).sum(1).to(unary.dtype)
+    wide = unary.dtype if unary.device.type == "mps" else torch.float64
+    totals, lacking = list[Tensor](), unary.new_zeros(len(unary), dtype=wide)
+    for state, top in _swept(masked(unary, lengths), steps):
+        lacking = lacking + top.squeeze(1)
+        totals.append(soft_sum(state, 1) + lacking)
+    last = torch.arange(len(totals), device=lengths.device) == lengths.unsqueeze(1) - 1
+    return torch.where(last, torch.stack(totals, 1), 0.0).sum(1).to(unary.dtype)
 
 
 def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
@@ -50,6 +52,16 @@ def forward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> U
     return _within(lengths, [state for state, _ in swept])
 
 
+def filtered(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
+    """(B, T, N) the probabilities of the state given the prefix; differentiable; 0 where none is.
+
+    Arguments and cost as for `forward`.
+    """
+    messages = forward(unary, transition, lengths)
+    alive = (messages.detach() > -math.inf).any(-1, keepdim=True)
+    return torch.where(alive, torch.where(alive, messages, 0.0).softmax(-1), 0.0)
+
+
 def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) log of the sum over suffixes after each step, its maximum 0; -inf beyond.
 
@@ -67,14 +79,13 @@ def backward(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> 
 
 
 def _swept(unary: Tensor, steps: Steps) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's log alpha, its maximum 0, and the log (B,) that it lacks, in double."""
-    wide = unary.dtype if unary.device.type == "mps" else torch.float64
-    state, total = unary, unary.new_zeros(len(unary), dtype=wide)
+    """Each step's log alpha, its maximum 0, and what was taken off for that, (B, 1)."""
+    state = unary
     for step, own in enumerate(unary.unbind(1)):  # the gradient of a slice is as large as unary
         state = steps.advance(step - 1, state) + own if step else own
-        top = finite(state.detach().amax(1))
-        state, total = state - top.unsqueeze(1), total + top
-        yield state, total
+        top = finite(state.detach().amax(1, keepdim=True))
+        state = state - top
+        yield state, top
 
 
 def _within(lengths: Tensor, messages: list[Tensor]) -> Tensor:

@@ -24,15 +24,14 @@ from rdpgraph.structures.chain import (
     logs,
     lowrank,
     lowrank_moments,
-    masses,
     moments,
     pairs,
     paths,
     recursion,
+    restriction,
     sampling,
 )
 from rdpgraph.structures.chain.checks import (
-    as_lengths,
     checked_lengths,
     checked_sequences,
     checked_transition,
@@ -42,16 +41,9 @@ from rdpgraph.structures.chain.checks import (
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
-from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-from rdpgraph.structures.chain.restriction import restrict_chain
-from rdpgraph.structures.chain.tensors import (
-    MOST_TABULATED,
-    ChainTensors,
-    RankTensors,
-    table_of,
-)
+from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, RankTensors
 from rdpgraph.structures.draws import checked_count
 
 
@@ -97,12 +89,9 @@ class Chain(Structure):
     if TYPE_CHECKING:  # what the fields are made of
 
         def __init__(
-            self,
-            unary: ArrayLike,
-            transition: ArrayLike | Potential,
-            *,
+            self, unary: ArrayLike, transition: ArrayLike | Potential, *,
             lengths: ArrayLike | None = None,
-        ) -> None: ...
+        ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
         settle(self, "unary", "transition")
@@ -152,7 +141,7 @@ class Chain(Structure):
             tensor([1, 0, 0])
         """
         unary = hmm_unary(start, transition, emission, observations, lengths)
-        return cls(unary, transition, lengths=as_lengths(lengths))
+        return cls(unary, transition, lengths=lengths)
 
     @classmethod
     def crf(
@@ -214,8 +203,8 @@ class Chain(Structure):
         flat_unary = self.unary.reshape([len(self._flat_lengths()), *self.unary.shape[-2:]])
         nothing = self.unary.new_zeros(()).expand(self.unary.shape[-1], self.unary.shape[-1])
         total = paths.score(flat_unary, nothing, self._flat_lengths(), flat)
-        steps = self._shaped(inside(self._flat_lengths(), states.shape[-1]))
-        pairs_too = paths.between(self.transition, flat.reshape(states.shape), steps)
+        lengths = self._shaped(self._flat_lengths())
+        pairs_too = paths.between(self.transition, flat.reshape(states.shape), lengths)
         return total.reshape(states.shape[:-1]) + pairs_too
 
     @by_autograd
@@ -242,8 +231,7 @@ class Chain(Structure):
         """(*batch,) by the same pass as the entropy; None for a transition of low rank."""
         if isinstance(self.transition, LowRank):
             return None
-        parts = self._parts()
-        return self._shaped(moments.entropy(parts, log_base.reshape(parts.unary.shape)))
+        return self._shaped(moments.entropy(self._parts(), log_base))
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
@@ -294,9 +282,9 @@ class Chain(Structure):
         """
         if not isinstance(k, int) or k < 1:
             raise ModelError(f"k_best needs a whole k >= 1; got {k!r}.")
-        states, scores = decode.k_best(*self._parts(), k)
-        batch = self.batch_shape
-        return KBest(states.reshape([k, *batch, states.shape[-1]]), scores.reshape([k, *batch]))
+        states, scores = decode.k_best(*self._given(most=MOST_TABULATED), k)
+        shape = k, *self.unary.shape[:-1]
+        return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, T) independent exact draws.
@@ -323,8 +311,7 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        count = checked_count(count)
-        drawn = sampling.relaxed(*self._given(), count, temperature, generator)
+        drawn = sampling.relaxed(*self._given(), checked_count(count), temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:
@@ -333,10 +320,7 @@ class Chain(Structure):
         For a hidden Markov model, given the observations so far. Zero beyond the length, and from
         where on no sequence is possible.
         """
-        forward = logs.forward(*self._given())
-        alive = (forward.detach() > -math.inf).any(-1, keepdim=True)
-        safe = torch.where(alive, forward, 0.0)
-        return self._shaped(torch.where(alive, safe.softmax(-1), 0.0))
+        return self._shaped(logs.filtered(*self._given()))
 
     def masks(self) -> Masks:
         """Whether a step is in a state, for each of both."""
@@ -358,7 +342,7 @@ class Chain(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary, transition = restrict_chain(self.unary, self.transition, states, log_weights)
+        unary, transition = restriction.kept(self.unary, self.transition, states, log_weights)
         lengths = None if self.lengths is None else self.lengths.expand(states.shape[:-2])
         return Chain(unary, transition, lengths=lengths)
 
@@ -370,8 +354,7 @@ class Chain(Structure):
     def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
         """(*replicates, *batch, T, N) by messages between the kept states; O(T N K)."""
         few = self.restrict(states, log_weights)
-        messages = recursion.messages(*few._parts())
-        return masses.log_masses(self.unary, self.transition, states, few.unary, messages)
+        return restriction.log_masses(self.unary, self.transition, states, few._parts())
 
     def factor_graph(self) -> FactorGraph:
         """The same model as a graph over ``site``, (T,); sites beyond the length are in state 0."""
@@ -397,7 +380,7 @@ class Chain(Structure):
         return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
     def _parts(self) -> ChainTensors:
-        return ChainTensors.of(self.unary, table_of(self.transition), self._flat_lengths())
+        return ChainTensors.of(self.unary, self.transition, self._flat_lengths())
 
     def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
         """With a transition of low rank as such, if a table has more than so many entries."""

@@ -19,7 +19,7 @@ def entropy(parts: ChainTensors, log_base: Tensor | None = None) -> Tensor:
 
     Args:
         parts: the chains.
-        log_base: (B, T, N) without gradient, whose expectation is added.
+        log_base: (*batch, T, N) without gradient, whose expectation is added.
     """
     # The gradient in q is zero where q is p.
     found = messages(*parts)
@@ -48,7 +48,7 @@ def _cross_entropy(
     """The same, given the messages of both, with the expectation of a log-base added."""
     scored = other.unary
     if log_base is not None:
-        scored = scored - finite(log_base)
+        scored = scored - finite(log_base).reshape(scored.shape)
     first, second = parts.transition, other.transition
     if first.ndim != second.ndim or len(first) != len(second):
         rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))

@@ -119,16 +119,16 @@ def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states
     return torch.where(told & (values > -math.inf), values, -math.inf)
 
 
-def between(potential: Potential, states: Tensor, within: Tensor) -> Tensor:
+def between(potential: Potential, states: Tensor, lengths: Tensor) -> Tensor:
     """(*lead, *batch) the log-values (nats) of a potential along sequences, summed.
 
     Args:
         potential: of the transition.
         states: (*lead, *batch, T), or -1.
-        within: (*batch, T) whether a step is within the length.
+        lengths: (*batch,) int64.
     """
     if states.shape[-1] < 2:
-        return within.new_zeros((), dtype=potential.dtype)
+        return lengths.new_zeros((), dtype=potential.dtype)
     known = states.clamp(min=0).unsqueeze(-1)
     values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
-    return torch.where(within[..., 1:], values, 0.0).sum(-1)
+    return torch.where(inside(lengths - 1, values.shape[-1]), values, 0.0).sum(-1)

@@ -1,14 +1,21 @@
-"""Chains on a few states of each step."""
+"""Chains on a few states of each step, and the masses of all states given these."""
 
+import math
+
+import torch
 from torch import Tensor
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.recursion import messages
+from rdpgraph.structures.chain.tensors import ChainTensors
+
+_AT_ONCE = 2**22  # pairs of states that are looked at together
 
 
-def restrict_chain(
+def kept(
     unary: Tensor, transition: Tensor | Potential, states: Tensor, log_weights: Tensor
 ) -> tuple[Tensor, Tensor | LowRank]:
     """The potentials of a chain on some states of each step, with weights, for `Chain.restrict`.
@@ -25,3 +32,44 @@ def restrict_chain(
     if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
         return few, potential.rows(*ends)
     return few, potential.evaluate(ends)
+
+
+@torch.no_grad()
+def log_masses(
+    unary: Tensor,
+    transition: Tensor | Potential,
+    states: Tensor,
+    few: ChainTensors,
+) -> Tensor:
+    """(*lead, T, N): the log of alpha^ beta^ of every state, up to a constant for each step.
+
+    The messages between the kept states are taken one step further, to all states: O(T N K) time,
+    O(T N) memory. -inf where nothing leads from or to the states kept, and beyond the length.
+
+    Args:
+        unary: (*batch, T, N) of all states.
+        transition: between all states.
+        states: (*lead, T, K) the states kept, lead ending in batch.
+        few: the chain on them, batches in one dim: (B, T, K).
+    """
+    potential = transition if isinstance(transition, Potential) else Table(transition)
+    total = unary.shape[-2]
+    masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
+    found = messages(*few)
+    ahead, behind = (part.reshape(states.shape) for part in (found.log_forward, found.log_backward))
+    if total > 1:
+        after = (behind + few.unary.reshape(states.shape))[..., 1:, :]
+        # What follows a last step is nothing, which is possible.
+        ended = _dead(after) & ~_dead(behind[..., :-1, :])
+        width = max(1, _AT_ONCE // max(1, states[..., 1:, :].numel()))
+        for some in torch.arange(unary.shape[-1], device=unary.device).split(width):
+            forth = potential.evaluate([states[..., :-1, :], some])
+            masses[..., 1:, some] += (forth + ahead[..., :-1, :, None]).logsumexp(-2)
+            back = potential.evaluate([some, states[..., 1:, :]])
+            future = (back + after.unsqueeze(-2)).logsumexp(-1)
+            masses[..., :-1, some] += torch.where(ended, 0.0, future)
+    return torch.where(_dead(ahead), -math.inf, masses)
+
+
+def _dead(logs: Tensor) -> Tensor:
+    return (logs == -math.inf).all(-1, keepdim=True)

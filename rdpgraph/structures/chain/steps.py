@@ -5,7 +5,7 @@ A recursion asks this alone, so that it is written once for both.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -33,7 +33,7 @@ class Steps(ABC):
         """``logsumexp_i(state_i + value_ij)``, (B, N): exact at any range; differentiable."""
 
     @abstractmethod
-    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+    def blocks(self, step: int, width: int) -> Iterable[Tensor]:
         """In blocks of so many states after the step: (N, width) or (1 or B, N, width)."""
 
     @abstractmethod
@@ -94,9 +94,10 @@ class TableSteps(Steps):
         positive = total > 0
         return torch.where(positive, torch.where(positive, total, 1.0).log() + top, -math.inf)
 
-    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+    def blocks(self, step: int, width: int) -> Iterable[Tensor]:
         """Views."""
-        yield from self._at(step).split(width, -1)
+        matrix = self._at(step)
+        return matrix.split(width, -1) if width < matrix.shape[-1] else (matrix,)
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
         """Looked up."""
@@ -175,7 +176,7 @@ class RankSteps(Steps):
         """(B, N) the sums over the ranks, (B, r), for the states after a step."""
         return self._spreading.times(step, ranks)
 
-    def blocks(self, step: int, width: int) -> Iterator[Tensor]:
+    def blocks(self, step: int, width: int) -> Iterable[Tensor]:
         """Made when they are asked for, O(N r width) each."""
         left = self._columns.at(step)
         for block in step_of(self.right, step).split(width, -2):
@@ -263,10 +264,10 @@ def _reached(state: Tensor, matrix: Tensor) -> Tensor:
     return product((state > -math.inf).to(state), (matrix > -math.inf).to(state)) > 0
 
 
-def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
+def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:
     """The items and steps of states (..., B, S) in a table or factors per step."""
     batch, steps = states.shape[-2:]
-    items = torch.arange(batch, device=states.device).unsqueeze(1) % len(side)
+    items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) > 1 else 0
     return items, torch.arange(first, first + steps, device=states.device)
 
 

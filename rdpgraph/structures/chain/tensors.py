@@ -31,10 +31,10 @@ class ChainTensors(NamedTuple):
     lengths: Tensor
 
     @staticmethod
-    def of(unary: Tensor, transition: Tensor, lengths: Tensor) -> "ChainTensors":
+    def of(unary: Tensor, given: Tensor | Potential, lengths: Tensor) -> "ChainTensors":
         """From (*batch, T, N), (N, N) or dims that broadcast to (*batch, T - 1, N, N), and (B,)."""
         *batch, total, states = unary.shape
-        transition = flattened(transition, batch)
+        transition = flattened(table_of(given), batch)
         dtype = torch.promote_types(unary.dtype, transition.dtype)
         if len(batch) != 1:
             unary = unary.reshape([math.prod(batch), total, states])
