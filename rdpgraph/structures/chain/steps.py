@@ -239,12 +239,12 @@ class _Factors:
         return self.shared or LogMatrix.of(self.each[step])
 
     def times(self, step: int, rows: Tensor) -> Tensor:
-        """(*lead, B, k) through the matrix of a step, as (*lead, B, n)."""
+        """(B, k) through the matrix of a step, as (B, n); or (count, B, k) as (count, B, n)."""
         if self.shared is not None:
             return self.shared.times(rows)
-        lead = rows.shape[:-1]
-        own = rows.reshape(-1, *rows.shape[-2:]).transpose(0, 1)
-        return self.at(step).times(own).transpose(0, 1).reshape(*lead, -1)
+        if rows.ndim == 2:
+            return self.at(step).times(rows.unsqueeze(1)).squeeze(1)
+        return self.at(step).times(rows.transpose(0, 1)).transpose(0, 1)
 
 
 def as_steps(transition: Tensor | Steps) -> Steps:
