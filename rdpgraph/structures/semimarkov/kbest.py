@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.semimarkov.recursion import at_last
-from rdpgraph.structures.semimarkov.segmentation import Segmentation, spread
 from rdpgraph.structures.semimarkov.transitions import after
+from rdpgraph.structures.tape.descend import Drawn
 
 
 @torch.no_grad()
-def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Segmentation:
-    """(k * B, T) distinct segmentations, best first; without a start where there are fewer.
+def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Drawn:
+    """The segments of k segmentations of each item, distinct, best first; none of what is missing.
 
     A list of k best prefixes is kept for every label that one ends or begins with: O(T k (D N +
     N^2)) time, O(T N k) integers kept, O(k N^2) memory for a step. Scores are summed in float64.
@@ -25,10 +25,10 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
     """
     batch, steps, durations, labels = segments.shape
     device = segments.device
-    label = torch.zeros(k * batch, steps, dtype=torch.long, device=device)
-    starts = torch.zeros_like(label, dtype=torch.bool)
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    used = [(none, none, none)]
     if not steps:
-        return Segmentation(label, starts)
+        return Drawn(*used[0])
     window = torch.full(
         (batch, durations, k, labels), -math.inf, dtype=torch.float64, device=device
     )
@@ -54,11 +54,10 @@ def k_best(segments: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Seg
     while True:
         rows = (place >= 0).nonzero().squeeze(1)
         if not len(rows):
-            return spread(label, starts, lengths[item])
+            return Drawn(*map(torch.cat, zip(*used, strict=True)))
         way = lasted[item[rows], place[rows], rank[rows], current[rows]]
         start = place[rows] - way // k
-        label[rows, start] = current[rows]
-        starts[rows, start] = True
+        used.append((rows, place[rows] * durations + way // k, current[rows]))
         source = came[item[rows], start, way % k, current[rows]]
         rank[rows], current[rows] = source // labels, source % labels
         place[rows] = start - 1

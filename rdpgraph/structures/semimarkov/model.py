@@ -18,16 +18,13 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.checks import as_lengths
 from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import checked_count
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
-    best,
     comparison,
-    decode,
     kbest,
     posterior,
     proposals,
@@ -38,13 +35,16 @@ from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
-from rdpgraph.structures.semimarkov.segments import SegmentsRecursion
+from rdpgraph.structures.semimarkov.segments import laid_out
 from rdpgraph.structures.semimarkov.transitions import flattened
-from rdpgraph.structures.tape.recursion import KeptStates
+from rdpgraph.structures.tape.descend import Drawn
+from rdpgraph.structures.tape.recursion import Recursion
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value
 
 
 @dataclass(frozen=True, eq=False)
-class SemiMarkov(Structure):
+class SemiMarkov(Recursion):
     """A distribution over the ways to cut a sequence into labelled segments (Sarawagi, Cohen 2004).
 
     The score of a segmentation is the sum of its segments' log-potentials and of the transitions
@@ -74,9 +74,11 @@ class SemiMarkov(Structure):
         tensor(3.)
     """
 
-    unary: Tensor
     transition: Tensor | Potential = field(metadata={"dims": 3})
     lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    site_dims = 2
+    doubles = True
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -138,10 +140,9 @@ class SemiMarkov(Structure):
         given = self.transition
         return given if isinstance(given, Potential) else Table(given)
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the positions."""
-        return tuple(self.unary.shape[:-3])
+    def recursion(self, tape: Tape) -> Value:
+        """By position what enters the segments that start there, and all that end there."""
+        return laid_out(tape, self.transition, self.lengths)
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
@@ -244,8 +245,7 @@ class SemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        best = decode.viterbi(*self._parts())
-        return self._shaped(best, ())
+        return self._segmentation(self._best(), ())
 
     def k_best(self, k: int) -> KBestSegmentations:
         """The k best segmentations, distinct, best first; O(T k (D N + N^2)).
@@ -255,7 +255,7 @@ class SemiMarkov(Structure):
         """
         if k < 1:
             raise ModelError(f"SemiMarkov.k_best needs k >= 1; got {k}.")
-        best = self._shaped(kbest.k_best(*self._parts(), k), (k,))
+        best = self._segmentation(kbest.k_best(*self._parts(), k), (k,))
         empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
         there = torch.where(empty, first, best.starts.any(-1))
@@ -263,13 +263,6 @@ class SemiMarkov(Structure):
         blank = Segmentation(torch.where(there.unsqueeze(-1), labels, 0), best.starts)
         scores = torch.where(there, self.score(blank), -math.inf)
         return KBestSegmentations(Segmentation(labels, best.starts), scores)
-
-    def max_marginals(self) -> Tensor:
-        """(*batch, T, D, N) the best score of the segmentations with each segment, or -inf.
-
-        O(T (D N + N^2)). Not differentiable.
-        """
-        return best.max_marginals(*self._parts()).reshape(self.unary.shape)
 
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, count: int, generator: torch.Generator | None = None
@@ -281,10 +274,8 @@ class SemiMarkov(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        count = checked_count(count)
-        segments, lengths = self._positions()
-        drawn = decode.draw(segments, self._compact, lengths, count, generator)
-        return self._shaped(drawn, (count,))
+        drawn = self._draws(self.to_tape(double=True), checked_count(count), generator)
+        return self._segmentation(drawn, (count,))
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -304,20 +295,6 @@ class SemiMarkov(Structure):
         transition = table_of(self.transition, of="SemiMarkov") / temperature
         return SemiMarkov(unary, transition, lengths=lengths).marginals()
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptStates:
-        """The chain on some labels of each segment, with weights; what estimators solve.
-
-        As a segmentation uses a segment once at most, Z is unbiased if each segment's weights are.
-
-        Args:
-            states: (*replicates, *batch, T, D, K) labels; repeats stay separate.
-            log_weights: of that shape; added to the unary potentials.
-
-        Raises:
-            ModelError: shapes that do not fit, or a label out of range.
-        """
-        return self._recursion.restrict(states, log_weights)
-
     def sites(self) -> Sites:
         """The segments within the sequence.
 
@@ -326,8 +303,11 @@ class SemiMarkov(Structure):
         """
         means = partial(proposals.mean_values, self.unary, self.lengths, self.potential)
         unary = proposals.unary(self.unary, self.lengths)
-        masses = partial(proposals.log_masses, self._recursion)
-        return Sites(unary, restrict=self.restrict, means=means, masses=masses)
+        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
+
+    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor:
+        kept = self.restrict(states, log_weights).unary
+        return proposals.log_masses(self.unary, self.lengths, self.potential, states, kept)
 
     def masks(self) -> Masks:
         """Whether a step lies in a segment of a label, for each step and label."""
@@ -360,10 +340,6 @@ class SemiMarkov(Structure):
         width = 2 * low.rank if isinstance(low, LowRank) else labels
         return float(math.prod(self.batch_shape) * steps * labels * (durations + width))
 
-    @property
-    def _recursion(self) -> SegmentsRecursion:
-        return SegmentsRecursion(self.unary, self.transition, self.lengths)
-
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Segments (B, T, D, N), the transition (N, N) or (1 or B, T - 1, N, N), lengths (B,)."""
         segments, lengths = self._positions()
@@ -386,6 +362,8 @@ class SemiMarkov(Structure):
             return segments, torch.full((count,), shape[-3], device=segments.device)
         return segments, self.lengths.reshape(count).to(segments.device, torch.long)
 
-    def _shaped(self, segmentation: Segmentation, lead: tuple[int, ...]) -> Segmentation:
-        shape = (*lead, *self.batch_shape, self.unary.shape[-3])
-        return Segmentation(segmentation.labels.reshape(shape), segmentation.starts.reshape(shape))
+    def _segmentation(self, drawn: Drawn, lead: tuple[int, ...]) -> Segmentation:
+        *_, steps, durations, _ = self.unary.shape
+        last, duration = drawn.site // durations, drawn.site % durations
+        shape = (*lead, *self.batch_shape, steps)
+        return Segmentation.cut(drawn.tree, last, duration, drawn.state, shape=shape)

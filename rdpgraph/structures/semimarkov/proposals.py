@@ -12,7 +12,6 @@ from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.semimarkov.lowrank import coupling_of
 from rdpgraph.structures.semimarkov.masses import LabelledSegments
-from rdpgraph.structures.semimarkov.segments import SegmentsRecursion
 from rdpgraph.structures.semimarkov.transitions import flattened
 
 
@@ -44,26 +43,31 @@ def mean_values(
 
 
 @torch.no_grad()
-def log_masses(model: SegmentsRecursion, states: Tensor, log_weights: Tensor) -> Tensor:
-    """The log-mass of every label of a segment given the selected ones, for `Sites`.
+def log_masses(
+    every: Tensor, lengths: Tensor | None, potential: Potential, states: Tensor, kept: Tensor
+) -> Tensor:
+    """(*lead, T, D, N) the log-mass of every label of a segment given those kept, for `Sites`.
 
-    (*replicates, *batch, T, D, N).
+    Args:
+        every: (*batch, T, D, N) potentials.
+        lengths: (*batch,).
+        potential: the transition.
+        states: (*lead, T, D, K) the labels that are kept.
+        kept: of that shape, their potentials.
     """
-    few = model.restrict(states, log_weights)
-    lead, (steps, durations, labels) = few.batch_shape, model.unary.shape[-3:]
-    batch, kept = math.prod(lead), (steps, durations, states.shape[-1])
-    every = unary(model.unary, model.lengths).expand(*lead, steps, durations, labels)
-    lengths = torch.tensor(steps, device=every.device) if model.lengths is None else model.lengths
-    potential = model.transition
-    if isinstance(potential, Tensor) or len(potential.shape) > 2:
+    (*lead, steps, durations, few), labels = states.shape, every.shape[-1]
+    every = unary(every, lengths).expand(*lead, steps, durations, labels)
+    lengths = torch.tensor(steps, device=every.device) if lengths is None else lengths
+    if len(potential.shape) > 2:
         potential = Table(flattened(table_of(potential, of="SemiMarkov"), lead))
+    shape = (math.prod(lead), steps, durations, few)
     segments = LabelledSegments(
-        few.unary.double().reshape(batch, *kept),
-        states.reshape(batch, *kept),
+        kept.double().reshape(shape),
+        states.reshape(shape),
         lengths.expand(lead).reshape(-1),
         potential,
     )
-    return segments.masses(every.reshape(batch, steps, durations, labels)).reshape(every.shape)
+    return segments.masses(every.reshape(*shape[:-1], labels)).reshape(every.shape)
 
 
 def _places(segments: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

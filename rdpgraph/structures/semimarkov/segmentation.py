@@ -48,16 +48,35 @@ class Segmentation:
         """
         *lead, steps, durations = segments.shape
         flat = segments.reshape(math.prod(lead), steps, durations)
-        row, place, duration = (flat >= 0).nonzero().unbind(1)
-        labels = flat.new_zeros(len(flat), steps)
-        starts = torch.zeros_like(labels, dtype=torch.bool)
-        labels[row, place - duration] = flat[row, place, duration]
-        starts[row, place - duration] = True
-        lengths = flat.new_zeros(len(flat)).scatter_reduce(0, row, place + 1, "amax")
-        segmentation = spread(labels, starts, lengths)
-        return cls(
-            segmentation.labels.reshape(*lead, steps), segmentation.starts.reshape(*lead, steps)
-        )
+        row, last, duration = (flat >= 0).nonzero().unbind(1)
+        labels = flat[row, last, duration]
+        return cls.cut(row, last, duration, labels, shape=(*lead, steps))
+
+    @classmethod
+    def cut(
+        cls, row: Tensor, last: Tensor, duration: Tensor, labels: Tensor, *, shape: tuple[int, ...]
+    ) -> "Segmentation":
+        """From the segments of all sequences, (S,), one after the other or not.
+
+        Args:
+            row: the number of the sequence.
+            last: the position that the segment ends at.
+            duration: how many more steps it lasts than one.
+            labels: its label.
+            shape: (*lead, T) of the sequences; they are as long as their segments.
+        """
+        count = math.prod(shape[:-1])
+        label = labels.new_zeros(count, shape[-1])
+        starts = torch.zeros_like(label, dtype=torch.bool)
+        label[row, last - duration] = labels
+        starts[row, last - duration] = True
+        if shape[-1]:
+            positions = torch.arange(shape[-1], device=row.device)
+            latest = torch.where(starts, positions, 0).cummax(1).values
+            lengths = label.new_zeros(count).scatter_reduce(0, row, last + 1, "amax")
+            beyond = positions >= lengths.unsqueeze(1)
+            label = label.gather(1, latest).masked_fill(beyond, -1)
+        return cls(label.reshape(shape), starts.reshape(shape))
 
     @property
     def ages(self) -> Tensor:
@@ -82,20 +101,3 @@ class KBestSegmentations:
 
     segmentations: Segmentation
     scores: Tensor
-
-
-def spread(labels: Tensor, starts: Tensor, lengths: Tensor) -> Segmentation:
-    """The segmentation whose labels are given where segments start.
-
-    Args:
-        labels: (C, T) read at the starts only.
-        starts: (C, T).
-        lengths: (C,).
-    """
-    steps = labels.shape[1]
-    if not steps:
-        return Segmentation(labels, starts)
-    positions = torch.arange(steps, device=labels.device)
-    latest = torch.where(starts, positions, 0).cummax(1).values
-    inside = positions < lengths.unsqueeze(1)
-    return Segmentation(labels.gather(1, latest).masked_fill(~inside, -1), starts & inside)

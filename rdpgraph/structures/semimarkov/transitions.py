@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
@@ -88,29 +87,6 @@ def potential_after(potential: Potential, place: int) -> Potential:
     return potential
 
 
-def columns(
-    transition: Tensor | LowRank, items: Tensor, places: Tensor, following: Tensor
-) -> Tensor:
-    """(R, N) log-potentials from every label at places (R,) of items to the labels (R,) after."""
-    if isinstance(transition, LowRank):
-        return LogMatrix.of(transition.log_left).times(transition.log_right[following])
-    if transition.ndim == 2:
-        return transition.T[following]
-    return transition[_own(transition, items), places, :, following]
-
-
-def pairs(
-    potential: Potential, items: Tensor, places: Tensor, before: Tensor, following: Tensor
-) -> Tensor:
-    """(R, M) log-potentials from labels (R, M) at places (R,) of items to the labels (R,) after."""
-    if isinstance(potential, Table) and len(potential.shape) > 2:
-        table = potential.log_values
-        ends = _own(table, items), places, following
-        item, place, to = (index.unsqueeze(1) for index in ends)
-        return table[item, place, before, to]
-    return potential.evaluate([before, following.unsqueeze(1)]).squeeze(2)
-
-
 def joints(transition: Tensor | Potential, before: Tensor, following: Tensor) -> Tensor:
     """(*lead, B, T - 1) log-potentials of labels at every position and those that follow."""
     if not isinstance(transition, Tensor):
@@ -121,16 +97,6 @@ def joints(transition: Tensor | Potential, before: Tensor, following: Tensor) ->
     batch, steps = before.shape[-2:]
     item = _own(transition, torch.arange(batch, device=before.device)).unsqueeze(1)
     return transition[item, torch.arange(steps, device=before.device), before, following]
-
-
-def reversed_transition(transition: Tensor, lengths: Tensor) -> Tensor:
-    """The tables of the reversed sequences: from the label that starts later to the one before."""
-    if transition.ndim == 2:
-        return transition.T
-    count = transition.shape[1]
-    item = torch.arange(len(lengths), device=lengths.device).unsqueeze(1)
-    place = lengths.unsqueeze(1) - 2 - torch.arange(count, device=lengths.device)
-    return transition[_own(transition, item), place.clamp(min=0)].mT
 
 
 def _own(transition: Tensor, items: Tensor) -> Tensor:

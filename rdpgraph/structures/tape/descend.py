@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,11 +17,31 @@ Nodes = tuple[Tensor, Tensor, Tensor]
 """Derivations, places and labels, (Q,) each."""
 
 
-@torch.no_grad()
-def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
-    """(count, *lead, *sites) the states of the sites that derivations use, -1 where they do not.
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """The sites that derivations use, count * B derivations of the B items in turn.
 
-    All nodes of one step go at once, over all derivations.
+    Attributes:
+        tree: (U,) the derivation.
+        site: (U,) the number of a site that it uses.
+        state: (U,) the state of the site.
+    """
+
+    tree: Tensor
+    site: Tensor
+    state: Tensor
+
+    def states(self, tape: Tape, count: int) -> Tensor:
+        """(count, *lead, *sites) the states of the sites, -1 where they are not used."""
+        shape = count * tape.batch, math.prod(tape.site_shape)
+        states = torch.full(shape, -1, device=tape.device)
+        states[self.tree, self.site] = self.state
+        return states.reshape(count, *tape.lead, *tape.site_shape)
+
+
+@torch.no_grad()
+def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
+    """Derivations, from the goal downwards; all nodes of one step at once, over all of them.
 
     Args:
         tape: laid out.
@@ -32,12 +53,14 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         ImpossibleEvidenceError: an item has no derivation.
     """
     device, batch = tape.device, tape.batch
-    if not bool((reader.values[-1] > -torch.inf).all()):
+    impossible = (reader.values[-1] == -math.inf).flatten()
+    if bool(impossible.any()):
         raise ImpossibleEvidenceError(
-            "There are no samples and no mode: at least one item has no possible configuration."
+            f"There are no samples and no mode: {int(impossible.sum())} of {len(impossible)} items "
+            "have no possible configuration; log_partition() is -inf for them."
         )
-    states = torch.full((count * batch, math.prod(tape.site_shape)), -1, device=device)
     trees = torch.arange(count * batch, device=device)
+    used = [(trees[:0], trees[:0], trees[:0])]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
     waiting[-1] = [(trees, trees * 0, trees * 0)]
     for number in range(len(tape.steps) - 1, -1, -1):
@@ -49,7 +72,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
         waiting[number] = []
         if isinstance(step, Leaf):
             if step.sites is not None:
-                states[tree, step.sites[place]] = label
+                used.append((tree, step.sites[place], label))
             continue
         item = tree % batch
         several = step.alternatives > 1
@@ -58,16 +81,24 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Tensor:
             below = tree if rows is None else tree[rows]
             for value, nodes in _by_value(pool, (below, places, labels)):
                 waiting[value.number].append(nodes)
-    return states.reshape(count, *tape.lead, *tape.site_shape)
+    return Drawn(*map(torch.cat, zip(*used, strict=True)))
 
 
 def _by_value(pool: tuple[Value, ...], nodes: Nodes) -> Iterator[tuple[Value, Nodes]]:
     """The nodes of each value of a pool, given by their places in it; those of none are dropped."""
+    tree, number, label = nodes
     if len(pool) == 1:
-        if len(nodes[0]):
+        if tree.shape[0]:
             yield pool[0], nodes
         return
-    tree, number, label = nodes
+    if tree.shape[0] == 1:
+        only = int(number)
+        for value in pool:
+            if only < value.places:
+                yield value, (tree, number.new_tensor([only]), label)
+                return
+            only -= value.places
+        return
     number, order = number.sort()
     tree, label = tree[order], label[order]
     ends = torch.tensor([value.places for value in pool], device=number.device).cumsum(0)

@@ -73,11 +73,17 @@ class _Given:
     def give(self, view: View, part: Tensor) -> None:
         """Add (B, M, P, K) to the entries that a view reads."""
         temperature = self.temperature
-        for dim, size in ((1, view.ways), (2, view.places), (3, view.width)):
-            if part.shape[dim] > size:
-                part = soft(part, dim, temperature).unsqueeze(dim)
+        sizes = view.ways, view.places, view.width
+        if part.shape[1:] != sizes:
+            for dim, size in enumerate(sizes, 1):
+                if part.shape[dim] > size:
+                    part = soft(part, dim, temperature).unsqueeze(dim)
         if view.index is None:
-            self._add(view.pool[0], part.squeeze(1))
+            flat = part.squeeze(2 if view.across else 1)
+            places = [value.places for value in view.pool]
+            parts = [flat] if view.whole else flat.split_with_sizes(places, 1)
+            for value, own in zip(view.pool, parts, strict=True):
+                self._add(value, own)
             return
         count = view.size + 1
         flat = part.flatten(1, 2)
@@ -128,6 +134,11 @@ def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> 
     if not read:
         return torch.full_like(tape.unary, -math.inf)
     numbers = torch.cat([own for own, _ in read])
-    rows = torch.cat([part for _, part in read], 1).transpose(0, 1)
-    flat = soft_scatter(rows, numbers, sites, temperature).transpose(0, 1)
+    rows = torch.cat([part for _, part in read], 1)
+    if bool((numbers.bincount() <= 1).all()):
+        flat = tape.unary.new_full((tape.batch, sites, width), -math.inf)
+        flat.index_copy_(1, numbers, rows.to(flat))
+    else:
+        rows = rows.transpose(0, 1)
+        flat = soft_scatter(rows, numbers, sites, temperature).transpose(0, 1).to(tape.unary)
     return flat.reshape(*tape.lead, *tape.site_shape, width)

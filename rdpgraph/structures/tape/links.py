@@ -42,8 +42,9 @@ class Table:
     def into(self, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) from all labels to those at some places."""
         batch, places = self.values.shape[:2]
-        item, place = item if batch > 1 else item * 0, place if places > 1 else place * 0
-        return self.values[item, place, :, label]
+        if places > 1:
+            return self.values[item if batch > 1 else item * 0, place, :, label]
+        return self.values[:, 0][item, :, label] if batch > 1 else self.values[0, 0].mT[label]
 
     @differentiable_property
     def _matrix(self) -> LogMatrix:
@@ -215,10 +216,11 @@ def _some(states: Tensor | None, first: int, last: int) -> Tensor | None:
 
 def in_parts(x: Tensor, logs: Tensor, temperature: float) -> Tensor:
     """(B, P, J) soft sums of (B, P, I) and (B, P, I, J), a part of the columns at a time."""
+    most = x.numel() * logs.numel() // max(1, logs.shape[-2])
+    if torch.is_grad_enabled() or most <= _CELLS:
+        return soft(x.unsqueeze(-1) + logs, 2, temperature)
     batch, places = (max(x.shape[dim], logs.shape[dim]) for dim in (0, 1))
     terms = batch * places * logs.shape[-2] * logs.shape[-1]
-    if torch.is_grad_enabled() or terms <= _CELLS:
-        return soft(x.unsqueeze(-1) + logs, 2, temperature)
     width = max(1, _CELLS * logs.shape[-1] // terms)
     parts = logs.split(width, -1)
     return torch.cat([soft(x.unsqueeze(-1) + part, 2, temperature) for part in parts], -1)

@@ -17,7 +17,7 @@ from rdpgraph.model.support import gathered
 from rdpgraph.structures.draws import checked_count, drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.tape.best import best
-from rdpgraph.structures.tape.descend import descend
+from rdpgraph.structures.tape.descend import Drawn, descend
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
@@ -199,7 +199,7 @@ class Recursion(Structure):
         """
         tape = self._best_tape
         through = down(tape, up(tape, 0.0), 0.0)
-        return of_sites(tape, through, 0.0).to(self.unary)
+        return of_sites(tape, through, 0.0)
 
     @torch.no_grad()
     def mode(self) -> Tensor:
@@ -208,8 +208,12 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape = self._best_tape
-        return descend(tape, up(tape, 0.0), 1, largest)[0]
+        return self._best().states(self._best_tape, 1)[0]
+
+    @torch.no_grad()
+    def _best(self) -> Drawn:
+        """The sites of one best derivation."""
+        return descend(self._best_tape, up(self._best_tape, 0.0), 1, largest)
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -234,6 +238,11 @@ class Recursion(Structure):
             ImpossibleEvidenceError: an item has none.
         """
         tape = self.to_tape(double=True)
+        return self._draws(tape, count, generator).states(tape, count)
+
+    @torch.no_grad()
+    def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
+        """The sites of independent draws."""
         return descend(tape, up(tape), checked_count(count), drawn(generator))
 
     @by_autograd

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rdpgraph.structures.tape.values import Value
+from rdpgraph.structures.tape.values import Labels, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,10 +16,12 @@ class Sites:
     Attributes:
         numbers: (*sites) their numbers, row by row.
         leaf: makes the value of some.
+        labels: what the columns of that value stand for; enough for what leads to them.
     """
 
     numbers: Tensor
     leaf: Callable[[Tensor], Value]
+    labels: Callable[[Tensor], Labels]
 
     def __getitem__(self, index: Any) -> Value:
         """The potentials of some sites, one place for each, in the order of the index."""

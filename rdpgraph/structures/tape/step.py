@@ -4,7 +4,6 @@ The value of a step is the soft sum of its alternatives: (B, P, K) from terms in
 lists them.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -88,4 +87,4 @@ class Step(ABC):
 def beside(own: Tensor, above: Tensor) -> Tensor:
     """(B, P, K) what each alternative of an entry has besides its own log-value."""
     # Where nothing is possible above, nothing is given.
-    return above - torch.where(own > -math.inf, own, 0.0)
+    return above - own.clamp(min=torch.finfo(own.dtype).min)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
 from rdpgraph.structures.tape.step import Child, Step, beside
-from rdpgraph.structures.tape.values import Reader, Value, View, batches, joint, soft
+from rdpgraph.structures.tape.values import Reader, Value, View, batches, joint, rows, soft
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ class Total(Step):
             for view in way[1:]:
                 total = total + reader.at(view, item, place, label)
             totals.append(total)
-        return torch.cat(totals, 1)
+        return totals[0] if len(totals) == 1 else torch.cat(totals, 1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -102,13 +103,17 @@ class Total(Step):
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """The terms of each way, to each of its views."""
+        if len(self.ways) == 1:
+            for view in self.ways[0]:
+                yield view, terms, None
+            return
         for way, part in zip(
             self.ways, terms.split([_ways(way) for way in self.ways], 1), strict=True
         ):
             for view in way:
                 yield view, part, None
 
-    @property
+    @cached_property
     def alternatives(self) -> int:
         """The alternatives of all ways, A."""
         return sum(_ways(way) for way in self.ways)
@@ -244,6 +249,10 @@ class Linked(Step):
 
     dim = 2
 
+    @cached_property
+    def _view(self) -> View:
+        return View((self.x,))
+
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, P, I, J)."""
         x = reader.values[self.x.number].unsqueeze(-1)
@@ -262,10 +271,10 @@ class Linked(Step):
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) the log-values of the alternatives."""
-        x = reader.values[self.x.number]
-        from_place = place if self.x.places > 1 else place * 0
-        logs = x[item if len(x) > 1 else item * 0, from_place]
-        return logs if self.link is None else logs + self.link.into(item, place, label)
+        logs = rows(reader.values[self.x.number], item, place)
+        if self.link is None:
+            return logs.expand(item.shape[0], -1)
+        return logs + self.link.into(item, place, label)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -282,11 +291,11 @@ class Linked(Step):
             ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
         elif self.link is not None:
             ahead = soft(ahead, 2, temperature).unsqueeze(2)
-        yield View((self.x,)), (x + ahead).unsqueeze(1)
+        yield self._view, (x + ahead).unsqueeze(1)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """Summed over the new labels."""
-        yield View((self.x,)), terms.unsqueeze(1), -1
+        yield self._view, terms.unsqueeze(1), -1
 
     @property
     def alternatives(self) -> int:

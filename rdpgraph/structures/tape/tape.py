@@ -87,13 +87,16 @@ class Tape:
         One place for each; their labels are the sites' states.
         """
         numbers = torch.arange(math.prod(self.site_shape), device=self.device)
-        return Sites(numbers.reshape(self.site_shape), self._of_sites)
+        return Sites(numbers.reshape(self.site_shape), self._of_sites, self._labels_of)
 
     def _of_sites(self, numbers: Tensor) -> Value:
-        labels = Labels(numbers)
-        if self.states is not None:
-            labels = Labels(numbers, self._flat_states.index_select(1, numbers))
-        return self._add(Leaf(None, numbers), len(numbers), self.unary.shape[-1], labels)
+        labels = self._labels_of(numbers)
+        return self._add(Leaf(None, numbers), numbers.shape[0], self.unary.shape[-1], labels)
+
+    def _labels_of(self, numbers: Tensor) -> Labels:
+        if self.states is None:
+            return Labels(numbers)
+        return Labels(numbers, self._flat_states.index_select(1, numbers))
 
     @cached_property
     def _flat_states(self) -> Tensor:
@@ -155,6 +158,20 @@ class Tape:
         size = sum(value.places for value in values)
         return View(values, torch.where(index < 0, size, index))
 
+    def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
+        """Places as the alternatives of one.
+
+        Args:
+            pool: a value, of which all places are taken; or several, of each of which one is.
+            which: (M,) place of each of several values; a value of one place serves as any.
+        """
+        values = (pool,) if isinstance(pool, Value) else tuple(pool)
+        if which is None or all(value.places == 1 for value in values):
+            return View(values, across=True)
+        sizes = [value.places for value in values]
+        starts = torch.tensor([sum(sizes[:number]) for number in range(len(sizes))])
+        return self.view(values, (starts.to(self.device) + which).unsqueeze(1))
+
     def total(self, *ways: Way) -> Value:
         """The sum over ways; a way is a value or view, or a product of several.
 
@@ -180,18 +197,21 @@ class Tape:
             ("sum", x.number), lambda: self._add(Linked(x, None, x.places), x.places, 1, Labels())
         )
 
-    def link(self, x: Value, potential: Tensor | Potential, *, to: Value | None = None) -> Value:
+    def link(
+        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
+    ) -> Value:
         """The sum over the labels of x of the value and what a potential says of both labels.
 
         Args:
             x: whose labels come first.
             potential: (*batch, N, M) log-values, or (B or 1, P, N, M); or a pairwise `Potential`.
-            to: whose labels come second: as many places; default: all M, of no site.
+            to: whose labels come second, or these labels: as many places; default: all M, of no
+                site.
         """
         if isinstance(potential, LowRank) and self.ranks:
             right = self.sources.derived(potential.log_right, lambda values: values.mT)
             return self.link(self.link(x, potential.log_left), right, to=to)
-        to_labels = Labels() if to is None else to.labels
+        to_labels = to.labels if isinstance(to, Value) else to or Labels()
         source = self.sources.source(potential)
         self.meetings.append((x.labels, source, to_labels))
         key = ("link", x.number, id(potential), None if to_labels.states is None else id(to_labels))
@@ -209,24 +229,23 @@ class Tape:
         self.sources.known[key] = made
         return made
 
-    def lookup(self, values: Tensor, to: Value) -> Value:
-        """A log-value for each label: of (*batch, M) those of the labels of another value."""
+    def lookup(self, values: Tensor, to: Value | Labels) -> Value:
+        """A log-value for each label: of (*batch, M) those of the labels, or of a value's."""
         row = self.sources.derived(values, lambda own: own.unsqueeze(-2))
         return self.link(self.one, row, to=to)
 
-    def merge(self, *views: Given) -> Value:
+    def merge(self, *ways: Way) -> Value:
         """Alternatives whose labels are the states of different sites, to be linked or summed.
 
-        Where all states are kept they are added up; else they stand side by side.
+        A way is a value or view, or a product of several whose labels are of the same sites. Where
+        all states are kept the ways are added up; else they stand side by side.
         """
-        taken = [as_view(view) for view in views]
-        places = taken[0].places
+        products = [tuple(as_view(part) for part in _several(way)) for way in ways]
+        places, width = products[0][0].places, products[0][0].width
+        if all(view.pool[0].labels.states is None for way in products for view in way):
+            return self._add(Total(products), places, width, Labels())
+        taken = [self._product(way) for way in products]
         kept = [view.states for view in taken]
-        if all(states is None for states in kept):
-            made = self._add(
-                Total([(view,) for view in taken]), taken[0].places, taken[0].width, Labels()
-            )
-            return made
         parts: list[Tensor] = []
         for view, states in zip(taken, kept, strict=True):
             assert states is not None
@@ -237,6 +256,16 @@ class Tape:
         labels = Labels(mixed, torch.cat(parts, 2) if len(parts) > 1 else parts[0])
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), places, width, labels)
+
+    def _product(self, way: tuple[View, ...]) -> View:
+        """What several views say together, as one; their alternatives are of different sites."""
+        if len(way) == 1:
+            return way[0]
+        ways, places = way[0].ways, way[0].places
+        product = self.total(tuple(view.flat for view in way))
+        if places == 1:
+            return View((product,), across=True)
+        return View((product,), torch.arange(ways * places, device=self.device).reshape(ways, -1))
 
     def beside(self, *views: Given) -> Value:
         """The labels of several views, and of their alternatives, side by side: labels of none."""

@@ -17,9 +17,10 @@ def leaves(tape: Tape) -> dict[int, Tensor]:
     sites = [(n, step.sites) for n, step in wanted if step.sites is not None]
     if sites:
         width = tape.unary.shape[-1]
-        flat = tape.unary.to(tape.dtype).reshape(tape.batch, math.prod(tape.site_shape), width)
+        flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), width)
         numbers = torch.cat([own for _, own in sites])
-        parts = flat.index_select(1, numbers).split([len(own) for _, own in sites], 1)
+        chosen = flat.index_select(1, numbers).to(tape.dtype)
+        parts = chosen.split([len(own) for _, own in sites], 1)
         by_number = {n: part for (n, _), part in zip(sites, parts, strict=True)}
     for n, step in wanted:
         if step.logs is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_sum
 
@@ -50,26 +51,32 @@ class View:
     Attributes:
         pool: values of one width, their places side by side.
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
-            number of all of them stands for none, -inf. None: the one value of the pool as it is.
+            number of all of them stands for none, -inf. None: all places of the pool, in order.
+        across: whether those are, without an index, the alternatives of one place.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
+    across: bool = field(default=False, kw_only=True)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many places the pool has."""
         return sum(value.places for value in self.pool)
 
-    @property
+    @cached_property
     def ways(self) -> int:
         """M, the number of alternatives of each place."""
-        return 1 if self.index is None else self.index.shape[-2]
+        if self.index is None:
+            return self.size if self.across else 1
+        return self.index.shape[-2]
 
-    @property
+    @cached_property
     def places(self) -> int:
         """P, the number of places."""
-        return self.pool[0].places if self.index is None else self.index.shape[-1]
+        if self.index is None:
+            return 1 if self.across else self.size
+        return self.index.shape[-1]
 
     @property
     def width(self) -> int:
@@ -77,21 +84,42 @@ class View:
         return self.pool[0].width
 
     @property
+    def flat(self) -> "View":
+        """The alternatives of all places as places, M P of them."""
+        if self.index is None:
+            return View(self.pool)
+        return View(self.pool, self.index.flatten(-2).unsqueeze(-2))
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it is all of one value."""
+        return self.index is None and len(self.pool) == 1
+
+    @property
     def labels(self) -> Labels:
         """What the columns stand for; of a view with M > 1, as if it had M P places."""
         first = self.pool[0].labels
-        if self.index is None or first.sites is None:
+        return first if self.whole or first.sites is None else Labels(self.sites, self.states)
+
+    @property
+    def sites(self) -> Tensor | None:
+        """(M P,) or (B, M P) those of `labels`."""
+        first = self.pool[0].labels.sites
+        if self.whole or first is None:
             return first
         sites = torch.cat([_sites(value) for value in self.pool])
-        flat = self.index.clamp(max=len(sites) - 1).flatten(-2)
-        return Labels(sites[flat], self.states)
+        if self.index is None:
+            return sites
+        return sites[self.index.clamp(max=len(sites) - 1).flatten(-2)]
 
     @property
     def states(self) -> Tensor | None:
         """(B, M P, K) those of `labels`, if not all of them are kept."""
-        if self.index is None or self.pool[0].labels.states is None:
+        if self.whole or self.pool[0].labels.states is None:
             return self.pool[0].labels.states
         states = torch.cat([_states(value) for value in self.pool], 1)
+        if self.index is None:
+            return states
         flat = self.index.clamp(max=states.shape[1] - 1).flatten(-2)
         if flat.ndim == 1:
             return states.index_select(1, flat)
@@ -101,7 +129,7 @@ class View:
     def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
         """(Q,) places in the pool of some alternatives of some places of some items."""
         if self.index is None:
-            return place if self.places > 1 else torch.zeros_like(place)
+            return (ways if self.across else place) if self.size > 1 else torch.zeros_like(place)
         place = place if self.places > 1 else torch.zeros_like(place)
         ways = ways if self.ways > 1 else torch.zeros_like(ways)
         if self.index.ndim == 2:
@@ -135,7 +163,9 @@ class Reader:
     )
 
     def pooled(self, view: View) -> Tensor:
-        """(B or 1, places of the pool and one more of -inf, K)."""
+        """(B or 1, places of the pool, K); with an index one more place, of -inf."""
+        if view.index is None:
+            return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
         # Views of one pool are often read together, or in turn with those of another.
         key = _key(view)
         pool = self._latest.pop(key, None)
@@ -155,6 +185,8 @@ class Reader:
         batch = joint(sizes)
         if len(set(sizes)) > 1:
             parts = [part.expand(batch, -1, -1) for part in parts]
+        if view.index is None:
+            return torch.cat(parts, 1)
         none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
         return torch.cat([*parts, none.expand(batch, 1, view.width)], 1)
 
@@ -168,9 +200,9 @@ class Reader:
 
     def read(self, view: View) -> Tensor:
         """(B or 1, M, P or 1, K)."""
-        if view.index is None:
-            return self.values[view.pool[0].number].unsqueeze(1)
         pool, index = self.pooled(view), view.index
+        if index is None:
+            return pool.unsqueeze(2 if view.across else 1)
         if index.ndim == 2:
             return pool.index_select(1, index.flatten()).unflatten(1, index.shape)
         item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
@@ -178,16 +210,27 @@ class Reader:
 
     def at(self, view: View, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, M) of some places of some items."""
-        label = (label if view.width > 1 else label * 0).unsqueeze(1)
-        item, place = item.unsqueeze(1), place.unsqueeze(1)
+        label = label if view.width > 1 else label * 0
+        if view.across:
+            pool = self.pooled(view)
+            return pool[item, :, label] if pool.shape[0] > 1 else pool[0].mT[label]
+        item, place, label = item.unsqueeze(1), place.unsqueeze(1), label.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
         longer = None if view.index is None else self._longer(view)
         if longer is not None:
             # On the way down pools shrink; where the shorter one ends, another value follows.
             read = longer[item if len(longer) > 1 else item * 0, number, label]
             return torch.where(number < view.size, read, -math.inf)
-        pool = self.values[view.pool[0].number] if view.index is None else self.pooled(view)
-        return pool[item if len(pool) > 1 else item * 0, number, label]
+        pool = self.pooled(view)
+        return pool[item, number, label] if pool.shape[0] > 1 else pool[0][number, label]
+
+
+def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
+    """(Q, ...) of (B or 1, P or 1, ...): those of some places of some items; (1, ...) of one."""
+    batch, places = values.shape[:2]
+    if places == 1:
+        return values[:, 0] if batch == 1 else values[:, 0][item]
+    return values[0][place] if batch == 1 else values[item, place]
 
 
 def _key(view: View) -> tuple[int, ...]:
@@ -244,7 +287,7 @@ def joint(sizes: Sequence[int]) -> int:
 
 def mapped(view: View, step: Callable[[Value], Value]) -> View:
     """The same places of what a step makes of each value."""
-    return View(tuple(step(value) for value in view.pool), view.index)
+    return View(tuple(step(value) for value in view.pool), view.index, across=view.across)
 
 
 def agreed(views: Sequence[View]) -> Labels:
@@ -254,10 +297,19 @@ def agreed(views: Sequence[View]) -> Labels:
         ModelError: those of different sites.
     """
     owned = [view for view in views if view.pool[0].labels.sites is not None]
-    kinds = [view.labels for view in owned]
-    if any(view.ways > 1 for view in owned) or len({id(labels) for labels in kinds}) > 1:
+    if any(view.ways > 1 for view in owned) or not all(_agree(owned[0], view) for view in owned):
         raise ModelError(
             "Tape.total needs alternatives over the same labels; these are the states of different "
             "sites. Link them to one site first, or merge them."
         )
-    return kinds[0] if kinds else Labels()
+    return owned[0].labels if owned else Labels()
+
+
+def _agree(one: View, other: View) -> bool:
+    """Whether two views have the states of the same sites."""
+    if one is other or (one.whole and other.whole and one.labels is other.labels):
+        return True
+    first, second = one.sites, other.sites
+    assert first is not None
+    assert second is not None
+    return torch.equal(first, second) and bool((first >= 0).all())
