@@ -68,7 +68,7 @@ class ProjectiveDependencies(Dependencies):
         tape = self._recursion(self.unary).to_tape(double=True)
         reader = up(tape, temperature)
         self._require_possible(goal(tape, reader) > -math.inf)
-        return descend(tape, reader, count, pick)
+        return descend(tape, reader, count, pick).states(tape, count)
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
         word = torch.arange(1, heads.shape[2] + 1, device=heads.device)

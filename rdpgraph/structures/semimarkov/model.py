@@ -212,7 +212,9 @@ class SemiMarkov(Recursion):
         """
         return recursion.entropy(*self._parts()).reshape(self.batch_shape)
 
-    def cross_entropy(self, other: "SemiMarkov") -> Tensor:
+    def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "SemiMarkov"
+    ) -> Tensor:
         """(*batch,) nats: the mean under this chain of minus the log-probability in another.
 
         +inf where the other forbids what this one allows; 0 for an impossible item. Differentiable
@@ -231,7 +233,9 @@ class SemiMarkov(Recursion):
         nats = comparison.cross_entropy((segments, transition), theirs[:2], lengths)
         return nats.reshape(self.batch_shape)
 
-    def kl_divergence(self, other: "SemiMarkov") -> Tensor:
+    def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "SemiMarkov"
+    ) -> Tensor:
         """(*batch,) nats: `cross_entropy` less `entropy`; zero where the chains are the same.
 
         Raises:
@@ -247,7 +251,9 @@ class SemiMarkov(Recursion):
         """
         return self._segmentation(self._best(), ())
 
-    def k_best(self, k: int) -> KBestSegmentations:
+    def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, k: int
+    ) -> KBestSegmentations:
         """The k best segmentations, distinct, best first; O(T k (D N + N^2)).
 
         Raises:

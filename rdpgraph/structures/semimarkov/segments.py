@@ -21,7 +21,7 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
         transition: (N, N), or (*batch, T - 1, N, N).
         lengths: (*batch,), or None.
     """
-    steps, durations = tape.site_shape
+    (steps, durations), free = tape.site_shape, tape.unary.new_zeros(transition.shape[-1])
     if isinstance(transition, Potential) and len(transition.shape) > 2:
         transition = table_of(transition, of="SemiMarkov")
     entering, ends = list[Value](), list[Value]()
@@ -34,7 +34,6 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
                 between = between[..., place - 1, :, :]
             entering.append(tape.link(ends[-1], between, to=labels))
         else:
-            free = tape.unary.new_zeros(transition.shape[-1])
             entering.append(tape.lookup(free, to=labels))
         segments = tape.across(tape.sites.leaf(ending))
         ends.append(tape.merge((segments, tape.across(entering[-durations:], ages))))

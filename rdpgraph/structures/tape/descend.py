@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ def _by_value(pool: tuple[Value, ...], nodes: Nodes) -> Iterator[tuple[Value, No
         return
     number, order = number.sort()
     tree, label = tree[order], label[order]
-    ends = torch.tensor([value.places for value in pool], device=number.device).cumsum(0)
+    ends = torch.tensor([*accumulate(value.places for value in pool)], device=number.device)
     start = first = 0
     for value, stop in zip(pool, torch.searchsorted(number, ends).tolist(), strict=True):
         if stop > first:

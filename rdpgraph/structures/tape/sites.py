@@ -15,14 +15,23 @@ class Sites:
 
     Attributes:
         numbers: (*sites) their numbers, row by row.
-        leaf: makes the value of some.
-        labels: what the columns of that value stand for; enough for what leads to them.
+        states: (B, all, K) which states are kept of each; None: all.
+        make: the value of those that labels stand for.
     """
 
     numbers: Tensor
-    leaf: Callable[[Tensor], Value]
-    labels: Callable[[Tensor], Labels]
+    states: Tensor | None
+    make: Callable[[Labels], Value]
 
     def __getitem__(self, index: Any) -> Value:
         """The potentials of some sites, one place for each, in the order of the index."""
         return self.leaf(self.numbers[index].reshape(-1))
+
+    def leaf(self, numbers: Tensor) -> Value:
+        """The potentials of the sites with some numbers, (P,)."""
+        return self.make(self.labels(numbers))
+
+    def labels(self, numbers: Tensor) -> Labels:
+        """What the columns of that value stand for; enough for what leads to them."""
+        kept = self.states
+        return Labels(numbers, None if kept is None else kept.index_select(1, numbers))

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
 from rdpgraph.structures.tape.step import Child, Step, beside
@@ -113,10 +113,10 @@ class Total(Step):
             for view in way:
                 yield view, part, None
 
-    @cached_property
+    @property
     def alternatives(self) -> int:
         """The alternatives of all ways, A."""
-        return sum(_ways(way) for way in self.ways)
+        return sum([_ways(way) for way in self.ways])
 
     @property
     def work(self) -> float:
@@ -309,7 +309,7 @@ class Linked(Step):
 
 
 def _ways(way: Sequence[View]) -> int:
-    return max(view.ways for view in way)
+    return max([view.ways for view in way])
 
 
 def _child(

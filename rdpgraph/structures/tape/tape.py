@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -20,7 +20,17 @@ from rdpgraph.structures.tape.sites import Sites
 from rdpgraph.structures.tape.sources import Sources, collected, widened
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Total
-from rdpgraph.structures.tape.values import Labels, Value, View, agreed, as_view, mapped
+from rdpgraph.structures.tape.values import (
+    Labels,
+    Value,
+    View,
+    agreed,
+    as_view,
+    mapped,
+    mixed_states,
+    one_of_each,
+    some_places,
+)
 
 Given = Value | View
 Way = Given | tuple[Given, ...]
@@ -86,23 +96,18 @@ class Tape:
 
         One place for each; their labels are the sites' states.
         """
-        numbers = torch.arange(math.prod(self.site_shape), device=self.device)
-        return Sites(numbers.reshape(self.site_shape), self._of_sites, self._labels_of)
+        count, states = math.prod(self.site_shape), self.states
+        if states is not None:
+            states = states.expand(self.unary.shape).reshape(
+                self.batch, count, self.unary.shape[-1]
+            )
+        numbers = torch.arange(count, device=self.device).reshape(self.site_shape)
+        return Sites(numbers, states, self._of_sites)
 
-    def _of_sites(self, numbers: Tensor) -> Value:
-        labels = self._labels_of(numbers)
-        return self._add(Leaf(None, numbers), numbers.shape[0], self.unary.shape[-1], labels)
-
-    def _labels_of(self, numbers: Tensor) -> Labels:
-        if self.states is None:
-            return Labels(numbers)
-        return Labels(numbers, self._flat_states.index_select(1, numbers))
-
-    @cached_property
-    def _flat_states(self) -> Tensor:
-        assert self.states is not None
-        shape = (self.batch, math.prod(self.site_shape), self.unary.shape[-1])
-        return self.states.expand(self.unary.shape).reshape(shape)
+    def _of_sites(self, labels: Labels) -> Value:
+        assert labels.sites is not None
+        leaf = Leaf(None, labels.sites)
+        return self._add(leaf, labels.sites.shape[0], self.unary.shape[-1], labels)
 
     @property
     def one(self) -> Value:
@@ -150,13 +155,7 @@ class Tape:
             index: (P,) the place for each new place; (M, P) or (B, M, P) M alternatives for each.
                 Below 0: none, -inf.
         """
-        values = (pool,) if isinstance(pool, Value) else tuple(_values(pool))
-        if len({value.width for value in values}) != 1:
-            raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
-        index = index.to(self.device)
-        index = index.unsqueeze(0) if index.ndim == 1 else index
-        size = sum(value.places for value in values)
-        return View(values, torch.where(index < 0, size, index))
+        return some_places(pool, index.to(self.device))
 
     def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
         """Places as the alternatives of one.
@@ -165,12 +164,7 @@ class Tape:
             pool: a value, of which all places are taken; or several, of each of which one is.
             which: (M,) place of each of several values; a value of one place serves as any.
         """
-        values = (pool,) if isinstance(pool, Value) else tuple(pool)
-        if which is None or all(value.places == 1 for value in values):
-            return View(values, across=True)
-        sizes = [value.places for value in values]
-        starts = torch.tensor([sum(sizes[:number]) for number in range(len(sizes))])
-        return self.view(values, (starts.to(self.device) + which).unsqueeze(1))
+        return one_of_each((pool,) if isinstance(pool, Value) else tuple(pool), which)
 
     def total(self, *ways: Way) -> Value:
         """The sum over ways; a way is a value or view, or a product of several.
@@ -217,7 +211,7 @@ class Tape:
         key = ("link", x.number, id(potential), None if to_labels.states is None else id(to_labels))
         if key in self.sources.known and to_labels.states is None:
             known: Value = self.sources.known[key]
-            return self._relabelled(known, to_labels)
+            return replace(known, labels=to_labels)
         before, after = x.labels.states, to_labels.states
         link: Link
         if before is None and after is None:
@@ -245,15 +239,8 @@ class Tape:
         if all(view.pool[0].labels.states is None for way in products for view in way):
             return self._add(Total(products), places, width, Labels())
         taken = [self._product(way) for way in products]
-        kept = [view.states for view in taken]
-        parts: list[Tensor] = []
-        for view, states in zip(taken, kept, strict=True):
-            assert states is not None
-            if places > 1:
-                states = states.unflatten(1, (view.ways, -1)).transpose(1, 2)
-            parts.append(states.reshape(states.shape[0], places, -1))
         mixed = self.sources.once(("mixed",), lambda: torch.full((1,), -1, device=self.device))
-        labels = Labels(mixed, torch.cat(parts, 2) if len(parts) > 1 else parts[0])
+        labels = Labels(mixed, mixed_states(taken))
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), places, width, labels)
 
@@ -362,7 +349,7 @@ class Tape:
         each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
         index = torch.arange(ways * places, device=self.device).reshape(ways, places)
         made = self.total(self.view(each, index))
-        return self._relabelled(made, to.labels)
+        return replace(made, labels=to.labels)
 
     def _rules(self, rules: Rules) -> Rules:
         flat = rules.flat(self.lead)
@@ -408,15 +395,6 @@ class Tape:
         self.steps.append(step)
         return Value(len(self.steps) - 1, places, width, labels)
 
-    def _relabelled(self, value: Value, labels: Labels) -> Value:
-        return Value(value.number, value.places, value.width, labels)
-
 
 def _several(way: Way) -> tuple[Given, ...]:
     return way if isinstance(way, tuple) else (way,)
-
-
-def _values(pool: View | Sequence[Value]) -> Sequence[Value]:
-    if isinstance(pool, View):
-        raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
-    return pool

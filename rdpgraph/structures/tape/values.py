@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_sum
 
@@ -62,16 +63,16 @@ class View:
     @cached_property
     def size(self) -> int:
         """How many places the pool has."""
-        return sum(value.places for value in self.pool)
+        return sum([value.places for value in self.pool])
 
-    @cached_property
+    @property
     def ways(self) -> int:
         """M, the number of alternatives of each place."""
         if self.index is None:
             return self.size if self.across else 1
         return self.index.shape[-2]
 
-    @cached_property
+    @property
     def places(self) -> int:
         """P, the number of places."""
         if self.index is None:
@@ -90,7 +91,7 @@ class View:
             return View(self.pool)
         return View(self.pool, self.index.flatten(-2).unsqueeze(-2))
 
-    @cached_property
+    @property
     def whole(self) -> bool:
         """Whether it is all of one value."""
         return self.index is None and len(self.pool) == 1
@@ -288,6 +289,49 @@ def joint(sizes: Sequence[int]) -> int:
 def mapped(view: View, step: Callable[[Value], Value]) -> View:
     """The same places of what a step makes of each value."""
     return View(tuple(step(value) for value in view.pool), view.index, across=view.across)
+
+
+def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
+    """Places of one or more values, side by side; see `Tape.view`.
+
+    Raises:
+        ModelError: a view, or values of different widths.
+    """
+    if isinstance(pool, View):
+        raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
+    values = (pool,) if isinstance(pool, Value) else tuple(pool)
+    if len({value.width for value in values}) != 1:
+        raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
+    index = index.unsqueeze(0) if index.ndim == 1 else index
+    size = sum(value.places for value in values)
+    return View(values, torch.where(index < 0, size, index))
+
+
+def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
+    """All places of some values as the alternatives of one, or of each value the one with a number.
+
+    Args:
+        values: of one width.
+        which: (M,) of each value the number of a place; one of one place has it as any.
+    """
+    sizes = [value.places for value in values]
+    if which is None or max(sizes) == 1:
+        return View(values, across=True)
+    starts = torch.tensor([0, *accumulate(sizes[:-1])], device=which.device)
+    index = starts + which.clamp(max=torch.tensor(sizes, device=which.device) - 1)
+    return View(values, index.unsqueeze(1))
+
+
+def mixed_states(views: Sequence[View]) -> Tensor:
+    """(B, P, all labels) which states the labels of views with alternatives are, side by side."""
+    parts: list[Tensor] = []
+    for view in views:
+        states = view.states
+        assert states is not None
+        if view.places > 1:
+            states = states.unflatten(1, (view.ways, -1)).transpose(1, 2)
+        parts.append(states.reshape(states.shape[0], view.places, -1))
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
 
 
 def agreed(views: Sequence[View]) -> Labels:
