@@ -1,5 +1,6 @@
 """The options of estimators, as an estimator."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from rdpgraph.estimate.selection import Size
 _REPLICATES = 16
 
 
-_PROPOSALS: dict[ProposalName, type[Proposal]] = {
+_PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
     ProposalName.UNIFORM: Uniform,
     ProposalName.LOCAL: Local,
     ProposalName.GLOBAL: Global,

@@ -1,7 +1,7 @@
 """Proposals that read the potentials of a site and of its neighbours."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -73,30 +73,16 @@ class SoftmaxGlobal(Proposal):
         return sites.mean_values(self.landmarks) if norms is None else norms
 
 
-@dataclass(frozen=True)
-class LocalGlobal(Proposal):
+def LocalGlobal(prior: Proposal | None = None) -> Mixture:
     """Half of `Local`, half of a global prior: Fu, Cunningham and Lapata 2022, eq. 34.
 
     With `Global` the formula as printed, where phi is the exponential of the emission score; with
     `SoftmaxGlobal` what the released code computes.
 
     Args:
-        prior: the global half.
+        prior: the global half; default `Global()`.
     """
-
-    prior: Proposal = field(default_factory=Global)
-
-    def log_scores(self, sites: Sites) -> Tensor:
-        """The log of the mean of `Local` and the prior, each normalised."""
-        return self._halves.log_scores(sites)
-
-    def scores_of(self, setting: Setting) -> Scores:
-        """The logs of the means of `Local` and the prior, each normalised."""
-        return self._halves.scores_of(setting)
-
-    @property
-    def _halves(self) -> Mixture:
-        return Mixture((Local(), self.prior), (0.5, 0.5))
+    return Mixture((Local(), Global() if prior is None else prior), (0.5, 0.5))
 
 
 @dataclass(frozen=True)

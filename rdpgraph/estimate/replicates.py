@@ -36,12 +36,20 @@ class Replicates:
         Raises:
             UnsupportedError: draws of equal weights, which estimate no Z.
         """
+        self.require_estimates()
+        return soft_sum(self.log_partitions, 0) - math.log(self.count)
+
+    def require_estimates(self) -> None:
+        """Refuse draws of equal weights, which estimate no Z.
+
+        Raises:
+            UnsupportedError: these are such.
+        """
         if self.equal:
             raise UnsupportedError(
                 "An average of dependent draws with equal weights has no log Z, and nothing that "
                 "needs one; its marginals, samples and modes are answered."
             )
-        return soft_sum(self.log_partitions, 0) - math.log(self.count)
 
     @property
     def possible(self) -> Tensor:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -211,20 +212,24 @@ class RestrictedSolution(Solution):
         return self.replicates.log_partition
 
     def log_partitions(self) -> Tensor:
-        """(replicates, B) log Z of each replicate."""
+        """(replicates, B) log Z of each replicate.
+
+        Raises:
+            UnsupportedError: replicates of equal weights, which estimate no Z.
+        """
+        self.replicates.require_estimates()
         return self.replicates.log_partitions
 
-    def potentials(self) -> list[Tensor]:
-        """Of each replicate a structure's on all states, weights added; -inf: not kept."""
+    def on_all(self) -> list[Structure]:
+        """Of each replicate the structure on all states, weights added; -inf: not kept."""
         structure, layout = self.restriction.original, self._layout
         assert isinstance(structure, Structure)
+        size = layout.batch * layout.num_states
         rows = torch.arange(layout.batch, device=structure.unary.device).unsqueeze(1)
-        size, places = len(rows) * layout.num_states, layout.places + rows * layout.num_states
-        logs = (
-            soft_scatter(log_weights.flatten(), of_replicate.flatten(), size)
-            for log_weights, of_replicate in zip(layout.selected.log_weights, places, strict=True)
-        )
-        return [structure.unary + added.reshape(structure.unary.shape) for added in logs]
+        places = (layout.places + rows * layout.num_states).flatten(1)
+        logs = map(soft_scatter, layout.selected.log_weights.flatten(1), places, repeat(size))
+        unary = structure.unary
+        return [structure.with_unary(unary + added.reshape(unary.shape)) for added in logs]
 
     def variable_marginals(self) -> Tensor:
         """(B, S), zero where a state was not kept."""

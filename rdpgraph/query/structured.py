@@ -87,19 +87,22 @@ class StructuredPosterior(Inferred):
         """
         asked, solution = list(sites), self.solution
         if isinstance(solution, RestrictedSolution) and self.solved is not None:
-            parts = [
-                _joint(self.solved.solve(self.structure.with_unary(unary).factor_graph()), asked)
-                for unary in solution.potentials()
-            ]
-            ends = parts[0].shape[len(self.batch_shape) :]
-            rows = torch.stack([part.reshape(-1, *ends) for part in parts])
-            return solution.replicates.mean(rows).reshape(parts[0].shape)
+            each = [self.solved.solve(replicate).joint(asked) for replicate in solution.on_all()]
+            rows = torch.stack(each).reshape(len(each), -1, *each[0].shape[len(self.batch_shape) :])
+            return solution.replicates.mean(rows).reshape(each[0].shape)
         if self._direct is None:
             raise UnsupportedError(
                 "Joints of sites have no estimate here; use estimator=Exact(), or "
                 "infer(structure.factor_graph(), estimator=...).joint(...)."
             )
-        return _joint(self._direct.general, asked)
+        (entry,) = self._direct.general.graph.variables
+        items: list[Named] = []
+        for site in asked:
+            try:
+                items.append(entry[site] if isinstance(entry, VariableArray) else entry)
+            except IndexError as error:
+                raise ModelError(f"There is no site {site!r}. {error}") from None
+        return self._direct.general.joint(items)
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
@@ -183,15 +186,3 @@ class StructuredPosterior(Inferred):
         (support,) = self.solution.restriction.supports
         assert support is not None
         return support
-
-
-def _joint(general: Any, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
-    """Of sites by their positions in the one array of a general graph."""
-    (entry,) = general.graph.variables
-    items: list[Named] = []
-    for site in sites:
-        try:
-            items.append(entry[site] if isinstance(entry, VariableArray) else entry)
-        except IndexError as error:
-            raise ModelError(f"There is no site {site!r}. {error}") from None
-    return general.joint(items)

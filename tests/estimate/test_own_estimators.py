@@ -228,8 +228,9 @@ def test_masks_are_averaged_with_equal_weights():
         for mask in kept.log_weights
     ]
     torch.testing.assert_close(found.marginal(x), torch.stack(each).mean(0))
-    with pytest.raises(rg.errors.UnsupportedError, match="no log Z"):
-        _ = found.log_partition
+    for name in ("log_partition", "log_partitions", "standard_error", "effective_sample_size"):
+        with pytest.raises(rg.errors.UnsupportedError, match="no log Z"):
+            getattr(found, name)
     with pytest.raises(rg.errors.UnsupportedError, match="no log Z"):
         found.entropy()
     assert found.status.biased
