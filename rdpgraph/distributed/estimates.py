@@ -141,7 +141,8 @@ class SpreadReplicates(Estimator):
         assert isinstance(restriction, Restriction)
         every = range(restriction.replicates)
         counts = tuple(len(part_of(every, rank, wire.ranks)) for rank in range(wire.ranks))
-        here = restriction.part(part_of(every, wire.rank, wire.ranks) or every[:1])
+        numbers = part_of(every, wire.rank, wire.ranks) or every[:1]
+        here = restriction.of_replicates(torch.tensor(numbers))
         return Problem(here.model, _Spread(here, wire, counts))
 
 

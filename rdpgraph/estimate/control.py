@@ -11,6 +11,7 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.setting import sites_of
 
@@ -61,16 +62,18 @@ class ControlledEstimate:
     @property
     def log_partition(self) -> Tensor:
         """(*batch,) log Z^ where that is positive, else of the plain estimate; differentiable."""
-        plain = self.log_plain.logsumexp(0) - math.log(len(self.log_plain))
+        plain = Replicates(self.log_plain).log_partition
         return torch.where(self.sign > 0, self.log_absolute, plain)
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one."""
+        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one, or where Z^ is 0."""
         values = self._signed()[0]
+        size = values.mean(0).abs()
         if len(values) < 2:
-            return torch.full_like(self.log_surrogate, math.inf)
-        return values.std(0) / math.sqrt(len(values)) / values.mean(0).abs()
+            return torch.full_like(size, math.inf)
+        error = values.std(0) / math.sqrt(len(values))
+        return torch.where(size > 0, error / torch.where(size > 0, size, 1.0), math.inf)
 
 
 def controlled(

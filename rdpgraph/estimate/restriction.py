@@ -94,19 +94,6 @@ class Restriction:
         """Where the kept states stand among all states."""
         return Layout(self.original, self.supports, self.replicates)
 
-    def part(self, chosen: range) -> "Restriction":
-        """The same of some of the replicates, which stand side by side."""
-        lead, which = 1 + len(self.original.batch_shape), slice(chosen.start, chosen.stop)
-        supports = [
-            support
-            if support is None
-            or support.states.ndim <= lead + len(entry.shape)
-            or len(support.states) == 1  # of all
-            else support.map(lambda values: values[which])
-            for entry, support in zip(self.layout.domain.entries, self.supports, strict=True)
-        ]
-        return replace(self, supports=tuple(supports), replicates=len(chosen))
-
     def solved(self) -> Solution:
         """The solution of the model on the states kept."""
         return self.solve(self.model).solution
@@ -116,25 +103,22 @@ class Restriction:
         supports = (support and support.unweighted() for support in self.supports)
         return replace(self, supports=tuple(supports))
 
-    def repaired(self, possible: Tensor) -> "Restriction":
-        """With the states of a possible replicate instead of each impossible one's.
+    def of_replicates(self, source: Tensor) -> "Restriction":
+        """The same with other replicates, each of which is one of those here.
 
         Args:
-            possible: (replicates, B), with one possible replicate at least for each item.
+            source: (n,) or (n, B), for each new one, and each item, the number of the old one.
         """
-        each = torch.arange(self.replicates, device=possible.device).unsqueeze(-1)
-        source = torch.where(possible, each, possible.long().argmax(0))
-        source = source.reshape(self.replicates, *self.original.batch_shape)
+        batch = self.original.batch_shape
+        source = source.reshape(len(source), *(batch if source.ndim > 1 else (1,) * len(batch)))
 
         def copied(values: Tensor) -> Tensor:
             index = source.reshape(*source.shape, *(1,) * (values.ndim - source.ndim))
             return values.take_along_dim(index.to(values.device), 0)
 
-        supports = (
-            given and full.map(copied)
-            for given, full in zip(self.supports, self.layout.expanded, strict=True)
-        )
-        return replace(self, supports=tuple(supports))
+        pairs = zip(self.supports, self.layout.expanded, strict=True)
+        supports = tuple(given and full.map(copied) for given, full in pairs)
+        return replace(self, supports=supports, replicates=len(source))
 
     def __call__(self, solution: Solution) -> "RestrictedSolution":
         """What the solution of `model` says of the original."""
@@ -318,7 +302,9 @@ class RestrictedSolution(Solution):
                 "There are no samples and no mode: on the states kept nothing is possible in at "
                 "least one item; keep more of them, or change the model."
             )
-        restriction = self.restriction.repaired(possible)
+        each = torch.arange(len(possible), device=possible.device).unsqueeze(-1)
+        source = torch.where(possible, each, possible.long().argmax(0))
+        restriction = self.restriction.of_replicates(source)
         return restriction(restriction.solved())
 
     def max_marginals(self) -> Tensor:

@@ -234,3 +234,17 @@ def test_nothing_is_proved_of_a_model_by_one_that_approximates_it():
     assert low.bounds(confidence=0.9) == (-math.inf, math.inf)
     assert not bool(low.mode_is_optimal())
     assert float(low.mode_bound()) == math.inf
+
+
+def test_a_surrogate_of_an_impossible_model_leaves_no_nan():
+    unary = torch.full((3, 2), -math.inf, dtype=torch.float64, requires_grad=True)
+    none = rg.Chain(unary, torch.zeros(2, 2, dtype=torch.float64))
+    estimator = rg.Randomized.default(keep=1, replicates=3)
+    found = rg.controlled(
+        none, none, estimator=estimator, solve=rg.infer, generator=torch.Generator().manual_seed(0)
+    )
+    assert found.log_partition == -math.inf
+    assert found.standard_error == math.inf
+    found.log_partition.backward()
+    assert unary.grad is not None
+    assert bool(unary.grad.isfinite().all())
