@@ -17,7 +17,7 @@ from rdpgraph.model.overlay import with_joint
 from rdpgraph.structures.relaxation import perturbed_graph
 
 _READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
-"""What the model with further variables says as it is."""
+"""The questions that the model with further variables answers in place of the plain one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,8 +98,8 @@ def controlled(
         estimator: chooses the states.
         solve: `rdpgraph.infer`.
         generator: the randomness.
-        coefficient: c; 1.0 takes the surrogate's error off whole. Fix it in advance: one that is
-            fitted to the same replicates makes Z^ biased.
+        coefficient: c; 1.0 removes the surrogate's error completely. Fix it in advance: one that
+            is fitted to the same replicates makes Z^ biased.
 
     Raises:
         ModelError: a surrogate of other variables, states or batch.

@@ -15,7 +15,7 @@ from rdpgraph.estimate.selections import TopSystematic
 from rdpgraph.estimate.setting import Setting
 
 _KEPT = 0.5
-"""The part of the states that a proposal with a run of its own keeps of each kind."""
+"""A proposal that runs inference keeps this share of the states, and draws as many of the rest."""
 
 
 @torch.no_grad()

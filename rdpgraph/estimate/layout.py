@@ -98,7 +98,7 @@ class Layout:
 
     @cached_property
     def places(self) -> Tensor:
-        """(replicates, B, S') where it stands in a flat table (B, S) of all states."""
+        """(replicates, B, S') where each stands in a flat table (B, S) of all states."""
         states = self.selected.states
         first = self.domain.state_starts[:-1].repeat_interleave(self.restricted.sizes)
         places = states + first.to(states.device)

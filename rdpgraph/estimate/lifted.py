@@ -8,7 +8,7 @@ from rdpgraph.engines.status import Status
 
 @dataclass(frozen=True, eq=False)
 class Lifted(Delegate):
-    """The answers of another solution; a subclass says which of them are others.
+    """The answers of another solution; a subclass overrides those that differ.
 
     Attributes:
         inner: the solution of the model that an estimator made.
@@ -24,7 +24,7 @@ class Lifted(Delegate):
 class Inexact(Lifted):
     """The same answers, of a model that approximates the one declared: a lift by itself.
 
-    What is proved of the one is not proved of the other.
+    What is proved of the approximation is not proved of the model.
     """
 
     bounds, interval = Solution.bounds, Solution.interval

@@ -113,7 +113,12 @@ def draws_before(chosen: Tensor) -> Tensor:
 
 
 def taken(drawn: Tensor, chosen: Tensor) -> Tensor:
-    """(count, *batch, ...): of draws (many, replicates, *batch, ...) the next of those chosen."""
+    """(count, *batch, ...) for each replicate chosen the next of its draws, in turn.
+
+    Args:
+        drawn: (many, replicates, *batch, ...) the draws of all replicates.
+        chosen: (count, *batch) the replicate of each draw.
+    """
     index = draws_before(chosen) * drawn.shape[1] + chosen
     index = index.reshape(*index.shape, *(1,) * (drawn.ndim - 1 - index.ndim))
     return drawn.flatten(0, 1).take_along_dim(index, 0)

@@ -129,7 +129,7 @@ class Restriction:
 class RestrictedSolution(Solution):
     """Answers about all states from the solution on those that were kept.
 
-    What a state not kept has is probability zero. Marginals, expectations and samples are those
+    A state that was not kept has probability zero. Marginals, expectations and samples are those
     of the replicates together, each in proportion to its Z; so all of them are ratios of
     estimates: consistent, and biased. The entropy is that of Fu, Cunningham and Lapata 2022,
     algorithm 3, on any model: log Z less the expected score without the log-weights.

@@ -21,7 +21,7 @@ from rdpgraph.plan.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class Inferred(Portable, ABC):
-    """How a model was solved, log Z and what it is worth.
+    """How a model was solved, its log Z, and how good the answers are.
 
     Attributes:
         planned: the plan, or what makes it.
@@ -57,9 +57,10 @@ class Inferred(Portable, ABC):
 
     @property
     def status(self) -> Status:
-        """Whether the answers are exact, converged, biased, and how sure; runs what iterates.
+        """Whether the answers are exact, converged or biased, and how sure they are.
 
-        Of the answers so far: after a mode that the time cut short it says so.
+        Messages that were not sent before are sent for it. It is about the answers so far: where
+        the time ended the search for a mode, it says so from then on.
         """
         return self.solution.status()
 

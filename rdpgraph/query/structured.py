@@ -34,7 +34,8 @@ class StructuredPosterior(Inferred):
 
     Attributes:
         structure: the model as declared.
-        solved: the answers of the structure that was solved in its place; None: a graph was.
+        solved: the answers of the structure that was solved in its place; None where a graph was
+            solved.
     """
 
     structure: Structure

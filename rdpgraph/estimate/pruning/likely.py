@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.pruning.questions import masks_of
 from rdpgraph.model.graph import FactorGraph
@@ -58,11 +59,8 @@ class Given(Likely):
             ModelError: another type or shape.
         """
         shape = (*masks.batch_shape, *masks.questions)
-        try:
-            if self.mask.dtype == torch.bool:
-                return self.mask.expand(shape)
-        except RuntimeError:
-            pass
+        if self.mask.dtype == torch.bool and broadcasts(self.mask.shape, shape):
+            return self.mask.expand(shape)
         raise ModelError(
             f"Given needs likely questions as bool {shape}; got {self.mask.dtype} of shape "
             f"{tuple(self.mask.shape)}."
