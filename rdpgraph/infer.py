@@ -64,6 +64,8 @@ def infer(
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
+        ModelError: something else than a model, an estimator, a scheduler or a generator; or tables
+            that were changed in place after the graph took a copy of them.
     """
     _require_choices("infer", estimator, scheduler, generator)
     scheduler = scheduler or Auto()
