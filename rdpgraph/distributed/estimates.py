@@ -188,14 +188,7 @@ class SpreadReplicated(Summed):
 
     def status(self) -> Status:
         """The engine's status, with the error that the replicates of all ranks show."""
-        local, all_of_them = self.local.status(), self.replicates
-        known = all_of_them.count > 1 and all_of_them.log_partitions.numel() > 0
-        error, size = all_of_them.standard_error, all_of_them.effective_sample_size
-        return replace(
-            local,
-            standard_error=float(error.amax()) if known else None,
-            effective_sample_size=float(size.amin()) if known else None,
-        )
+        return self.replicates.described(self.local.status())
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """(B, *sizes) on the states kept."""

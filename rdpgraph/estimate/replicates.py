@@ -1,12 +1,13 @@
 """Estimates of Z, or draws without one, combined as probabilities."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
+from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import uniform
@@ -79,6 +80,18 @@ class Replicates:
         """(*batch,) the square of the sum of Z over the sum of its squares; 0 where Z is 0."""
         squares = self.weights.detach().square().sum(0)
         return torch.where(squares > 0, 1.0 / torch.where(squares > 0, squares, 1.0), 0.0)
+
+    def described(self, status: Status) -> Status:
+        """A status with their error and effective number, of the item that is known worst.
+
+        None of one replicate, or of draws with equal weights, which say nothing of their error.
+        """
+        known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
+        return replace(
+            status,
+            standard_error=float(self.standard_error.amax()) if known else None,
+            effective_sample_size=float(self.effective_sample_size.amin()) if known else None,
+        )
 
     def mean(self, values: Tensor) -> Tensor:
         """(*batch, ...) the mean of (replicates, *batch, ...) values, weighted by Z."""

@@ -175,17 +175,9 @@ class RestrictedSolution(Solution):
         """The engine's status, with the bias and the error that the replicates show."""
         engine, restriction = self.inner.status(), self.restriction
         exact = engine.exact and restriction.exact
-        known = restriction.replicates > 1 and not restriction.equal and self._layout.batch > 0
-        error, size = self.replicates.standard_error, self.replicates.effective_sample_size
         bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
-        return replace(
-            engine,
-            exact=exact,
-            biased=not exact,
-            bound=bound,
-            standard_error=float(error.amax()) if known else None,
-            effective_sample_size=float(size.amin()) if known else None,
-        )
+        status = replace(engine, exact=exact, biased=not exact, bound=bound)
+        return self.replicates.described(status)
 
     def log_partition(self) -> Tensor:
         """(B,) the log of the mean of the replicates' Z.
