@@ -1,14 +1,19 @@
 """Matrix products in log-space, by a product of probabilities wherever that is exact."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import differentiable_property
 from rdpgraph.model.semiring import soft_sum
 
 _CELLS = 2**22  # terms that are summed in logs at a time
+
+Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Reduces logs of terms (R, k), of items, rows and columns (R,), to (R,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,32 +45,73 @@ class LogMatrix:
         """
         peak = _peak(rows)
         total = (rows - peak).exp() @ self.weights.mT
+        low = self._low(total)
+        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
+        result = logs + peak + self.peaks.unsqueeze(-2)
+        return self._repaired(result, low, rows, _sums) if bool(low.any()) else result
+
+    @differentiable_property
+    def surprises(self) -> tuple[Tensor, Tensor]:
+        """(*lead, n, k) minus the logs of the weights, 0 of none; and that times the weights."""
+        surprises = torch.where(self.logs > -math.inf, self.peaks.unsqueeze(-1) - self.logs, 0.0)
+        return surprises, self.weights * surprises
+
+    def means(self, rows: Tensor, gains: Tensor, scores: tuple[Tensor, Tensor]) -> Tensor:
+        """Means of ``gains_ik + scores_jk`` over k, by the shares of the terms of `times`.
+
+        (*lead, m, n); 0 where no term is possible. Exact and differentiable as `times`.
+
+        Args:
+            rows: (*lead, m, k) nats.
+            gains: (*lead, m, k) finite.
+            scores: (*lead, n, k) finite; and those times the weights.
+        """
+        values = (rows - _peak(rows)).exp()
+        total = values @ self.weights.mT
+        low = self._low(total)
+        sums = (values * gains) @ self.weights.mT + values @ scores[1].mT
+        result = torch.where(low, 0.0, sums / torch.where(low, 1.0, total))
+        if not bool(low.any()):
+            return result
+
+        def exact(logs: Tensor, item: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            own = _flat(gains, result)[item, row] + _flat(scores[0], result)[item, column]
+            return (logs.softmax(1) * own).sum(1)
+
+        return self._repaired(result, low, rows, exact)
+
+    def _low(self, total: Tensor) -> Tensor:
+        """Which totals may have lost terms to underflow."""
         limits = torch.finfo(total.dtype)
         least = limits.tiny / limits.eps * max(1, self.logs.shape[-1])
         if total.requires_grad:
             least = max(least, steep(total.dtype))
-        low = total.detach() < least
-        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
-        result = logs + peak + self.peaks.unsqueeze(-2)
-        return self._repaired(result, low, rows) if bool(low.any()) else result
+        return total.detach() < least
 
-    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor) -> Tensor:
+    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
         """Entries that are low and possible, from the logs."""
         possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
         places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
         if not len(places):
             return result
-        lead = result.shape[:-2]
-        own = rows.expand(*lead, *rows.shape[-2:]).reshape(-1, *rows.shape[-2:])
-        other = self.logs.expand(*lead, *self.logs.shape[-2:]).reshape(-1, *self.logs.shape[-2:])
-        exact = [
-            soft_sum(own[item, i] + other[item, j], 1)
+        own, other = _flat(rows, result), _flat(self.logs, result)
+        found = [
+            exact(own[item, i] + other[item, j], item, i, j)
             for item, i, j in (
                 part.unbind(1) for part in places.split(max(1, _CELLS // rows.shape[-1]))
             )
         ]
         flat = result.reshape(-1, *result.shape[-2:])
-        return flat.index_put(places.unbind(1), torch.cat(exact)).reshape(result.shape)
+        return flat.index_put(places.unbind(1), torch.cat(found)).reshape(result.shape)
+
+
+def _sums(logs: Tensor, *_: Tensor) -> Tensor:
+    return soft_sum(logs, 1)
+
+
+def _flat(values: Tensor, like: Tensor) -> Tensor:
+    """(items, rows, k) of (*lead, rows, k), for all items that another has."""
+    return values.expand(*like.shape[:-2], *values.shape[-2:]).reshape(-1, *values.shape[-2:])
 
 
 def steep(dtype: torch.dtype) -> float:

@@ -52,17 +52,15 @@ class Coupling:
         values = (logs - peak).exp()
         return values, times(values, self.weights), peak
 
-    def into(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """(Q, N) log-potentials from every label to the ones (Q,) entered in the items (Q,)."""
-        return _into(self.transition, rows, columns)
-
     def enter(self, logs: Tensor) -> Tensor:
         """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
         _, totals, peak = self.scaled(logs)
         logs_entered = _safe_log(totals) + peak + self.peaks
         rows, columns = self.lost(logs, totals)
         if len(rows):
-            exact = soft_sum(logs[rows] + self.into(rows, columns), 1)
+            table = self.transition
+            into = table.T[columns] if table.ndim == 2 else table[rows, :, columns]
+            exact = soft_sum(logs[rows] + into, 1)
             logs_entered = logs_entered.index_put((rows, columns), exact)
         return logs_entered
 
@@ -79,72 +77,10 @@ class Coupling:
             rows, columns = (faint & possible).nonzero().unbind(1)
             return rows, columns
 
-    def surprise(self, logs: Tensor, inner: Tensor) -> Tensor:
-        """(B, N) entropy of the label before, given the one entered, plus the mean of `inner`.
-
-        Args:
-            logs: (B, N) log-mass of the labels before.
-            inner: (B, N) what is averaged over them.
-        """
-        values, totals, peak = self.scaled(logs)
-        own = torch.where(logs > -math.inf, logs - peak, 0.0)
-        relative = self.transition - self.peaks.unsqueeze(-2)
-        scores = torch.where(self.transition > -math.inf, relative, 0.0)
-        sums = times(values * (inner - own), self.weights) - times(values, self.weights * scores)
-        rows, columns = self.lost(logs, totals)
-        alive = _without(totals > 0, rows, columns)
-        divisor = torch.where(alive, totals, 1.0)
-        entropies = torch.where(alive, sums / divisor + divisor.log(), 0.0)
-        if len(rows):
-            chances, entropy = conditional(logs[rows] + self.into(rows, columns), 1)
-            exact = entropy + (chances * inner[rows]).sum(1)
-            entropies = entropies.index_put((rows, columns), exact)
-        return entropies
-
-    def mean(self, logs: Tensor, inner: Tensor, scores: Tensor) -> Tensor:
-        """(B, N) mean of `inner` and a score over the label before the one entered; 0 of none.
-
-        Args:
-            logs: (B, N) log-mass of the labels before.
-            inner: (B, N) what is averaged over them.
-            scores: (N, N) or (B, N, N) finite scores of pairs, [from, to], likewise.
-        """
-        values, totals, _ = self.scaled(logs)
-        sums = times(values * inner, self.weights) + times(values, self.weights * scores)
-        rows, columns = self.lost(logs, totals)
-        alive = _without(totals > 0, rows, columns)
-        means = torch.where(alive, sums / torch.where(alive, totals, 1.0), 0.0)
-        if len(rows):
-            chances, _ = conditional(logs[rows] + self.into(rows, columns), 1)
-            exact = (chances * (inner[rows] + _into(scores, rows, columns))).sum(1)
-            means = means.index_put((rows, columns), exact)
-        return means
-
 
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """(B, M) of rows (B, N) and a matrix (N, M), or one (B, N, M) for each of them."""
     return rows @ matrix if matrix.ndim == 2 else (rows.unsqueeze(-2) @ matrix).squeeze(-2)
-
-
-def _into(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    return matrix.T[columns] if matrix.ndim == 2 else matrix[rows, :, columns]
-
-
-def _without(alive: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """All but some entries: divided by what is too faint, no gradient would be no number."""
-    alive[rows, columns] = False
-    return alive
-
-
-def conditional(logs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The softmax of logs over a dim, zero where all are -inf, and its entropy, without NaN."""
-    possible = logs > -math.inf
-    # Relative to the largest first: the log of a sum of large logs would round away the rest.
-    logs = logs - _finite(logs.detach().amax(dim, keepdim=True))
-    total = soft_sum(logs, dim).unsqueeze(dim)
-    normal = torch.where(possible, logs - torch.where(total > -math.inf, total, 0.0), 0.0)
-    chances = torch.where(possible, normal.exp(), 0.0)
-    return chances, -(chances * normal).sum(dim)
 
 
 def _finite(peak: Tensor) -> Tensor:

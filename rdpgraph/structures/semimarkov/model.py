@@ -24,11 +24,9 @@ from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import checked_count
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
-    comparison,
     kbest,
     posterior,
     proposals,
-    recursion,
     scoring,
 )
 from rdpgraph.structures.semimarkov.checks import checked_fields
@@ -205,43 +203,16 @@ class SemiMarkov(Recursion):
             total = total + pad(part, (0, 0, 0, later))
         return total
 
-    def entropy(self) -> Tensor:
-        """(*batch,) entropy in nats, differentiable; 0 for an impossible item.
-
-        O(T (D N + N^2)); a gradient keeps O(T D N).
-        """
-        return recursion.entropy(*self._parts()).reshape(self.batch_shape)
-
-    def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, other: "SemiMarkov"
-    ) -> Tensor:
-        """(*batch,) nats: the mean under this chain of minus the log-probability in another.
-
-        +inf where the other forbids what this one allows; 0 for an impossible item. Differentiable
-        in both. O(T (D N + N^2)) in float64; a gradient keeps O(T D N).
-
-        Raises:
-            ModelError: the other has another shape or other lengths.
-        """
-        segments, transition, lengths = self._parts()
-        theirs = other._parts()
-        if other.unary.shape != self.unary.shape or not torch.equal(theirs[2], lengths):
+    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+        if isinstance(other, SemiMarkov) and not (
+            other.unary.shape == self.unary.shape
+            and torch.equal(other._positions()[1], self._positions()[1])
+        ):
             raise ModelError(
                 "SemiMarkov.cross_entropy needs a chain of the same shape and lengths; got "
                 f"{tuple(other.unary.shape)} for {tuple(self.unary.shape)}."
             )
-        nats = comparison.cross_entropy((segments, transition), theirs[:2], lengths)
-        return nats.reshape(self.batch_shape)
-
-    def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, other: "SemiMarkov"
-    ) -> Tensor:
-        """(*batch,) nats: `cross_entropy` less `entropy`; zero where the chains are the same.
-
-        Raises:
-            ModelError: the other has another shape or other lengths.
-        """
-        return self.cross_entropy(other) - self.cross_entropy(self)
+        return super()._compared(other, divergence=divergence)
 
     def mode(self) -> Segmentation:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A most probable segmentation, (*batch, T); O(T (D N + N^2)). Not differentiable.

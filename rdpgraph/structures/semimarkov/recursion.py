@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.semimarkov.coupling import Coupling, conditional
+from rdpgraph.structures.semimarkov.coupling import Coupling
 from rdpgraph.structures.semimarkov.lowrank import LowRankCoupling
-from rdpgraph.structures.semimarkov.transitions import tables
 
 Couplings: TypeAlias = Sequence[Coupling] | Sequence[LowRankCoupling]
 
@@ -132,35 +131,3 @@ def at_last(values: Tensor, lengths: Tensor) -> Tensor:
     """(B, N) of (B, T, N) at the last position of each item (the first, if it has none)."""
     place = (lengths - 1).clamp(min=0).reshape(-1, 1, 1)
     return values.gather(1, place.expand(-1, 1, values.shape[2])).squeeze(1)
-
-
-def entropy(segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """(B,) entropy in nats: the conditional entropies of a draw backwards, none of them negative.
-
-    Along with every message runs the entropy of what it sums over, so that no large numbers are
-    subtracted; those, too, are relative to bases in float64. Differentiable by autograd, with
-    O(T D N) kept; O(T (D N + N^2)).
-    """
-    batch, steps, durations, labels = segments.shape
-    if not steps:
-        return segments.sum((1, 2, 3))
-    couplings = tables(transition, steps)
-    before = segments.new_zeros(batch, durations, labels)
-    bases = torch.zeros(batch, durations, dtype=torch.float64, device=segments.device)
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    for step in walk(segments, couplings):
-        chances, own = conditional(step.terms, 1)
-        shift = (bases - bases[:, :1]).to(before.dtype).unsqueeze(2)
-        inside = own + (chances * (before + shift)).sum(1)
-        kept.append((step.leaving, inside, bases[:, :1]))
-        if len(kept) < steps:
-            entered = couplings[len(kept) - 1].surprise(step.leaving, inside)
-            peak = entered.detach().amax(1, keepdim=True)
-            before = torch.cat([(entered - peak).unsqueeze(1), before[:, :-1]], 1)
-            bases = torch.cat([bases[:, :1] + peak, bases[:, :-1]], 1)
-    leaving, inside, base = (
-        at_last(torch.stack(part, 1), lengths) for part in zip(*kept, strict=True)
-    )
-    chances, own = conditional(leaving, 1)
-    total = own + (chances * (inside + base)).sum(1)
-    return torch.where(lengths > 0, total, 0.0).to(segments.dtype)

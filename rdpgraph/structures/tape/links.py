@@ -47,7 +47,8 @@ class Table:
         return self.values[:, 0][item, :, label] if batch > 1 else self.values[0, 0].mT[label]
 
     @differentiable_property
-    def _matrix(self) -> LogMatrix:
+    def matrix(self) -> LogMatrix:
+        """From new labels to old ones, of each item."""
         logs = self.values.mT
         return LogMatrix.of(logs.squeeze(1) if logs.shape[1] == 1 else logs)
 
@@ -56,8 +57,8 @@ class Table:
         if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= _SMALL:
             return in_parts(x, self.values, temperature)
         if self.values.shape[1] > 1:
-            return self._matrix.times(x.unsqueeze(-2)).squeeze(-2)
-        return self._matrix.times(x)
+            return self.matrix.times(x.unsqueeze(-2)).squeeze(-2)
+        return self.matrix.times(x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,9 @@ from rdpgraph.structures.tape.values import Reader
 def usable(tape: Tape) -> Tensor:
     """(*lead, *sites, K) whether some derivation uses a site, whatever links say of states."""
     given, reader = leaves(tape), Reader()
-    for number, step in enumerate(tape.steps):
+    for step in tape.steps:
         if isinstance(step, Leaf):
-            reader.values.append(given[number])
+            reader.values.append(next(given))
         else:
             reader.values.append(step.terms(reader, scores=False).amax(step.dim))
     through = down(tape, reader, 0.0, scores=False)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
+from rdpgraph.structures.tape import products
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import goal, leaves, up
+from rdpgraph.structures.tape.up import goal, last_read, leaves, up
 from rdpgraph.structures.tape.values import Reader
 
 _BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
@@ -27,24 +28,35 @@ def entropy(tape: Tape) -> Tensor:
     Args:
         tape: laid out with ``ranks=False``.
     """
-    given, ours, means = leaves(tape), Reader(), Reader()
+    given, ended, ours, means = leaves(tape), last_read(tape), Reader(), Reader()
     for number, step in enumerate(tape.steps):
         if isinstance(step, Leaf):
-            ours.values.append(given[number])
-            means.values.append(torch.zeros_like(given[number]))
+            ours.values.append(next(given))
+            means.values.append(_none(ours.values[-1]))
             continue
-        if torch.is_grad_enabled() and step.work * tape.batch > _BLOCK:
+        many = products.matrix_of(step, tape.batch) is None and step.work * tape.batch > _BLOCK
+        if torch.is_grad_enabled() and many:
             readers = _copied((ours, means))
             value, mean = checkpoint(_chosen, step, *readers, use_reentrant=False)  # pyright: ignore
         else:
             value, mean = _chosen(step, ours, means)
         ours.values.append(value)
         means.values.append(mean)
+        for own in ended[number]:
+            ours.values[own] = means.values[own] = value
     return goal(tape, means)
+
+
+def _none(values: Tensor) -> Tensor:
+    """Zeros of that shape, which take no memory."""
+    return values.new_zeros(()).expand(values.shape)
 
 
 def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
     """(B, P, K) the values of a step, and the entropies of the choices there and below."""
+    matrix = products.matrix_of(step, len(ours.values[-1]))
+    if matrix is not None:
+        return products.chosen(matrix, *products.read(step, ours, means))
     terms, below = step.terms(ours), step.terms(means, scores=False)
     if terms.shape[step.dim] > 1:
         return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
@@ -105,14 +117,18 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
     for number, step in enumerate(tape.steps):
         value = ours.values[number]
         if isinstance(step, Leaf):
-            means.values.append(torch.zeros_like(value))
-            lost.values.append(torch.zeros_like(value))
+            means.values.append(_none(value))
+            lost.values.append(_none(value))
             continue
         pair = (step, other.steps[number])
         readers = (ours, theirs, means)
         with torch.no_grad():
             lost.values.append(_lost(pair, readers, lost))
-        if torch.is_grad_enabled() and step.dim == 2:
+        if (
+            torch.is_grad_enabled()
+            and step.dim == 2
+            and products.matrix_of(step, tape.batch) is None
+        ):
             mean: Tensor = checkpoint(  # pyright: ignore
                 _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False
             )
@@ -141,6 +157,11 @@ def _mean(
 ) -> Tensor:
     """(B, P, K) the mean over the alternatives of what is lost here and below."""
     ours, theirs, means = readers
+    matrices = products.matrices_of(steps, len(ours.values[-1]))
+    if matrices is not None:
+        first, second, below = products.read(steps[0], *readers)
+        values = ours.values[number], theirs.values[number]
+        return products.compared(matrices, (first, second), values, below, divergence=divergence)
     logs, possible = _choices(steps[0], ours, number)
     weights = torch.where(possible, logs.exp(), 0.0)
     others, allowed = _choices(steps[1], theirs, number)
@@ -154,6 +175,10 @@ def _mean(
 def _lost(steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader) -> Tensor:
     """(B, P, K) 1 where a possible choice is not one of the other, here or below; else 0."""
     ours, theirs, _ = readers
+    matrices = products.matrices_of(steps, len(ours.values[-1]))
+    if matrices is not None:
+        first, second, below = products.read(steps[0], ours, theirs, lost)
+        return products.barred(matrices, (first, second), below)
     terms = steps[0].terms(ours)
     wrong = (steps[1].terms(theirs) == -math.inf) | (steps[0].terms(lost, scores=False) > 0)
     return (wrong & (terms > -math.inf)).to(terms).amax(steps[0].dim)

@@ -1,7 +1,7 @@
 """Steps that add nothing: labels picked for others, and labels as places."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,11 @@ class Relabelled(Step):
         yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
 
     @property
+    def reads(self) -> Sequence[View]:
+        """All of the value."""
+        return (View((self.x,)),)
+
+    @property
     def work(self) -> float:
         """No terms: values are moved."""
         return 0.0
@@ -91,6 +96,11 @@ class LabelsAsPlaces(Step):
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """To each label its place."""
         yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width)), None
+
+    @property
+    def reads(self) -> Sequence[View]:
+        """All of the value."""
+        return (View((self.x,)),)
 
     @property
     def work(self) -> float:

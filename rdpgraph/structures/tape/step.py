@@ -5,7 +5,7 @@ lists them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class Step(ABC):
 
         Yields views, with (B, M, P, K, J) for their entries, the last dim to be reduced.
         """
+
+    @property
+    @abstractmethod
+    def reads(self) -> Sequence[View]:
+        """What it reads."""
 
     @property
     def alternatives(self) -> int:

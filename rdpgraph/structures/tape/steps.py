@@ -44,6 +44,11 @@ class Leaf(Step):
         yield from ()
 
     @property
+    def reads(self) -> Sequence[View]:
+        """Nothing: a leaf is made of no values."""
+        return ()
+
+    @property
     def work(self) -> float:
         """No terms: values are moved, or given."""
         return 0.0
@@ -114,6 +119,11 @@ class Total(Step):
                 yield view, part, None
 
     @property
+    def reads(self) -> Sequence[View]:
+        """Those of all ways."""
+        return [view for way in self.ways for view in way]
+
+    @property
     def alternatives(self) -> int:
         """The alternatives of all ways, A."""
         return sum([_ways(way) for way in self.ways])
@@ -171,6 +181,11 @@ class Concatenated(Step):
             yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2), None
 
     @property
+    def reads(self) -> Sequence[View]:
+        """All views."""
+        return self.views
+
+    @property
     def work(self) -> float:
         """No terms: values are moved, or given."""
         return 0.0
@@ -223,6 +238,11 @@ class Pairs(Step):
         yield self.right, both.mT, -1
 
     @property
+    def reads(self) -> Sequence[View]:
+        """Both parts."""
+        return self.left, self.right
+
+    @property
     def alternatives(self) -> int:
         """The alternatives of each part, M."""
         return self.left.ways
@@ -250,8 +270,9 @@ class Linked(Step):
     dim = 2
 
     @cached_property
-    def _view(self) -> View:
-        return View((self.x,))
+    def reads(self) -> Sequence[View]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All of the value."""
+        return (View((self.x,)),)
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, P, I, J)."""
@@ -291,11 +312,11 @@ class Linked(Step):
             ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
         elif self.link is not None:
             ahead = soft(ahead, 2, temperature).unsqueeze(2)
-        yield self._view, (x + ahead).unsqueeze(1)
+        yield self.reads[0], (x + ahead).unsqueeze(1)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """Summed over the new labels."""
-        yield self._view, terms.unsqueeze(1), -1
+        yield self.reads[0], terms.unsqueeze(1), -1
 
     @property
     def alternatives(self) -> int:

@@ -1,6 +1,7 @@
 """From the leaves upwards: log-sums at a temperature, and those of one configuration."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -9,23 +10,36 @@ from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Reader, soft
 
+_MANY = 2**20  # potentials that are read at once
 
-def leaves(tape: Tape) -> dict[int, Tensor]:
-    """(B or 1, P, K) of every leaf, the sites' read all at once."""
-    wanted = [(n, step) for n, step in enumerate(tape.steps) if isinstance(step, Leaf)]
-    by_number: dict[int, Tensor] = {}
-    sites = [(n, step.sites) for n, step in wanted if step.sites is not None]
-    if sites:
-        width = tape.unary.shape[-1]
-        flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), width)
-        numbers = torch.cat([own for _, own in sites])
-        chosen = flat.index_select(1, numbers).to(tape.dtype)
-        parts = chosen.split([len(own) for _, own in sites], 1)
-        by_number = {n: part for (n, _), part in zip(sites, parts, strict=True)}
-    for n, step in wanted:
-        if step.logs is not None:
-            by_number[n] = step.logs.to(tape.dtype)
-    return by_number
+
+def leaves(tape: Tape) -> Iterator[Tensor]:
+    """(B or 1, P, K) of every leaf in turn.
+
+    Those of sites are read all at once, unless they are many and no gradient passes them.
+    """
+    wanted = [step for step in tape.steps if isinstance(step, Leaf)]
+    sites = [step.sites for step in wanted if step.sites is not None]
+    flat = tape.unary.reshape(tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1])
+    if flat.numel() > _MANY and not flat.requires_grad:
+        read = (flat.index_select(1, own).to(tape.dtype) for own in sites)
+    else:
+        numbers = torch.cat(sites) if sites else torch.zeros(0, dtype=torch.long)
+        chosen = flat.index_select(1, numbers.to(flat.device)).to(tape.dtype)
+        read = iter(chosen.split_with_sizes([len(own) for own in sites], 1))
+    for step in wanted:
+        yield next(read) if step.logs is None else step.logs.to(tape.dtype)
+
+
+def last_read(tape: Tape) -> list[list[int]]:
+    """For each step the values that no later one reads."""
+    last = dict[int, int]()
+    for number, step in enumerate(tape.steps):
+        last.update((value.number, number) for view in step.reads for value in view.pool)
+    ended: list[list[int]] = [[] for _ in tape.steps]
+    for value, number in last.items():
+        ended[number].append(value)
+    return ended
 
 
 def up(tape: Tape, temperature: float = 1.0) -> Reader:
@@ -36,9 +50,9 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         temperature: 1.0 for sums, 0.0 for maxima; any other one needs ``ranks=False``.
     """
     given, reader = leaves(tape), Reader()
-    for number, step in enumerate(tape.steps):
-        value = given[number] if number in given else step.up(reader, temperature)
-        reader.values.append(value)
+    for step in tape.steps:
+        leaf = isinstance(step, Leaf)
+        reader.values.append(next(given) if leaf else step.up(reader, temperature))
     return reader
 
 
@@ -60,9 +74,9 @@ def exhausting(tape: Tape, wanted: Tensor) -> Tensor:
         wanted: (*lead,) the number of sites of the configuration.
     """
     given, reader, counts = leaves(tape), Reader(), Reader()
-    for number, step in enumerate(tape.steps):
+    for step in tape.steps:
         if isinstance(step, Leaf):
-            logs = given[number]
+            logs = next(given)
             used = torch.full_like(logs, float(step.sites is not None))
             counts.values.append(torch.where(logs.detach() > -math.inf, used, -math.inf))
             reader.values.append(logs)
