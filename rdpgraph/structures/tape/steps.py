@@ -270,9 +270,13 @@ class Linked(Step):
     dim = 2
 
     @cached_property
-    def reads(self) -> Sequence[View]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _view(self) -> View:
+        return View((self.x,))
+
+    @property
+    def reads(self) -> Sequence[View]:
         """All of the value."""
-        return (View((self.x,)),)
+        return (self._view,)
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, P, I, J)."""
@@ -312,11 +316,11 @@ class Linked(Step):
             ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
         elif self.link is not None:
             ahead = soft(ahead, 2, temperature).unsqueeze(2)
-        yield self.reads[0], (x + ahead).unsqueeze(1)
+        yield self._view, (x + ahead).unsqueeze(1)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """Summed over the new labels."""
-        yield self.reads[0], terms.unsqueeze(1), -1
+        yield self._view, terms.unsqueeze(1), -1
 
     @property
     def alternatives(self) -> int:
