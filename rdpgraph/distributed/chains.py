@@ -213,13 +213,8 @@ class ShardedChain:
                 self.batch_shape
             )
         parts = ChainTensors.of(here, _flat(sides[0], self.batch_shape), self._flat_lengths())
-        work = parts.unary.dtype if parts.unary.dtype == torch.float64 else torch.float32
-        attempts: list[tuple[torch.dtype, recursion.Attempt]] = [
-            (work, partial(scaled.log_partition, split=self.split)),
-            (torch.float64, partial(scaled.log_partition, split=self.split)),
-            (torch.float64, partial(logs.log_partition, split=self.split)),
-        ]
-        attempts = attempts[1:] if work == torch.float64 else attempts
+        routes = (partial(way.log_partition, split=self.split) for way in (scaled, logs))
+        attempts = recursion.stages(parts.unary.dtype, parts.unary.device, *routes)
         values = recursion.first_safe(attempts, *parts)
         return values.to(parts.unary.dtype).reshape(self.batch_shape)
 

@@ -117,9 +117,8 @@ class HMM(nn.Module):
             )  # fmt: skip
             if quick:
                 emission = self._emission(symbols, active)
-                return lowrank_ranks.log_likelihood(
-                    self._start(active), transition, emission, rows, lengths
-                )
+                made = lowrank_ranks.Symbols.of(self._start(active), transition, emission)
+                return made.log_score(rows, lengths)
         return self._chain(tokens, lengths, active, transition).log_partition()
 
     def forward(

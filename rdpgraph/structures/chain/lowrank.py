@@ -35,9 +35,7 @@ def log_partition(parts: RankTensors) -> Tensor:
 def in_stages(parts: RankTensors) -> Tensor:
     """The same over states: scaled in the type of the potentials, in float64, or in logs."""
     unary, steps, lengths = parts
-    work = unary.dtype if unary.dtype in _LEAST else torch.float32
-    wide = work if unary.device.type == "mps" else torch.float64
-    attempts = [*((kind, _Scaled.apply) for kind in dict.fromkeys((work, wide))), (wide, _in_logs)]
+    attempts = recursion.stages(unary.dtype, unary.device, _Scaled.apply, _in_logs)
     values = recursion.first_safe(attempts, unary, steps.left, steps.right, lengths)
     return values.to(unary.dtype)
 

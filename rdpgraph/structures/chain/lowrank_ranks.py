@@ -1,11 +1,13 @@
 """Chains of low rank as chains over their ranks: r x r matrices between neighbouring steps."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain import recursion
@@ -41,14 +43,11 @@ def log_partition(parts: RankTensors) -> Tensor:
     """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
     unary, (left, right), lengths = parts.unary, parts.steps.sides, parts.lengths
     unary = masked(unary, lengths)
-    alone = soft_sum(unary[:, 0], 1)
-    if unary.shape[1] < 2:
-        return torch.where(lengths > 0, alone, 0.0)
     out, into = LogMatrix.of(left.mT), LogMatrix.of(right.mT)
     last = into.times(unary)  # (B, T, r): the states of a step summed out, as the last ones
     between = rank_matrices(unary[:, 1:-1], left, right)
-    values = _between(out.times(unary[:, 0]), between, last[:, 1:], lengths)
-    return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))
+    alone, begin = soft_sum(unary[:, 0], 1), out.times(unary[:, 0])
+    return _chained(alone, begin, between, last[:, 1:], lengths)
 
 
 def rank_matrices(unary: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -84,38 +83,65 @@ def symbols_worthwhile(
     return matrices < vectors
 
 
-def log_likelihood(
-    start: Tensor, transition: LowRank, emission: Tensor, observations: Tensor, lengths: Tensor
-) -> Tensor:
-    """(B,) log-probability of symbols in a hidden Markov model, by a matrix for each symbol.
+@dataclass(frozen=True, eq=False)
+class Symbols:
+    """What symbols of a hidden Markov model are to the ranks before and after them.
 
-    ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol that occurs,
-    O(U N r^2), and a step of an item is then O(r^2), whatever N is. Chiu 2021, "Random Fourier
-    features for scaling MRFs", eq. 6.
+    ``M_x = sum_z right_z p(x | z) left_z^T``, r x r, is made once for every symbol, O(U N r^2), and
+    a step of an item is then O(r^2), whatever N is. Chiu 2021, "Random Fourier features for scaling
+    MRFs", eq. 6.
 
-    Args:
-        start: (N,) log-probabilities, or scores.
-        transition: of one pair of factors for all steps.
-        emission: (U, N) log-probabilities of each symbol in each state.
-        observations: (B, T) int64 rows of ``emission``.
-        lengths: (B,) int64.
+    Attributes:
+        alone: (U,) the states summed out, where the symbol is all there is.
+        first: (U, r) towards the next rank, the start included.
+        between: (U, r, r) from the rank before to the next.
+        last: (U, r) from the rank before.
     """
-    left, right = transition.log_left, transition.log_right
-    first = emission + start
-    alone = soft_sum(first, 1)[observations[:, 0]]
-    if observations.shape[1] < 2:
+
+    alone: Tensor
+    first: Tensor
+    between: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(
+        cls, start: Tensor, transition: LowRank, emission: Tensor,
+        matrices: Callable[[Tensor, Tensor, Tensor], Tensor] = rank_matrices,
+    ) -> "Symbols":  # fmt: skip
+        """The states summed out.
+
+        Args:
+            start: (N,) log-probabilities, or scores.
+            transition: of one pair of factors for all steps.
+            emission: (U, N) log-probabilities of each symbol in each state.
+            matrices: `rank_matrices`, or in another way.
+        """
+        left, right = transition.log_left, transition.log_right
+        first, between = emission + start, matrices(emission, left, right)
+        ends = log_products(first, left.mT), log_products(emission, right.mT)
+        return cls(soft_sum(first, 1), ends[0], between, ends[1])
+
+    def log_score(self, observations: Tensor, lengths: Tensor) -> Tensor:
+        """(B,) log-probability of sequences.
+
+        Args:
+            observations: (B, T) int64 symbols, T > 0.
+            lengths: (B,) int64.
+        """
+        begin = observations[:, 0]
+        between, last = self.between[observations[:, 1:-1]], self.last[observations[:, 1:]]
+        return _chained(self.alone[begin], self.first[begin], between, last, lengths)
+
+
+def _chained(
+    alone: Tensor, begin: Tensor, between: Tensor, last: Tensor, lengths: Tensor
+) -> Tensor:
+    """Log Z of the chain over ranks: (B,), (B, r), (B, T - 2, r, r), (B, T - 1, r)."""
+    if not last.shape[1]:
         return torch.where(lengths > 0, alone, 0.0)
-    begin = LogMatrix.of(left.mT).times(first)[observations[:, 0]]
-    last = LogMatrix.of(right.mT).times(emission)[observations[:, 1:]]
-    between = rank_matrices(emission, left, right)[observations[:, 1:-1]]
-    values = _between(begin, between, last, lengths)
-    return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))
-
-
-def _between(begin: Tensor, between: Tensor, last: Tensor, lengths: Tensor) -> Tensor:
-    """Log Z of the chain over ranks: (B, r), (B, T - 2, r, r), (B, T - 1, r)."""
     steps = torch.arange(1, last.shape[1] + 1, device=last.device)
     ends = (steps == lengths.unsqueeze(1) - 1).unsqueeze(2)
     own = torch.where(ends, last, 0.0)
     own = torch.cat([(own[:, 0] + begin).unsqueeze(1), own[:, 1:]], 1)
-    return recursion.log_partition(own, between, (lengths - 1).clamp(min=0))
+    values = recursion.log_partition(own, between, (lengths - 1).clamp(min=0))
+    return torch.where(lengths > 1, values, torch.where(lengths > 0, alone, 0.0))

@@ -16,34 +16,10 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.summary import summary
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.checks import checked_lengths
-from rdpgraph.structures.chain.lowrank_ranks import (
-    _between as between_ranks,  # pyright: ignore[reportPrivateUsage]
-)
-from rdpgraph.structures.chain.lowrank_ranks import rank_matrices, symbols_worthwhile
+from rdpgraph.structures.chain.lowrank_ranks import Symbols, rank_matrices, symbols_worthwhile
 from rdpgraph.structures.chain.model import Chain
 
 _CELLS = 2**24  # terms of the matrices of some symbols that are summed at a time
-
-
-@dataclass(frozen=True, eq=False)
-class _Symbols:
-    """What a symbol is to the ranks before and after it.
-
-    Attributes:
-        alone: (U,) the states summed out, where the symbol is all there is.
-        first: (U, r) towards the next rank, the start included.
-        between: (U, r, r) from the rank before to the next.
-        last: (U, r) from the rank before.
-    """
-
-    alone: Tensor
-    first: Tensor
-    between: Tensor
-    last: Tensor
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        return self.alone, self.first, self.between, self.last
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,13 +120,8 @@ class LowRankHMM:
         )
         if not quick:
             return self.chain(observations, lengths).log_partition()
-        matrices, seen = self._matrices, torch.where(flat < 0, self.symbols, flat)
-        alone = matrices.alone[seen[:, 0]]
-        if total > 1:
-            ends = matrices.first[seen[:, 0]], matrices.last[seen[:, 1:]]
-            longer = between_ranks(ends[0], matrices.between[seen[:, 1:-1]], ends[1], own)
-            alone = torch.where(own > 1, longer, alone)
-        return torch.where(own > 0, alone, 0.0).reshape(shape)
+        seen = torch.where(flat < 0, self.symbols, flat)
+        return self._matrices.log_score(seen, own).reshape(shape)
 
     def chain(self, observations: Tensor, lengths: Tensor | None = None) -> Chain:
         """The hidden states given the symbols; its log Z is `log_score`. (*batch, T, N) memory."""
@@ -178,37 +149,24 @@ class LowRankHMM:
         return soft_sum(self.emission.log_left + soft_sum(self.emission.log_right, 0), 1)
 
     @property
-    def _matrices(self) -> _Symbols:
+    def _matrices(self) -> Symbols:
         """Those of every symbol, and of any symbol as the last."""
         if isinstance(self.emission, Tensor):
-            rows = torch.cat([self.emission.mT, self._any.unsqueeze(0)])
-            return self._summed_out(rows)
+            return self._summed_out(torch.cat([self.emission.mT, self._any.unsqueeze(0)]))
         # The ranks of the emission as if they were symbols, which are mixtures of them.
         summed = self._summed_out(self.emission.log_left.mT)
         every = soft_sum(self.emission.log_right, 0).unsqueeze(0)
         shares = torch.cat([self.emission.log_right, every])
-        mixed = (
-            log_products(shares, part.flatten(1).mT if part.ndim > 1 else part.unsqueeze(0))
-            for part in summed.parts
-        )
-        pairs = zip(mixed, summed.parts, strict=True)
-        return _Symbols(*(new.reshape(-1, *old.shape[1:]) for new, old in pairs))
 
-    def _summed_out(self, rows: Tensor) -> _Symbols:
+        def mixed(part: Tensor) -> Tensor:
+            flat = part.flatten(1).mT if part.ndim > 1 else part.unsqueeze(0)
+            return log_products(shares, flat).reshape(-1, *part.shape[1:])
+
+        return Symbols(*map(mixed, (summed.alone, summed.first, summed.between, summed.last)))
+
+    def _summed_out(self, rows: Tensor) -> Symbols:
         """The states summed out of rows (U, N) of emissions."""
-        left, right = self.transition.log_left, self.transition.log_right
-        width = max(1, _CELLS // (left.shape[1] * left.shape[0]))
-        between = [
-            checkpoint(rank_matrices, part, left, right, use_reentrant=False)  # pyright: ignore
-            for part in rows.split(width)
-        ]
-        first = rows + self.start
-        return _Symbols(
-            soft_sum(first, 1),
-            log_products(first, left.mT),
-            torch.cat(between),  # pyright: ignore
-            log_products(rows, right.mT),
-        )
+        return Symbols.of(self.start, self.transition, rows, _in_blocks)
 
     def _checked(self, observations: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T) symbols, -1 where missing or beyond the length, and lengths (B,)."""
@@ -228,3 +186,10 @@ class LowRankHMM:
                 f"{int(wrong[0])}."
             )
         return flat, own
+
+
+def _in_blocks(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """`rank_matrices` of some rows at a time, which are made again for the gradient."""
+    parts = rows.split(max(1, _CELLS // left.numel()))
+    made = [checkpoint(rank_matrices, part, left, right, use_reentrant=False) for part in parts]
+    return torch.cat(made)  # pyright: ignore

@@ -52,28 +52,33 @@ def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> Log
     if unary.shape[1] == 0:
         return unary.sum((1, 2))
     dtype = torch.promote_types(unary.dtype, transition.dtype)
-    work = dtype if dtype == torch.float64 else torch.float32
-    attempts = _attempts(work, unary.device)
+    # Bounds that certify need the range of doubles, which not every device has.
+    certified = () if unary.device.type == "mps" else (scaled.certified,)
+    attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
     if scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
-        attempts = [(work, scan.log_partition), *attempts]
-    values = first_safe(attempts, unary, transition, lengths)
-    return values.to(dtype)
+        attempts = [(attempts[0][0], scan.log_partition), *attempts]
+    return first_safe(attempts, unary, transition, lengths).to(dtype)
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]
-"""From potentials and lengths to log Z and whether it is in doubt, both (B,)."""
+"""From potentials and lengths to values of each item, and (B,) whether they are in doubt."""
 
 
-def _attempts(dtype: torch.dtype, device: torch.device) -> list[tuple[torch.dtype, Attempt]]:
-    """Routes to try in turn, and the types they work in: the last one is never in doubt."""
-    if device.type == "mps":  # it has no float64
-        return [(dtype, scaled.log_partition), (dtype, _in_logs)]
-    wide = torch.float64
-    last: list[tuple[torch.dtype, Attempt]] = [(wide, scaled.certified), (wide, _in_logs)]
-    first: list[tuple[torch.dtype, Attempt]] = [(dtype, scaled.log_partition)]
-    if dtype != wide:
-        first.append((wide, scaled.log_partition))
-    return first + last
+def stages(
+    dtype: torch.dtype, device: torch.device, quick: Attempt, *slow: Attempt
+) -> list[tuple[torch.dtype, Attempt]]:
+    """Routes to try in turn, and the types they work in: the last one is never in doubt.
+
+    Args:
+        dtype: of the potentials.
+        device: theirs.
+        quick: in single precision, unless the potentials are in double, and then in double.
+        slow: in double, where the device has it.
+    """
+    work = dtype if dtype == torch.float64 else torch.float32
+    wide = work if device.type == "mps" else torch.float64
+    first = [(kind, quick) for kind in dict.fromkeys((work, wide))]
+    return [*first, *((wide, route) for route in slow)]
 
 
 def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) -> Tensor:
@@ -110,13 +115,12 @@ def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Lo
 def messages(unary: Unary, transition: Transition, lengths: Lengths) -> Messages:
     """Forward and backward messages; arguments and attempts as for `log_partition`, no gradient."""
     dtype = torch.promote_types(unary.dtype, transition.dtype)
-    work = dtype if dtype == torch.float64 else torch.float32
     if unary.shape[1] == 0:
         return Messages(unary.detach().to(dtype), unary.detach().to(dtype))
-    narrow = work == torch.float64 or unary.device.type == "mps"
-    dtypes = [work] if narrow else [work, torch.float64]
-    forward, backward = _safe_messages(dtypes, unary, transition, lengths)
-    return Messages(forward.to(dtype), backward.to(dtype))
+    # They are asked for entry by entry, so no bound on log Z could vouch for them.
+    attempts = stages(dtype, unary.device, _both_scaled, _both_in_logs)
+    both = first_safe(attempts, unary, transition, lengths)
+    return Messages(*both.to(dtype).unbind(1))
 
 
 @torch.no_grad()
@@ -124,34 +128,21 @@ def forward(unary: Unary, transition: Transition, lengths: Lengths) -> Tensor:
     """(B, T, N) the forward messages of `messages` alone, without gradient."""
     if unary.shape[1] == 0:
         return unary
+    attempts = [(unary.dtype, route) for route in (_scaled, _forward_in_logs)]
+    return first_safe(attempts, unary, transition, lengths)
+
+
+def _scaled(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
     swept = scaled.forward(scaled.factors(unary, transition, lengths))
-    forward = swept.states.log()
-    if bool(swept.doubtful.any()):
-        rows = swept.doubtful.nonzero().squeeze(1)
-        forward[rows] = logs.forward(*of_items((unary, transition, lengths), rows))
-    return forward
+    return swept.states.log(), swept.doubtful
 
 
-def _safe_messages(
-    dtypes: list[torch.dtype], unary: Unary, transition: Transition, lengths: Lengths
-) -> tuple[Tensor, Tensor]:
-    """By scaled sweeps in the first type; what is in doubt in the next, and then in logs.
-
-    Messages are asked for entry by entry, so no bound on log Z could vouch for them.
-    """
-    dtype, *others = dtypes
-    unary, transition = unary.to(dtype), transition.to(dtype)
+def _both_scaled(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
     factors = scaled.factors(unary, transition, lengths)
     reversed_factors = factors.reversed()
     ahead, behind = scaled.forward(factors), scaled.forward(reversed_factors)
-    forward, backward = ahead.states.log(), _before(reversed_factors, behind.states, lengths)
-    doubtful = ahead.doubtful | behind.doubtful
-    if bool(doubtful.any()):
-        rows = doubtful.nonzero().squeeze(1)
-        part = of_items((unary, transition, lengths), rows)
-        again = _safe_messages(others, *part) if others else _messages_in_logs(*part)
-        forward[rows], backward[rows] = again[0].to(dtype), again[1].to(dtype)
-    return forward, backward
+    before = _before(reversed_factors, behind.states, lengths)
+    return torch.stack([ahead.states.log(), before], 1), ahead.doubtful | behind.doubtful
 
 
 def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tensor:
@@ -165,9 +156,15 @@ def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tenso
     return before - peak(before, (2,))
 
 
-def _messages_in_logs(
+def _forward_in_logs(
     unary: Unary, transition: Transition, lengths: Lengths
-) -> tuple[Unary, Unary]:
+) -> tuple[Tensor, Doubt]:
     forward = logs.forward(unary, transition, lengths)
-    forward = forward - finite(forward.logsumexp(2, keepdim=True))
-    return forward, logs.backward(unary, transition, lengths)
+    return forward - finite(forward.logsumexp(2, keepdim=True)), torch.zeros_like(
+        lengths, dtype=torch.bool
+    )
+
+
+def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
+    forward, sure = _forward_in_logs(unary, transition, lengths)
+    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1), sure
