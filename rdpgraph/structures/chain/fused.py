@@ -15,23 +15,8 @@ from torch import Tensor
 
 from rdpgraph.structures.chain import sweeps
 from rdpgraph.structures.chain.factors import Factors
+from rdpgraph.structures.chain.library import KernelStatus
 from rdpgraph.structures.chain.sweeps import Forward
-
-
-@dataclass(frozen=True)
-class KernelStatus:
-    """Whether the kernels can be built, and if not, why: ``str(status)`` says it.
-
-    Attributes:
-        version: Triton's, or None.
-        reason: what happened.
-    """
-
-    version: str | None
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class Blocks:
 def status() -> KernelStatus:
     """Whether chains on a GPU use fused kernels here."""
     known = _loaded()[1]
-    if known.version is None:
+    if known.kernel is None:
         return known
     if not _interpreted() and not torch.cuda.is_available():
         return KernelStatus(None, "No GPU for fused kernels; using torch.")

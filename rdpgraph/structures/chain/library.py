@@ -40,14 +40,14 @@ _WARNED: set[str] = set()
 
 @dataclass(frozen=True)
 class KernelStatus:
-    """Whether the kernel is there, and if not, why: ``str(status)`` says it.
+    """Whether kernels are there, and if not, why: ``str(status)`` says it.
 
     Attributes:
-        library: the file it was loaded from, or None.
+        kernel: the file that they were loaded from, or the version of what builds them; or None.
         reason: what happened, and the way out.
     """
 
-    library: Path | None
+    kernel: Path | str | None
     reason: str
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.links import Transitions
 from rdpgraph.structures.compact.runs import Runs
 
@@ -47,23 +48,21 @@ class ChainMasks(Masks):
         return tuple(self.model.unary.shape[-2:])
 
     @cached_property
-    def possible(self) -> Tensor:
-        """(B, T, N) bool: the states of steps within the length that have a potential."""
-        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
-        left = unary > -math.inf
-        if self.lengths is not None:
-            place = torch.arange(self.sites[0], device=unary.device)
-            left &= (place < self.lengths.reshape(-1, 1)).unsqueeze(2)
-        return left
+    def unary(self) -> Tensor:
+        """(B, T, N) the potentials, without gradient."""
+        return self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
 
     @cached_property
     def inside(self) -> Tensor:
         """(B, T) bool: the steps within the length."""
-        place = torch.arange(self.sites[0], device=self.model.unary.device)
-        many = math.prod(self.batch_shape)
         if self.lengths is None:
-            return (place >= 0).expand(many, -1)
-        return place < self.lengths.reshape(-1, 1)
+            return self.unary.new_ones(self.unary.shape[:2], dtype=torch.bool)
+        return inside(self.lengths.reshape(-1), self.sites[0])
+
+    @cached_property
+    def possible(self) -> Tensor:
+        """(B, T, N) bool: the states of steps within the length that have a potential."""
+        return (self.unary > -math.inf) & self.inside.unsqueeze(2)
 
     def open(self) -> Tensor:
         """The possible states of steps that have two or more."""
@@ -113,9 +112,9 @@ class ChainMasks(Masks):
         size = own.sum(1)
         slot = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row]
         states[row, slot] = number
-        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
         logs = states.new_zeros(states.shape, dtype=torch.float64).fill_(-math.inf)
-        logs[row, slot] = unary[rows[row, 0] % len(unary), rows[row, 1], number].double()
+        item_of = rows[row, 0] % len(self.unary)
+        logs[row, slot] = self.unary[item_of, rows[row, 1], number].double()
         wide = torch.nn.functional.pad(state, (1, 1), value=-1)
         before, after = wide[item, first].unsqueeze(1), wide[item, last + 2].unsqueeze(1)
         return Runs(
@@ -146,8 +145,7 @@ class MaskedChain(Masked):
     def fixed(self) -> Tensor:
         """(I,) the log-potentials of what is fixed."""
         items = len(self.state)
-        batch = math.prod(self.masks.batch_shape)
-        unary = self.masks.model.unary.detach().reshape(batch, *self.masks.sites)
+        unary = self.masks.unary
         item, step = (self.state >= 0).nonzero().T
         score = unary.new_zeros(items, dtype=torch.float64)
         own = unary[item % max(len(unary), 1), step, self.state[item, step]].double()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.model.gradients import differentiable_once
+from rdpgraph.model.gradients import differentiable_once, expectations
 from rdpgraph.structures.chain.factors import finite, inside, peak, product
 from rdpgraph.structures.chain.pairs import pair_sums
 from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
@@ -129,14 +129,12 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
     shape = (batch, max(total - 1, 0), states, states)
     if total < 2:
         return unary.new_zeros(shape)
-    tracked = torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad)
-    with torch.enable_grad():
-        steps = transition.expand(shape)
-        steps = steps if steps.requires_grad else steps.detach().requires_grad_()
-        log_z = log_partition(unary, steps, lengths)
-        possible = (log_z.detach() > -math.inf).to(log_z)
-        (gradient,) = _gradients(log_z, (steps,), possible, create_graph=tracked)
-    return gradient if tracked else gradient.detach()
+    tracked = unary.requires_grad or transition.requires_grad
+    _, (gradient,) = expectations(
+        lambda steps: log_partition(unary, steps, lengths), [transition.expand(shape)],
+        tracked=tracked,
+    )  # fmt: skip
+    return gradient
 
 
 def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rdpgraph.model.gradients import expectations
 from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
-from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, of_items
 
 _CELLS = 2**22  # of the tables that are held at once where products of probabilities fail
 
@@ -66,15 +67,10 @@ def edge_counts(parts: ChainTensors) -> Tensor:
 
 def _counts_of_one(parts: ChainTensors, item: int) -> Tensor:
     """(N, N): the gradient of one item's log Z in transitions that all steps share."""
-    unary, transition, lengths = (parts.unary[item : item + 1], parts.transition, parts.lengths)
-    if transition.ndim == 4:
-        transition = transition[item : item + 1] if len(transition) > 1 else transition
-    alias = transition.view_as(transition)
-    alias = alias if alias.requires_grad else alias.detach().requires_grad_()
-    log_z = log_partition(unary, alias, lengths[item : item + 1])
-    possible = (log_z.detach() > -math.inf).to(log_z)
-    (gradient,) = torch.autograd.grad(
-        log_z, alias, possible, create_graph=True, allow_unused=True, materialize_grads=True
+    row = torch.tensor([item], device=parts.unary.device)
+    unary, transition, lengths = of_items(parts, row)
+    _, (gradient,) = expectations(
+        lambda table: log_partition(unary, table, lengths), [transition], tracked=True
     )
     return gradient if gradient.ndim == 2 else gradient.sum((0, 1))
 

@@ -197,7 +197,7 @@ def answers_in_torch(calls):
 def test_without_triton_torch_answers(monkeypatch, calls):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(fused, "_interpreted", lambda: True)
-    assert fused.status().version is None
+    assert fused.status().kernel is None
     assert "using torch" in str(fused.status())
     assert answers_in_torch(calls)
 
@@ -225,7 +225,7 @@ def test_kernels_that_fail_are_left_for_torch(error, monkeypatch):
     monkeypatch.setattr(native, "serves", lambda factors: False)
     case = Factors.of(torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3]))
     assert not fused.serves(case)
-    assert fused.status().version is None
+    assert fused.status().kernel is None
     assert (str(error) if error else "wrong") in str(fused.status())
     assert answers_in_torch([])
 

@@ -10,7 +10,7 @@ import torch
 
 from rdpgraph.structures.chain import library, native
 
-real = native.status().library
+real = native.status().kernel
 needs_kernel = pytest.mark.skipif(real is None, reason=str(native.status()))
 CODE = (
     "import torch\n"
@@ -19,7 +19,7 @@ CODE = (
     "for _ in range(2):\n"
     "    value = recursion.log_partition(*parts)\n"
     "    torch.testing.assert_close(value, torch.tensor([8.0]).log())\n"
-    "print(native.status().library)"
+    "print(native.status().kernel)"
 )
 
 
@@ -94,14 +94,14 @@ def planted(file):
 @needs_kernel
 @pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted])
 def test_a_damaged_file_is_built_anew(damage, cache):
-    first = load().library
+    first = load().kernel
     assert first.parent == cache
-    assert load().library == first
+    assert load().kernel == first
     assert builds(cache) == 1
     damage(first)
-    again = load().library
+    again = load().kernel
     assert builds(cache) == 2
-    assert load().library == again
+    assert load().kernel == again
     assert builds(cache) == 2
     assert [file.name for file in cache.iterdir()] == [first.name]
 
@@ -112,7 +112,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(mode, cache):
     cache.mkdir(parents=True)
     cache.chmod(mode)
     found = load()
-    assert found.library is None
+    assert found.kernel is None
     assert str(cache) in found.reason
     assert "XDG_CACHE_HOME" in found.reason
     assert list(cache.iterdir()) == []
@@ -124,7 +124,7 @@ def test_a_folder_in_one_that_anyone_may_write_to_is_not_used(cache):
     cache.parent.chmod(0o777)
     assert f"anyone may write to {cache.parent}" in load().reason
     cache.parent.chmod(0o1777)
-    assert load().library is not None
+    assert load().kernel is not None
 
 
 @needs_kernel
@@ -132,7 +132,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(cache, tmp_path):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     cache.parent.mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    assert load().library is None
+    assert load().kernel is None
 
 
 @needs_kernel
@@ -140,7 +140,7 @@ def test_a_relative_cache_is_refused(cache, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     found = load()
-    assert found.library is None
+    assert found.kernel is None
     assert "absolute" in found.reason
     assert not Path("somewhere").exists()
 
@@ -154,20 +154,20 @@ def test_without_a_home_torch_answers(cache, monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
     found = load()
-    assert found.library is None
+    assert found.kernel is None
     assert "no home" in found.reason
 
 
 @needs_kernel
 def test_a_file_where_the_folder_should_be(cache):
     cache.parent.write_text("")
-    assert load().library is None
+    assert load().kernel is None
 
 
 def test_a_compiler_that_fails_is_named(cache, tmp_path):
     (tmp_path / "tools" / "c++").write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
     found = load()
-    assert found.library is None
+    assert found.kernel is None
     assert "error: out of order" in found.reason
     assert "\n" not in found.reason
 

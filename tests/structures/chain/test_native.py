@@ -9,7 +9,7 @@ from rdpgraph.structures.chain import decode, native, paths, ranges, sampling, s
 from rdpgraph.structures.chain.factors import Factors
 
 INF = math.inf
-needs_kernel = pytest.mark.skipif(native.status().library is None, reason=str(native.status()))
+needs_kernel = pytest.mark.skipif(native.status().kernel is None, reason=str(native.status()))
 
 
 def factors(batch, steps, states, dtype, spread=1.0):
