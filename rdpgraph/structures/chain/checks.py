@@ -12,6 +12,7 @@ from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.chain.factors import inside
 
 
 def checked_unary(unary: Tensor) -> None:
@@ -97,14 +98,14 @@ def checked_sequences(states: Tensor, unary: Tensor, lengths: Tensor) -> Tensor:
     flat = flat.reshape([math.prod(lead), math.prod(batch), total])
     if not flat.numel() or 0 <= int(flat.min()) <= int(flat.max()) < size:
         return flat
-    inside = torch.arange(total, device=unary.device) < lengths.unsqueeze(1)
-    wrong = flat[((flat < 0) | (flat >= size)) & inside]
+    within = inside(lengths, total)
+    wrong = flat[((flat < 0) | (flat >= size)) & within]
     if len(wrong):
         raise EvidenceError(
             f"A chain of {size} states needs states 0 to {size - 1} within the length; got "
             f"{int(wrong[0])}."
         )
-    return torch.where(inside, flat, -1)
+    return torch.where(within, flat, -1)
 
 
 @torch.no_grad()

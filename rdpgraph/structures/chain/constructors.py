@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import FLOATING, as_whole, taken
-from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain.checks import (
     checked_ends,
@@ -53,7 +53,7 @@ def hmm_unary(
     else:
         checked_rows("Chain.hmm's emission", emission)
         unary = _emitted(emission, observations, lengths)
-    return _with_ends(unary, start, None, None)
+    return with_ends(unary, start, None, None)
 
 
 def crf_unary(
@@ -85,10 +85,10 @@ def crf_unary(
     for name, values in (("start", start), ("end", end)):
         if values is not None:
             checked_ends(name, values, emissions)
-    return _with_ends(emissions, start, end, own), own
+    return with_ends(emissions, start, end, own), own
 
 
-def _with_ends(
+def with_ends(
     unary: Tensor, start: Tensor | None, end: Tensor | None, lengths: Tensor | None
 ) -> Tensor:
     """Values over states added at the first step, and at the last one."""
@@ -126,9 +126,15 @@ def _emitted(
             f"Chain.hmm with {symbols} symbols needs observations 0 to {symbols - 1} (-1 where "
             f"missing); got {int(wrong[0])}."
         )
-    known = seen.clamp(min=0)
-    if isinstance(emission, LowRank):
-        rows = LogMatrix.of(emission.log_left).times(emission.log_right[known])
-    else:
-        rows = emission.mT[known]
+    rows = shown(emission, seen.clamp(min=0))
     return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
+
+
+def shown(emission: Tensor | LowRank, symbols: Tensor) -> Tensor:
+    """(*symbols.shape, N) the log-values (N, V) of symbols in each state."""
+    if isinstance(emission, Tensor):
+        return emission.mT[symbols]
+    left, right = emission.log_left, emission.log_right
+    if len(right) <= symbols.numel():
+        return log_products(right, left)[symbols]
+    return log_products(right[symbols], left)

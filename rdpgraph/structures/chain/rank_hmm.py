@@ -10,12 +10,14 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle
-from rdpgraph.model.logmatrix import LogMatrix, log_products
+from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.summary import summary
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.checks import checked_lengths
+from rdpgraph.structures.chain.constructors import shown, with_ends
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.lowrank_ranks import Symbols, rank_matrices, symbols_worthwhile
 from rdpgraph.structures.chain.model import Chain
 
@@ -126,17 +128,9 @@ class LowRankHMM:
     def chain(self, observations: Tensor, lengths: Tensor | None = None) -> Chain:
         """The hidden states given the symbols; its log Z is `log_score`. (*batch, T, N) memory."""
         flat, own = self._checked(observations, lengths)
-        seen = flat.clamp(min=0)
-        if isinstance(self.emission, LowRank):
-            left, right = self.emission.log_left, self.emission.log_right
-            shown = log_products(right, left)[seen] if self.symbols <= seen.numel() else (
-                LogMatrix.of(left).times(right[seen])
-            )  # fmt: skip
-        else:
-            shown = self.emission.mT[seen]
-        unary = torch.where((flat >= 0).unsqueeze(-1), shown, self._any)
-        first = torch.arange(flat.shape[1], device=flat.device).unsqueeze(1) == 0
-        unary = torch.where(first, unary + self.start, unary)
+        rows = shown(self.emission, flat.clamp(min=0))
+        unary = torch.where((flat >= 0).unsqueeze(-1), rows, self._any)
+        unary = with_ends(unary, self.start, None, None)
         batch = observations.shape[:-1]
         unary = unary.reshape(*batch, *unary.shape[1:])
         return Chain(unary, self.transition, lengths=own.reshape(batch))
@@ -177,8 +171,7 @@ class LowRankHMM:
             lengths = torch.full(observations.shape[:-1], observations.shape[-1])
         own = checked_lengths(lengths, like).reshape(-1).to(self.start.device)
         flat = observations.long().to(self.start.device).reshape(len(own), observations.shape[-1])
-        within = torch.arange(flat.shape[1], device=flat.device) < own.unsqueeze(1)
-        flat = torch.where(within, flat, -1)
+        flat = torch.where(inside(own, flat.shape[1]), flat, -1)
         wrong = flat[(flat < -1) | (flat >= self.symbols)]
         if len(wrong):
             raise EvidenceError(

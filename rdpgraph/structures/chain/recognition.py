@@ -13,6 +13,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.paths_in_graphs import lined_up
 
 _FEWEST = 3  # variables in a chain: what is smaller is as quick by contraction
@@ -49,12 +50,12 @@ def chain_graph(
     if lengths is not None and total > 1:
         transition = transition if isinstance(transition, Tensor) else transition.table(2)
     if lengths is not None:
-        inside = torch.arange(total, device=unary.device) < lengths.unsqueeze(-1)
+        within = inside(lengths, total)
         held = torch.full((states,), -math.inf, device=unary.device).to(unary)
         held[0] = 0.0
-        unary = torch.where(inside.unsqueeze(-1), unary, held)
+        unary = torch.where(within.unsqueeze(-1), unary, held)
         if isinstance(transition, Tensor):
-            transition = torch.where(inside[..., 1:, None, None], transition, 0.0)
+            transition = torch.where(within[..., 1:, None, None], transition, 0.0)
     potential = Table(transition) if isinstance(transition, Tensor) else transition
     blocks = [FactorBlock((sites,), Table(unary))]
     if total > 1:

@@ -213,6 +213,7 @@ def test_the_streamed_best_sequence_is_the_best():
         assert torch.equal(decode.best_states(*parts), dense.mode())
         found, expected = decode.max_marginals(*parts), dense.max_marginals()
         assert torch.allclose(found.exp(), expected.exp())
+        assert torch.allclose(decode.k_best(*parts, 5)[1].exp(), dense.k_best(5).scores.exp())
 
 
 def test_what_is_kept_by_restriction_stays_of_low_rank():
