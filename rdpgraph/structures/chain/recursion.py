@@ -10,6 +10,7 @@ from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain import logs, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, finite, inside, peak, product
+from rdpgraph.structures.chain.steps import Steps, TableSteps
 from rdpgraph.structures.chain.tensors import of_items
 
 
@@ -157,14 +158,14 @@ def _before(reversed_factors: Factors, states: Tensor, lengths: Tensor) -> Tenso
 
 
 def _forward_in_logs(
-    unary: Unary, transition: Transition, lengths: Lengths
+    unary: Unary, transition: Transition | Steps, lengths: Lengths
 ) -> tuple[Tensor, Doubt]:
     forward = logs.forward(unary, transition, lengths)
-    return forward - finite(forward.logsumexp(2, keepdim=True)), torch.zeros_like(
-        lengths, dtype=torch.bool
-    )
+    sure = torch.zeros_like(lengths, dtype=torch.bool)
+    return forward - finite(forward.logsumexp(2, keepdim=True)), sure
 
 
 def _both_in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[Tensor, Doubt]:
-    forward, sure = _forward_in_logs(unary, transition, lengths)
-    return torch.stack([forward, logs.backward(unary, transition, lengths)], 1), sure
+    steps = TableSteps(transition, slow=True)  # products have failed by now
+    forward, sure = _forward_in_logs(unary, steps, lengths)
+    return torch.stack([forward, logs.backward(unary, steps, lengths)], 1), sure

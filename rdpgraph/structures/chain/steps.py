@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.advance import advance, room_for
@@ -117,9 +117,7 @@ class TableSteps(Steps):
         if self.table.ndim == 2:
             rows = self._padded.index_select(0, after.reshape(-1))
             return rows.reshape(*after.shape, len(self.table))
-        many = len(self.table) > 1
-        items = torch.arange(after.shape[1], device=after.device) if many else 0
-        return self._padded[items, step, after]
+        return self._padded[self._items, step, after]
 
     def _at(self, step: int) -> Tensor:
         return self.table if self.table.ndim == 2 else self._each[step]
@@ -133,7 +131,12 @@ class TableSteps(Steps):
     def _scaled(self) -> tuple[Tensor, Tensor]:
         return _scaled(self.table)
 
-    @differentiable_property
+    @cached_property
+    def _items(self) -> Tensor | int:
+        many = len(self.table)
+        return torch.arange(many, device=self.table.device) if many > 1 else 0
+
+    @cached_property
     def _padded(self) -> Tensor:
         return torch.nn.functional.pad(self.table.detach().mT, (0, 0, 0, 1))
 
