@@ -83,7 +83,7 @@ IN_CHAINS = {
     "counts": lambda m: m.edge_counts(),
     "score": lambda m: m.score(torch.arange(15).reshape(3, 5) % 4),
     "log-probability": lambda m: m.log_prob(torch.ones(3, 5).long()),
-    "cross-entropy": lambda m: m.cross_entropy(rg.Chain(m.unary, 0.1 * m._tables.parts.transition,
+    "cross-entropy": lambda m: m.cross_entropy(rg.Chain(m.unary, 0.1 * m._parts().transition,
                                                         lengths=[5, 2, 0])),
     "divergence": lambda m: m.kl_divergence(rg.Chain(m.unary, drawn(4, 4), lengths=[5, 2, 0])),
     "kept": lambda m: m.restrict(torch.arange(4).expand(3, 5, 4), m.unary / 2).log_partition(),
