@@ -40,7 +40,10 @@ def down(
         if above is None:
             above = own.new_full((batch, *own.shape[1:]), -math.inf)
         result[number] = above
-        if not isinstance(step, Leaf):
+        if isinstance(step, Leaf):
+            # As wide as the potentials are: those of long sequences are many.
+            result[number] = above.to(tape.unary.dtype)
+        else:
             for view, part in step.shares(reader, own, above, temperature, scores=scores):
                 given.give(view, part)
     return result
