@@ -98,7 +98,8 @@ def conditionals(
     steps = torch.arange(first, first + messages.shape[1], device=messages.device)
     columns = as_steps(transition).columns(following.clamp(min=0), first=first)
     goes_on = steps + 1 < lengths.unsqueeze(1)
-    return messages + torch.where(goes_on.unsqueeze(2), columns, 0.0)
+    columns = torch.where(goes_on.unsqueeze(2), columns, 0.0)
+    return messages + columns
 
 
 def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states: Paths) -> Tensor:

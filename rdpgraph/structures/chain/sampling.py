@@ -72,8 +72,9 @@ def relaxed(
     checked_temperature(temperature)
     batch, total, states = unary.shape
     # The last step first, as in `draw`.
-    noise = [gumbel((count, batch, states), unary, generator) for _ in range(total)]
-    stacked = torch.stack(noise[::-1], 2) if noise else unary.new_zeros(count, batch, 0, states)
+    noise = [gumbel((count, batch, states), unary, generator) for _ in range(total)][::-1]
+    stacked = torch.stack(noise, 2) if noise else unary.new_zeros(count, batch, 0, states)
+    del noise  # as much again
     return relaxed_by(unary, transition, lengths, temperature, stacked)
 
 
@@ -89,17 +90,21 @@ def relaxed_by(
     messages = logs.forward(unary, transition, lengths)
     with torch.no_grad():
         states = traceback(messages, transition, lengths, count=count, noise=held(noise))
-    given = messages.expand(count, -1, -1, -1)
+    logits = messages.expand(count, -1, -1, -1)
     if unary.shape[1] > 1:
-        before_last = conditionals(
-            messages[:, :-1], transition, lengths, states[..., 1:], first=0
-        )  # fmt: skip
-        given = torch.cat([before_last, given[:, :, -1:]], 2)
+        first, following = messages[:, :-1], states[..., 1:]
+        logits = torch.cat(
+            [conditionals(first, transition, lengths, following, first=0), logits[:, :, -1:]], 2
+        )
     told = (states >= 0).unsqueeze(-1)
-    logits = torch.where(told, given + noise, 0.0)
+    # One name for all of them: they are as large as the answer.
+    logits = logits + noise
+    logits = torch.where(told, logits, 0.0)
     # The softmax divides by the temperature; with the largest at 0 nothing overflows.
     logits = logits - logits.detach().amax(-1, keepdim=True)
-    return torch.where(told, (logits / temperature).softmax(-1), 0.0)
+    logits = logits / temperature
+    logits = logits.softmax(-1)
+    return torch.where(told, logits, 0.0)
 
 
 def held(noise: Tensor) -> Noise:

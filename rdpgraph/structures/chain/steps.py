@@ -17,6 +17,8 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain.advance import advance, room_for
 from rdpgraph.structures.chain.factors import finite, product, step_of
 
+_CELLS = 2**20  # values from all states that are made at a time
+
 
 class Steps(ABC):
     """Log-values (nats) of every state before a step and after it; -inf allowed.
@@ -190,7 +192,14 @@ class RankSteps(Steps):
         return soft_sum(_rows(self.left, before) + _rows(self.right, after), -1)
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        """One product of matrices, O(N r) for each."""
+        """By products of matrices, O(N r) for each, some steps at a time."""
+        count, batch, steps = after.shape
+        width = max(1, _CELLS // max(1, count * batch * self.left.shape[-2]))
+        if width < steps:
+            starts = range(0, steps, width)
+            parts = (after[..., start : start + width] for start in starts)
+            pairs = zip(parts, starts, strict=True)
+            return torch.cat([self.columns(part, first=first + at) for part, at in pairs], 2)
         rows = _rows(self.right, after, first)
         if self.left.ndim == 2:
             return self._columns.at(0).times(rows)
