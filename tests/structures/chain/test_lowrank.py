@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import decode, logs, lowrank, lowrank_ranks, model
+from rdpgraph.structures.chain import decode, logs, lowrank, lowrank_ranks, model, steps
 from rdpgraph.structures.chain.panels import to_ranks, to_states
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import RankTensors
@@ -255,3 +255,17 @@ def test_matrices_of_symbols_give_the_likelihood(total):
     found = symbols.log_score(seen, lengths)
     hmm = rg.Chain.hmm(start, transition.table(2), emission, seen, lengths=lengths)
     assert torch.allclose(found, hmm.log_partition(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("lead", LEADS)
+def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, monkeypatch):
+    (unary, left, right), lengths = problem(lead=lead)
+    potential = rg.LowRank(left, right)
+    drawn = []
+    for cells in (2**20, 60, 1):
+        monkeypatch.setattr(steps, "_CELLS", cells)
+        for transition in (potential, potential.table(2)):
+            chain = rg.Chain(unary, transition, lengths=lengths)
+            generator = torch.Generator().manual_seed(3)
+            drawn.append(chain.rsample(2, temperature=0.7, generator=generator))
+    assert all(torch.allclose(one, drawn[0]) for one in drawn[1:])
