@@ -12,6 +12,8 @@ Pick = Callable[[Tensor], Tensor]
 Noise = Callable[[int, int], Tensor]
 """Noise of so many steps, of which the one with a number is the last: (steps, ...), it first."""
 
+_MANY = 256  # alternatives from which on one number for all of them takes less time than noise
+
 
 def checked_count(count: int) -> int:
     """How many draws, if that can be.
@@ -33,6 +35,8 @@ def drawn(generator: torch.Generator | None) -> Pick:
     """A draw in proportion to the exponentials."""
 
     def pick(logs: Tensor) -> Tensor:
+        if logs.shape[1] > _MANY:
+            return column((logs - logs.amax(1, keepdim=True)).double().exp(), generator)
         return (logs + gumbel(logs.shape, logs.double(), generator)).argmax(1)
 
     return pick

@@ -2,19 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.plain import Rows, sides
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules
 
 _BLOCK = 2**22  # entries of a block of terms
-Rows: TypeAlias = list[Tensor]
-"""Values of the spans of each width, (B, T - width, ...)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +102,6 @@ class Cells:
                 parts = [soft_sum(own.unsqueeze(3) + _rows(factor, at), 2) for own, at in terms]
                 side.append(torch.cat(parts, 1))
         return values
-
-
-def sides(lefts: Rows, rights: Rows, width: int) -> tuple[Tensor, Tensor]:
-    """(B, S, w, ...) the left and right parts of all splits of the spans of a width."""
-    count = lefts[0].shape[1] - width
-    left = torch.stack([lefts[place][:, :count] for place in range(width)], 2)
-    right = [rights[width - 1 - place][:, place + 1 :][:, :count] for place in range(width)]
-    return left, torch.stack(right, 2)
 
 
 def _rows(factor: Tensor, states: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class HypertreeTensors:
 
     leaves: Tensor
     spans: Tensor
-    rules: DenseRules | SparseRules | Ranks
+    rules: DenseRules | Ranks
     lengths: Tensor
     split: bool
 

@@ -10,8 +10,10 @@ from rdpgraph.errors import ModelError
 from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.tape.up import goal, up
 
 
 def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
@@ -73,10 +75,6 @@ def _meets(tree: HypertreeFields, barred: list[Tensor], possible: Tensor) -> Ten
         torch.where(values > -math.inf, part.to(values), -math.inf)
         for values, part in zip(moments.parts(tree), barred, strict=True)
     )
-    lengths = Form(tree).lengths
-    most = Form(replace(tree, unary=unary, rules=tree.rules.with_parts([table]), root=root))
-    _, rows = most.best()
-    whole = torch.stack([row[:, 0] for row in rows], 1)
-    last = (lengths - 1).clamp(min=0).reshape(-1, 1, 1).expand(-1, 1, whole.shape[2])
-    scores = (whole.gather(1, last).squeeze(1) + most.root).amax(1)
-    return possible & (lengths > 0) & (scores > 0)
+    most = replace(tree, unary=unary, rules=tree.rules.with_parts([table]), root=root)
+    tape = HypertreeRecursion.of(most).to_tape(double=True)
+    return possible & (goal(tape, up(tape, 0.0)) > 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.sites import Sites
@@ -340,9 +340,9 @@ class Dependencies(Structure):
         heads = torch.where(place < lengths.unsqueeze(1), heads, -1)
         return heads.reshape([*lead, *self.batch_shape, heads.shape[-1]])
 
-    def _require_possible(self, possible: Tensor) -> None:
-        if not bool(possible.all()):
-            raise ImpossibleEvidenceError(
-                f"{type(self).__name__} has no samples and no mode: at least one item has no "
-                "possible tree."
-            )
+    @property
+    def _refusal(self) -> str:
+        return (
+            f"{type(self).__name__} has no samples and no mode: at least one item has no possible "
+            "tree."
+        )

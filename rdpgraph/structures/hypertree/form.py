@@ -9,14 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.draws import Pick
-from rdpgraph.structures.hypertree import plain
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
-from rdpgraph.structures.hypertree.descent import descend
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
-from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.hypertree.rules import NoRules, Rules
 from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
@@ -85,43 +81,6 @@ class Form:
         form, spans = kernel_form(rules, spans, unary.shape[-1])
         return _alike(HypertreeTensors(leaves, spans, form, self.lengths, tree.preterminals > 0))
 
-    @torch.no_grad()
-    def best(self) -> tuple[HypertreeTensors, list[Tensor]]:
-        """In doubles what maxima are of, and by width (B, T - width, C) the best scores of spans.
-
-        Raises:
-            BudgetError: rules that are too large when written out.
-        """
-        parts, tree = self.parts, self.tree
-        # A maximum over ranks is none over rules, unless there is but one rank.
-        if isinstance(parts.rules, Ranks) and not isinstance(tree.rules, NoRules):
-            table = DenseRules(tree.rules.table(self.states, tree.unary.shape[-1]))
-            parts = Form(replace(tree, rules=table)).parts
-        parts = parts.to(torch.float64)
-        return parts, plain.with_leaves(parts, plain.exact(parts, 0.0))
-
-    def descended(
-        self,
-        parts: HypertreeTensors,
-        rows: list[Tensor],
-        *,
-        count: int,
-        pick: Pick,
-        temperature: float,
-    ) -> Tensor:
-        """(count, *batch, T, T) trees from the root downwards, all in doubles.
-
-        Raises:
-            ImpossibleEvidenceError: an item has none.
-        """
-        trees = descend(parts, rows, self.root.double(), count, pick, temperature)
-        lost = (trees < 0).flatten(1).all(1) & (parts.lengths.repeat(count) > 0)
-        if bool(lost.any()):
-            raise ImpossibleEvidenceError(
-                "A hypertree has no samples and no mode: at least one item has no possible tree."
-            )
-        return trees.reshape([count, *self.tree.unary.shape[:-1]])
-
     def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
         """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
         flat = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
@@ -130,15 +89,25 @@ class Form:
 
     def work(self) -> float:
         """The multiply-adds of log Z."""
-        total, rules = self.tree.unary.shape[-2], self.parts.rules
-        spans, splits, states = total**2 / 2, total**3 / 6, self.states
+        total, states = self.tree.unary.shape[-2], self.states
+        spans, splits = total**2 / 2, total**3 / 6
+        if isinstance(self.rules, SparseRules):
+            return self.batch * splits * self.rules.count
+        rules = self.parts.rules
         if isinstance(rules, Ranks):
             rank = rules.left.shape[2]
             run = 1 if rules.parent is None else states
             return self.batch * (splits * rank + spans * rank * (2 * states + run))
-        if isinstance(rules, SparseRules):
-            return self.batch * splits * rules.count
         return self.batch * (spans * states**3 + splits * states**2)
+
+    def items(self, rows: Tensor) -> HypertreeFields:
+        """Some of the items, in one batch dim."""
+        flat = self.flat(self.tree.rules)
+        root = None if flat.root is None else flat.root[rows]
+        return replace(
+            flat, unary=flat.unary[rows], rules=flat.rules.item(rows), root=root,
+            lengths=self.lengths[rows],
+        )  # fmt: skip
 
     def flat(self, rules: Rules) -> HypertreeFields:
         """The hypertree with one batch dim, and with other rules, of that for each item."""

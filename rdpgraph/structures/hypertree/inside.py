@@ -1,4 +1,4 @@
-"""Log Z of hypertrees: by scaled products, in doubles where those may underflow, else in logs."""
+"""Log Z of hypertrees: by scaled products where those keep their digits, else by tape."""
 
 import math
 
@@ -7,67 +7,60 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree import dense, plain, ranked
+from rdpgraph.structures.hypertree import dense, ranked
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
-from rdpgraph.structures.hypertree.rules import DenseRules
+from rdpgraph.structures.hypertree.fields import HypertreeFields
+from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
+from rdpgraph.structures.hypertree.rules import DenseRules, NoRules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.tape.up import goal, up
 
 
-def log_partition(parts: HypertreeTensors, root: Tensor) -> Tensor:
-    """(B,) log Z in nats; 0 for items of length 0.
-
-    Args:
-        parts: the hypertree.
-        root: (1 or B, C) log-potentials of the state of the whole sentence.
-    """
-    total = soft_sum(log_roots(parts) + root, 1)
-    return torch.where(parts.lengths > 0, total, 0.0)
-
-
-def log_roots(parts: HypertreeTensors) -> Tensor:
-    """(B, C) log inside values of whole sentences, single words included."""
-    words = parts.children - parts.spans.shape[3]
-    batch, total = parts.leaves.shape[:2]
-    if not total or not batch:
-        return parts.spans.sum((1, 2, 3)).unsqueeze(1).expand(-1, parts.children)
-    if total > 1:
-        wide = _wide(parts)
-    else:  # there is none
-        never = torch.zeros_like(parts.lengths, dtype=torch.bool).unsqueeze(1)
-        wide = torch.where(never, parts.spans[:, 0, 0], -math.inf)
-    if parts.split:
-        return pad(wide, (0, words), value=-math.inf)
-    return torch.where((parts.lengths == 1).unsqueeze(1), parts.leaves[:, 0], wide)
+def log_partition(tree: HypertreeFields) -> Tensor:
+    """(B,) log Z in nats, all batch dims in one; 0 for items of length 0."""
+    form, rules = Form(tree), tree.rules
+    if not form.batch or tree.unary.shape[-2] < 2 or isinstance(rules, NoRules | SparseRules):
+        return _by_tape(tree)
+    parts = form.parts
+    total, doubtful = _by_kernel(parts, form.root)
+    if bool(doubtful.any()):
+        rows = doubtful.nonzero().squeeze(1)
+        total = total.index_copy(0, rows, _surely(tree, parts, rows).to(total))
+    return total
 
 
-def _wide(parts: HypertreeTensors) -> Tensor:
-    """(B, N) of items of two words and more."""
-    if parts.spans.dtype not in (torch.float32, torch.float64):
-        return _wide(parts.to(torch.float32)).to(parts.spans.dtype)
-    if isinstance(parts.rules, SparseRules):
-        return plain.log_roots(parts)
+def _by_tape(tree: HypertreeFields) -> Tensor:
+    """(B,) exact at any range."""
+    half = tree.unary.dtype not in (torch.float32, torch.float64)
+    tape = HypertreeRecursion.of(tree).to_tape(double=half)
+    return goal(tape, up(tape)).to(tree.unary).flatten()
+
+
+def _surely(tree: HypertreeFields, parts: HypertreeTensors, rows: Tensor) -> Tensor:
+    """(Q,) of some items: in doubles, or by tape where even those may underflow."""
+    form = Form(tree)
+    some = form.items(rows)
+    if parts.spans.dtype == torch.float64:
+        return _by_tape(some)
+    total, doubtful = _by_kernel(parts.rows(rows).to(torch.float64), Form(some).root.double())
+    if bool(doubtful.any()):
+        rest = doubtful.nonzero().squeeze(1)
+        total = total.index_copy(0, rest, _by_tape(form.items(rows[rest])).to(total))
+    return total
+
+
+def _by_kernel(parts: HypertreeTensors, root: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) log Z of sequences of two words and more at most, and whether it is in doubt."""
+    dtype = parts.spans.dtype
+    if dtype not in (torch.float32, torch.float64):
+        total, doubtful = _by_kernel(parts.to(torch.float32), root.float())
+        return total.to(dtype), doubtful
     kernel = dense if isinstance(parts.rules, DenseRules) else ranked
     roots, doubtful = kernel.log_roots(parts)
-    if not bool(doubtful.any()):
-        return roots
-    rows = doubtful.nonzero().squeeze(1)
-    other = parts.rows(rows)
-    if parts.spans.dtype == torch.float32:
-        better = _wide(other.to(torch.float64)).to(roots.dtype)
+    if parts.split:
+        roots = pad(roots, (0, parts.leaves.shape[2]), value=-math.inf)
     else:
-        better = plain.log_roots(other)
-    return roots.index_copy(0, rows, better)
-
-
-@torch.no_grad()
-def charts(parts: HypertreeTensors) -> list[Tensor]:
-    """By width (B, T - width, C) log inside values of all spans, in doubles, without gradient."""
-    parts = parts.to(torch.float64)
-    if parts.spans.shape[1] < 2:
-        return plain.with_leaves(parts, [])
-    if isinstance(parts.rules, SparseRules):
-        return plain.with_leaves(parts, plain.exact(parts))
-    kernel = dense if isinstance(parts.rules, DenseRules) else ranked
-    _, doubtful = kernel.log_roots(parts)
-    rows = plain.exact(parts) if bool(doubtful.any()) else plain.scaled(parts)
-    return plain.with_leaves(parts, rows)
+        roots = torch.where((parts.lengths == 1).unsqueeze(1), parts.leaves[:, 0], roots)
+    total = soft_sum(roots + root, 1)
+    return torch.where(parts.lengths > 0, total, 0.0), doubtful

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.structures.hypertree.cells import Cells, sides
+from rdpgraph.structures.hypertree.cells import Cells
 from rdpgraph.structures.hypertree.charts import Chart
-from rdpgraph.structures.hypertree.plain import log_times
+from rdpgraph.structures.hypertree.plain import log_times, sides
 
 
 @torch.no_grad()

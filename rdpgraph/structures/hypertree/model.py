@@ -16,9 +16,8 @@ from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
-from rdpgraph.structures.draws import checked_count, drawn, largest
-from rdpgraph.structures.hypertree import best, inside, kbest, moments, proposals
-from rdpgraph.structures.hypertree.charts import HypertreeTensors
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+from rdpgraph.structures.hypertree import moments, proposals
 from rdpgraph.structures.hypertree.checks import (
     checked_mask,
     checked_trees,
@@ -27,13 +26,19 @@ from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.inside import log_partition
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.structures.tape.best import best
+from rdpgraph.structures.tape.descend import descend
 from rdpgraph.structures.tape.recursion import KeptStates
+from rdpgraph.structures.tape.up import up
+
+_REFUSAL = "A hypertree has no samples and no mode: at least one item has no possible tree."
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +162,11 @@ class Hypertree(HypertreeFields):
         """The hypertree as its kernels take it."""
         return Form(self)
 
-    @property
-    def _best(self) -> tuple[HypertreeTensors, list[Tensor]]:
-        return self.form.best()
+    @torch.no_grad()
+    def _descended(self, count: int, pick: Pick, temperature: float) -> Tensor:
+        tape = HypertreeRecursion.of(self).to_tape(ranks=temperature > 0, double=True)
+        drawn = descend(tape, up(tape, temperature), count, pick, refusal=_REFUSAL)
+        return drawn.states(tape, count)
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats, by the inside recursion; twice differentiable.
@@ -167,7 +174,7 @@ class Hypertree(HypertreeFields):
         Source: Baker 1979; Lari and Young 1990; low rank: Yang, Zhao and Tu 2021
         (arXiv:2104.13727).
         """
-        return inside.log_partition(self.form.parts, self.form.root).reshape(self.batch_shape)
+        return log_partition(self).reshape(self.batch_shape)
 
     def score(self, trees: Trees | Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of trees, differentiable.
@@ -252,7 +259,7 @@ class Hypertree(HypertreeFields):
             ImpossibleEvidenceError: an item has no possible tree.
             BudgetError: rules of low rank that are too large when written out.
         """
-        return self.form.descended(*self._best, count=1, pick=largest, temperature=0.0)[0]
+        return self._descended(1, largest, 0.0)[0]
 
     def max_marginals(self) -> Tensor:
         """(*batch, T, T, N) the score of the best tree with each constituent; -inf where none is.
@@ -264,8 +271,7 @@ class Hypertree(HypertreeFields):
         """
         if not self.form.batch or not self.unary.shape[-2]:
             return self.unary.detach()
-        scores = best.max_marginals(*self._best, self.form.root.double())
-        return scores.to(self.unary.dtype).reshape(self.unary.shape)
+        return HypertreeRecursion.of(self).max_marginals()
 
     def k_best(self, k: int) -> KBestTrees:
         """The k most probable trees of each item, best first; the scores are differentiable.
@@ -278,15 +284,10 @@ class Hypertree(HypertreeFields):
         """
         if k < 1:
             raise ModelError(f"k_best needs k >= 1; got {k}.")
-        states = kbest.k_best(*self._best, self.form.root.double(), k)
-        states = states.reshape([k, *self.unary.shape[:-1]])
-        scores = self.score(states)
-        absent = (states < 0).flatten(-2).all(-1)
-        # A sequence of no words has one tree, the empty one.
-        words = self.unary.shape[-2] if self.lengths is None else self.lengths
-        first = torch.arange(k, device=states.device).reshape(-1, *(1,) * len(self.batch_shape))
-        absent = absent & ((first > 0) | (torch.as_tensor(words, device=states.device) > 0))
-        return KBestTrees(Trees(states), torch.where(absent, -math.inf, scores))
+        with torch.no_grad():
+            tape = HypertreeRecursion.of(self).to_tape(ranks=False, double=True)
+            states, there = best(tape, up(tape, 0.0), k)
+        return KBestTrees(Trees(states), torch.where(there, self.score(states), -math.inf))
 
     def mbr(self) -> Trees:
         """(*batch) trees of the largest expected number of right constituents, with their states.
@@ -313,10 +314,7 @@ class Hypertree(HypertreeFields):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        count = checked_count(count)
-        parts, pick = self.form.parts.to(torch.float64), drawn(generator)
-        rows = inside.charts(parts)
-        return self.form.descended(parts, rows, count=count, pick=pick, temperature=1.0)
+        return self._descended(checked_count(count), drawn(generator), 1.0)
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None

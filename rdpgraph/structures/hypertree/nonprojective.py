@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import arborescence, edmonds, elimination, tree_lists
 from rdpgraph.structures.hypertree.dependencies import Dependencies
@@ -88,5 +89,6 @@ class NonProjectiveDependencies(Dependencies):
         eliminated = elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
-        self._require_possible(eliminated.possible)
+        if not bool(eliminated.possible.all()):
+            raise ImpossibleEvidenceError(self._refusal)
         return self._shaped(eliminated.descend(count, pick), (count,), lengths)

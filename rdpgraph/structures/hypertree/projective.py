@@ -1,6 +1,5 @@
 """Dependency trees without crossing arcs."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import descend
-from rdpgraph.structures.tape.up import goal, up
+from rdpgraph.structures.tape.up import up
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -66,9 +65,8 @@ class ProjectiveDependencies(Dependencies):
     @torch.no_grad()
     def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
         tape = self._recursion(self.unary).to_tape(double=True)
-        reader = up(tape, temperature)
-        self._require_possible(goal(tape, reader) > -math.inf)
-        return descend(tape, reader, count, pick).states(tape, count)
+        drawn = descend(tape, up(tape, temperature), count, pick, refusal=self._refusal)
+        return drawn.states(tape, count)
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
         word = torch.arange(1, heads.shape[2] + 1, device=heads.device)

@@ -12,7 +12,6 @@ from rdpgraph.structures.hypertree.rules import (
     NoRules,
     Rules,
 )
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +45,9 @@ class Ranks:
         return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
 
 
-def kernel_form(
-    rules: Rules, spans: Tensor, children: int
-) -> tuple[DenseRules | SparseRules | Ranks, Tensor]:
+def kernel_form(rules: Rules, spans: Tensor, children: int) -> tuple[DenseRules | Ranks, Tensor]:
     """Flat rules as the kernels take them, and the spans (B, T, T, N) that go with them."""
-    if isinstance(rules, DenseRules | SparseRules):
+    if isinstance(rules, DenseRules):
         return rules, spans
     if isinstance(rules, NoRules):
         zeros = spans.new_zeros(1, children, 1)

@@ -155,9 +155,7 @@ def best(tape: Tape, reader: Reader, k: int) -> tuple[Tensor, Tensor]:
     there = torch.zeros(k, tape.batch, dtype=torch.bool)
     goal = (len(tape.steps) - 1, 0, 0)
     for item in range(tape.batch):
-        own = [value[item : item + 1] if len(value) > 1 else value for value in reader.values]
-        # Nodes of all steps are asked about in turn.
-        lists = Lists(tape, Reader(own, math.inf), torch.tensor([item], device=tape.device))
+        lists = Lists(tape, reader, torch.tensor([item], device=tape.device))
         for rank in range(k):
             if lists.get(goal, rank) is None:
                 break

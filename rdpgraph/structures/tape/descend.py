@@ -10,10 +10,13 @@ from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Reader, Value
 
+_BLOCK = 2**19  # alternatives that are looked at at a time
+Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, Tensor, Tensor]
 """Derivations, places and labels, (Q,) each."""
 
@@ -41,7 +44,7 @@ class Drawn:
 
 
 @torch.no_grad()
-def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
+def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, refusal: str = "") -> Drawn:
     """Derivations, from the goal downwards; all nodes of one step at once, over all of them.
 
     Args:
@@ -49,6 +52,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
         reader: its values: sums for draws, maxima for the best.
         count: how many of each item.
         pick: one of the alternatives of each node.
+        refusal: what is said where there is no derivation.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
@@ -57,12 +61,14 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
     impossible = (reader.values[-1] == -math.inf).flatten()
     if bool(impossible.any()):
         raise ImpossibleEvidenceError(
-            f"There are no samples and no mode: {int(impossible.sum())} of {len(impossible)} items "
-            "have no possible configuration; log_partition() is -inf for them."
+            refusal
+            or f"There are no samples and no mode: {int(impossible.sum())} of {len(impossible)} "
+            "items have no possible configuration; log_partition() is -inf for them."
         )
     trees = torch.arange(count * batch, device=device)
     used = [(trees[:0], trees[:0], trees[:0])]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
+    ends: dict[int, tuple[Pool, Tensor]] = {}
     waiting[-1] = [(trees, trees * 0, trees * 0)]
     for number in range(len(tape.steps) - 1, -1, -1):
         if not waiting[number]:
@@ -76,17 +82,32 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick) -> Drawn:
                 used.append((tree, step.sites[place], label))
             continue
         item = tree % batch
-        several = step.alternatives > 1
-        chosen = pick(step.at(reader, item, place, label)) if several else label * 0
+        chosen = _chosen(step, reader, pick, (item, place, label))
         for pool, rows, places, labels in step.children(chosen, item, place, label):
             below = tree if rows is None else tree[rows]
-            for value, nodes in _by_value(pool, (below, places, labels)):
+            for value, nodes in _by_value(pool, ends, (below, places, labels)):
                 waiting[value.number].append(nodes)
     return Drawn(*map(torch.cat, zip(*used, strict=True)))
 
 
-def _by_value(pool: tuple[Value, ...], nodes: Nodes) -> Iterator[tuple[Value, Nodes]]:
-    """The nodes of each value of a pool, given by their places in it; those of none are dropped."""
+def _chosen(step: Step, reader: Reader, pick: Pick, nodes: Nodes) -> Tensor:
+    """(Q,) an alternative of each node, given by item, place and label."""
+    if step.alternatives < 2:
+        return torch.zeros_like(nodes[0])
+    size = max(1, _BLOCK // step.alternatives)
+    if len(nodes[0]) <= size:
+        return step.chosen(reader, pick, *nodes)
+    pieces = zip(*(part.split(size) for part in nodes), strict=True)
+    return torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
+
+
+def _by_value(
+    pool: Pool, known: dict[int, tuple[Pool, Tensor]], nodes: Nodes
+) -> Iterator[tuple[Value, Nodes]]:
+    """The nodes of each value of a pool, given by their places in it; those of none are dropped.
+
+    Where each value ends is known of pools that start with this one.
+    """
     tree, number, label = nodes
     if len(pool) == 1:
         if tree.shape[0]:
@@ -100,11 +121,15 @@ def _by_value(pool: tuple[Value, ...], nodes: Nodes) -> Iterator[tuple[Value, No
                 return
             only -= value.places
         return
+    longest, ends = known.get(pool[0].number, ((), number))
+    if longest[: len(pool)] != pool:
+        ends = torch.tensor([*accumulate(value.places for value in pool)], device=number.device)
+        known[pool[0].number] = pool, ends
     number, order = number.sort()
     tree, label = tree[order], label[order]
-    ends = torch.tensor([*accumulate(value.places for value in pool)], device=number.device)
     start = first = 0
-    for value, stop in zip(pool, torch.searchsorted(number, ends).tolist(), strict=True):
+    stops = torch.searchsorted(number, ends[: len(pool)]).tolist()
+    for value, stop in zip(pool, stops, strict=True):
         if stop > first:
             yield value, (tree[first:stop], number[first:stop] - start, label[first:stop])
         start, first = start + value.places, stop

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.steps import Leaf
+from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, Value, View, soft
+from rdpgraph.structures.tape.values import Reader, Value, View
 
 _MOST = 16  # parts of an entry that wait to be summed at once
 
@@ -35,11 +36,12 @@ def down(
     given.parts[-1] = [reader.values[-1].expand(batch, 1, 1)]
     result = list(reader.values)
     for number in range(len(tape.steps) - 1, -1, -1):
-        step, own = tape.steps[number], reader.values[number]
+        step, own = tape.steps[number], reader.value(number)
         above = given.all_of(number)
         if above is None:
             above = own.new_full((batch, *own.shape[1:]), -math.inf)
-        result[number] = above
+        # What is not kept on the way up is not kept here.
+        result[number] = above if number not in reader.remade else above[:, :0]
         if isinstance(step, Leaf):
             # As wide as the potentials are: those of long sequences are many.
             result[number] = above.to(tape.unary.dtype)

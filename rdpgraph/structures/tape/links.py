@@ -12,7 +12,7 @@ from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import Rules
-from rdpgraph.structures.tape.values import soft
+from rdpgraph.structures.tape.sums import in_blocks, soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
 _BLOCK = 2**20  # terms that are made at a time where they are made again for the gradient
@@ -54,6 +54,10 @@ class Table:
 
     def sums(self, x: Tensor, temperature: float) -> Tensor:
         """(B, P, J) sums over the labels of (B or 1, P or 1, I)."""
+        if temperature == 0.0 and self.values.shape[1] == 1 and not torch.is_grad_enabled():
+            rows = self.values.mT
+            blocks = in_blocks(x.numel() * self.width, (x,), 1)
+            return torch.cat([(own.unsqueeze(2) + rows).amax(3) for (own,) in blocks], 1)
         if temperature != 1.0 or math.prod(self.values.shape[-2:]) <= _SMALL:
             return in_parts(x, self.values, temperature)
         if self.values.shape[1] > 1:

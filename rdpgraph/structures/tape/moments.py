@@ -115,7 +115,7 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
         raise ModelError("A divergence needs two structures of one shape and length.")
     means, lost = Reader(), Reader()
     for number, step in enumerate(tape.steps):
-        value = ours.values[number]
+        value = ours.value(number)
         if isinstance(step, Leaf):
             means.values.append(_none(value))
             lost.values.append(_none(value))
@@ -143,7 +143,7 @@ def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
 
 def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:
     """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
-    terms, value = step.terms(reader), reader.values[number].unsqueeze(step.dim)
+    terms, value = step.terms(reader), reader.value(number).unsqueeze(step.dim)
     possible = terms.detach() > -math.inf
     value = torch.where(value > -math.inf, value, 0.0)
     return torch.where(possible, terms - value, 0.0), possible
@@ -157,7 +157,7 @@ def _mean(
     matrices = products.matrices_of(steps, len(ours.values[-1]))
     if matrices is not None:
         first, second, below = products.read(steps[0], *readers)
-        values = ours.values[number], theirs.values[number]
+        values = ours.value(number), theirs.value(number)
         return products.compared(matrices, (first, second), values, below, divergence=divergence)
     logs, possible = _choices(steps[0], ours, number)
     weights = torch.where(possible, logs.exp(), 0.0)

@@ -98,7 +98,7 @@ def barred(
 def read(step: Step, *readers: Reader) -> list[Tensor]:
     """(B, P, I) of each reader: what the link of a step is of."""
     assert isinstance(step, Linked)
-    return [reader.values[step.x.number] for reader in readers]
+    return [reader.value(step.x.number) for reader in readers]
 
 
 def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

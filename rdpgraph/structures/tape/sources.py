@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.hypertree.rules import FactorisedRules, Rules
+from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, Rules
 from rdpgraph.structures.tape.links import Table
+
+RulesT = TypeVar("RulesT", bound=Rules)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,15 @@ class Sources:
         if math.prod(lead) == 1:
             return values.reshape(1, *ends)
         return values.expand(*self.lead, *ends).reshape(-1, *ends)
+
+    def rules(self, rules: RulesT) -> RulesT:
+        """Rules of one batch dim, 1 or that of the tape, in its type."""
+
+        def made() -> tuple[RulesT, RulesT]:
+            flat = rules.flat(self.lead)
+            return rules, flat.with_parts([part.to(self.dtype) for part in flat.parts])
+
+        return self.once(("rules", id(rules)), made)[1]
 
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
         """A table (batch or 1, 1, N, M), or a potential without leading dims; in their own type.
@@ -85,8 +96,7 @@ def collected(rules: FactorisedRules) -> Tensor:
     return torch.nn.functional.pad(logs, (0, rules.left.shape[-2] - parents), value=-math.inf)
 
 
-def widened(values: Tensor, rules: Rules, dim: int) -> Tensor:
-    """Values with a row for each parent as values for each child; -inf for those never parents."""
-    assert rules.shape is not None
-    more = rules.shape[1] - rules.shape[0]
-    return torch.nn.functional.pad(values, (*(0, 0) * (dim - 1), 0, more), value=-math.inf)
+def widened(rules: LowRankRules) -> Tensor:
+    """(*batch, C, r) the factors of parents with a row for each child; -inf: never a parent."""
+    more = rules.left.shape[-2] - rules.parent.shape[-2]
+    return torch.nn.functional.pad(rules.parent, (0, 0, 0, more), value=-math.inf)

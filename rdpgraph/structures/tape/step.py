@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.tape.values import Reader, Value, View, soft
+from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.tape.sums import soft
+from rdpgraph.structures.tape.values import Reader, Value, View
 
 Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
 """A pool; which of the nodes asked about have a part in it (None: all); its places; labels."""
@@ -41,6 +43,12 @@ class Step(ABC):
     @abstractmethod
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, A) the alternatives of some nodes."""
+
+    def chosen(
+        self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
+    ) -> Tensor:
+        """(Q,) an alternative of some nodes."""
+        return pick(self.at(reader, item, place, label))
 
     @abstractmethod
     def children(
@@ -93,3 +101,11 @@ def beside(own: Tensor, above: Tensor) -> Tensor:
     """(B, P, K) what each alternative of an entry has besides its own log-value."""
     # Where nothing is possible above, nothing is given.
     return above - own.clamp(min=torch.finfo(own.dtype).min)
+
+
+def child(
+    view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
+) -> Child:
+    """The nodes that one view has for some alternatives."""
+    number = view.number(ways, item, place)
+    return view.pool, here, number, label if view.width > 1 else label * 0

@@ -1,16 +1,19 @@
 """The steps of a tape: leaves, sums of alternatives, links of labels, pairs, labels together."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
-from rdpgraph.structures.tape.step import Child, Step, beside
-from rdpgraph.structures.tape.values import Reader, Value, View, batches, joint, rows, soft
+from rdpgraph.structures.tape.step import Child, Step, beside, child
+from rdpgraph.structures.tape.sums import in_blocks, soft
+from rdpgraph.structures.tape.values import Reader, Remade, Value, View, batches, joint
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +106,7 @@ class Total(Step):
                 inside = chosen[here] - start
                 parts = (item[here], place[here], label[here])
             for view in way:
-                yield _child(view, here, inside, *parts)
+                yield child(view, here, inside, *parts)
             start += count
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
@@ -171,7 +174,7 @@ class Concatenated(Step):
                 here = ((label >= start) & (label < stop)).nonzero().squeeze(1)
                 inside, parts = label[here] - start, (item[here], place[here])
             ways, own = inside // view.width, inside % view.width
-            yield _child(view, here, ways, *parts, own)
+            yield child(view, here, ways, *parts, own)
             start = stop
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
@@ -212,10 +215,28 @@ class Pairs(Step):
         """(B, P, C * E)."""
         if self.left.ways == 1:
             return self.terms(reader).squeeze(1)
-        if temperature != 1.0:
-            return super().up(reader, temperature)
-        left, right = (reader.read(view).movedim(1, -1) for view in (self.left, self.right))
-        return log_products(left, right).flatten(-2)
+        left, right = reader.read(self.left), reader.read(self.right)
+        if temperature == 1.0:
+            return log_products(left.movedim(1, -1), right.movedim(1, -1)).flatten(-2)
+        return torch.cat([
+            soft(one.unsqueeze(-1) + other.unsqueeze(-2), 1, temperature).flatten(-2)
+            for one, other in in_blocks(left.numel() * self.right.width, (left, right), 2)
+        ], 1)  # fmt: skip
+
+    def remade(self, reader: Reader) -> Remade:
+        """Its value, to be made again."""
+        temperature = reader.temperature
+
+        def rows(item: Tensor, place: Tensor) -> Tensor:
+            left, right = (reader.at(view, item, place).mT for view in (self.left, self.right))
+            if temperature == 1.0:
+                return log_products(left, right).flatten(1)
+            return torch.cat([
+                soft(one.unsqueeze(2) + other.unsqueeze(1), 3, temperature).flatten(1)
+                for one, other in in_blocks(left.numel() * self.right.width, (left, right), 0)
+            ])  # fmt: skip
+
+        return Remade(partial(self.up, reader, temperature), rows)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, M) the log-values of the alternatives."""
@@ -228,8 +249,22 @@ class Pairs(Step):
     ) -> Iterator[Child]:
         """The two parts."""
         first, second = label // self.right.width, label % self.right.width
-        yield _child(self.left, None, chosen, item, place, first)
-        yield _child(self.right, None, chosen, item, place, second)
+        yield child(self.left, None, chosen, item, place, first)
+        yield child(self.right, None, chosen, item, place, second)
+
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        """To each part what the other says, summed over its labels."""
+        left, right = reader.read(self.left), reader.read(self.right)
+        ahead = beside(own, above).unflatten(-1, (self.left.width, self.right.width)).unsqueeze(1)
+        parts = left, right, ahead.expand(-1, 1, left.shape[2], -1, -1)
+        sides = list[tuple[Tensor, Tensor]]()
+        for one, other, rest in in_blocks(ahead.numel() * self.left.ways, parts, 2):
+            to_left = one + soft(other.unsqueeze(-2) + rest, -1, temperature)
+            sides.append((to_left, other + soft(one.unsqueeze(-1) + rest, -2, temperature)))
+        for view, blocks in zip((self.left, self.right), zip(*sides, strict=True), strict=True):
+            yield view, torch.cat(blocks, 2)
 
     def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
         """To both parts."""
@@ -261,11 +296,13 @@ class Linked(Step):
         x: (B, P or 1, I).
         link: between I and J labels; None: J is 1, and nothing is said.
         places: P.
+        more: labels after those that the link leads to, to which nothing does.
     """
 
     x: Value
     link: Link | None
     places: int
+    more: int = 0
 
     dim = 2
 
@@ -280,23 +317,26 @@ class Linked(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, P, I, J)."""
-        x = reader.values[self.x.number].unsqueeze(-1)
+        x = reader.value(self.x.number).unsqueeze(-1)
         if self.link is None:
             return x
         if scores:
-            return x + self.link.logs()
-        return x.expand(len(x), self.places, -1, self.link.width)
+            return self._wider(x + self.link.logs())
+        return self._wider(x.expand(len(x), self.places, -1, self.link.width))
+
+    def _wider(self, values: Tensor) -> Tensor:
+        return pad(values, (0, self.more), value=-math.inf) if self.more else values
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B, P, J)."""
         x = reader.values[self.x.number]
         if self.link is None:
             return soft(x, 2, temperature).unsqueeze(2)
-        return self.link.sums(x, temperature)
+        return self._wider(self.link.sums(x, temperature))
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, I) the log-values of the alternatives."""
-        logs = rows(reader.values[self.x.number], item, place)
+        logs = reader.rows(self.x, item, place)
         if self.link is None:
             return logs.expand(item.shape[0], -1)
         return logs + self.link.into(item, place, label)
@@ -311,9 +351,16 @@ class Linked(Step):
         self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """Summed over the new labels before the value is added, which is the same for all."""
-        x, ahead = reader.values[self.x.number], beside(own, above)
+        x, ahead = reader.value(self.x.number), beside(own, above)
+        if self.more:
+            ahead = ahead[..., : -self.more]
         if self.link is not None and scores:
-            ahead = soft(ahead.unsqueeze(2) + self.link.logs(), 3, temperature)
+            logs = self.link.logs()
+            logs = logs.expand(-1, ahead.shape[1], -1, -1)
+            ahead = torch.cat([
+                soft(rest.unsqueeze(2) + said, 3, temperature)
+                for rest, said in in_blocks(ahead.numel() * self.x.width, (ahead, logs), 1)
+            ], 1)  # fmt: skip
         elif self.link is not None:
             ahead = soft(ahead, 2, temperature).unsqueeze(2)
         yield self._view, (x + ahead).unsqueeze(1)
@@ -335,11 +382,3 @@ class Linked(Step):
 
 def _ways(way: Sequence[View]) -> int:
     return max([view.ways for view in way])
-
-
-def _child(
-    view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
-) -> Child:
-    """The nodes that one view has for some alternatives."""
-    number = view.number(ways, item, place)
-    return view.pool, here, number, label if view.width > 1 else label * 0

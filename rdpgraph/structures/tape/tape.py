@@ -14,7 +14,9 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
+from rdpgraph.structures.tape.listed import Listed
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.tape.sites import Sites
 from rdpgraph.structures.tape.sources import Sources, collected, widened
@@ -219,7 +221,8 @@ class Tape:
         else:
             link = LookupLink(source, before, after)
         places = x.places if after is None else after.shape[1]
-        made = self._add(Linked(x, link, places), places, link.width, to_labels)
+        width = max(link.width, to.width) if isinstance(to, Value) else link.width
+        made = self._add(Linked(x, link, places, width - link.width), places, width, to_labels)
         self.sources.known[key] = made
         return made
 
@@ -308,7 +311,7 @@ class Tape:
             return self.total((mapped(left, self.sum), mapped(right, self.sum)))
         if self.ranks and isinstance(rules, LowRankRules):
             sides = rules.left, rules.right
-            top = self.sources.derived(rules, lambda rules: widened(rules.parent, rules, 2).mT)
+            top = self.sources.derived(rules, lambda rules: widened(rules).mT)
         elif self.ranks and isinstance(rules, FactorisedRules):
             sides = (
                 self.sources.derived(side, lambda part: part.transpose(-3, -2).flatten(-2))
@@ -324,10 +327,13 @@ class Tape:
         return self.link(self.total((first, second)), top, to=to)
 
     def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
-        """By way of all pairs of labels."""
+        """By way of all pairs of labels, or of a list of rules."""
+        if self.states is None and isinstance(rules, SparseRules):
+            listed = Listed(left, right, self.sources.rules(rules), to.width)
+            return self._add(listed, left.places, to.width, to.labels)
         if self.states is None:
             table = self.sources.derived(
-                rules, lambda rules: widened(rules.table(*rules.shape), rules, 3).flatten(-2).mT
+                rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT
             )
             return self.link(self.pairs(left, right), table, to=to)
         # Of other labels for every split: splits are places, until a label of the whole is told.
@@ -344,16 +350,10 @@ class Tape:
         pairs = self.pairs(first, second)
         parents = rules.shape[0] if rules.shape else self.unary.shape[-1]
         whole = to.labels.states.clamp(max=parents - 1).repeat(1, ways, 1)
-        flat = self.sources.once(("rules", id(rules)), lambda: (rules, self._rules(rules)))[1]
-        link = RuleLink(flat, first.labels.states, second.labels.states, whole)
+        link = RuleLink(self.sources.rules(rules), first.labels.states, second.labels.states, whole)
         each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
         index = torch.arange(ways * places, device=self.device).reshape(ways, places)
-        made = self.total(self.view(each, index))
-        return replace(made, labels=to.labels)
-
-    def _rules(self, rules: Rules) -> Rules:
-        flat = rules.flat(self.lead)
-        return flat.with_parts([part.to(self.dtype) for part in flat.parts])
+        return replace(self.total(self.view(each, index)), labels=to.labels)
 
     def choose(self, values: Sequence[Value], index: Tensor) -> Value:
         """For each item one of the places of some values, (B,) into all of them side by side."""

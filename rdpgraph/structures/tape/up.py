@@ -6,10 +6,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.tape.steps import Leaf
+from rdpgraph.structures.tape.steps import Leaf, Pairs
+from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, soft
+from rdpgraph.structures.tape.values import Reader
 
+_HELD = 2**20  # numbers of pairs of labels that are kept for the way down
 _MANY = 2**20  # potentials that are read at once
 
 
@@ -49,10 +51,18 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         tape: laid out.
         temperature: 1.0 for sums, 0.0 for maxima; any other one needs ``ranks=False``.
     """
-    given, reader = leaves(tape), Reader()
-    for step in tape.steps:
+    given, reader, held = leaves(tape), Reader(temperature=temperature), 0
+    for number, step in enumerate(tape.steps):
         leaf = isinstance(step, Leaf)
         reader.values.append(next(given) if leaf else step.up(reader, temperature))
+        before = tape.steps[number - 1]
+        # Pairs are made again where they are many, once the step after them has read them.
+        if number and isinstance(before, Pairs) and not torch.is_grad_enabled():
+            pairs = reader.values[number - 1]
+            held += pairs.numel()
+            if held > _HELD:
+                reader.values[number - 1] = pairs[:, :0]
+                reader.remade[number - 1] = before.remade(reader)
     return reader
 
 

@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.semiring import soft_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +129,9 @@ class View:
         """(Q,) places in the pool of some alternatives of some places of some items."""
         if self.index is None:
             return (ways if self.across else place) if self.size > 1 else torch.zeros_like(place)
-        place = place if self.places > 1 else torch.zeros_like(place)
-        ways = ways if self.ways > 1 else torch.zeros_like(ways)
+        many, places = self.index.shape[-2:]
+        place = place if places > 1 else torch.zeros_like(place)
+        ways = ways if many > 1 else torch.zeros_like(ways)
         if self.index.ndim == 2:
             return self.index[ways, place]
         return self.index[item if len(self.index) > 1 else item * 0, ways, place]
@@ -149,19 +148,48 @@ def _states(value: Value) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class Remade:
+    """A value that is made when it is asked for.
+
+    Attributes:
+        whole: (B, P, K).
+        rows: (Q, K) at some places of some items.
+    """
+
+    whole: Callable[[], Tensor]
+    rows: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class Reader:
     """The values of the steps done so far, read through views.
 
     Attributes:
         values: (B or 1, P, K) of each step.
         pools: how many pools are kept, those read last.
+        temperature: at which they are summed.
+        remade: by their steps the values that are not kept.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
     pools: float = 4
+    temperature: float = 1.0
+    remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
     )
+
+    def value(self, number: int) -> Tensor:
+        """(B or 1, P, K) of a step."""
+        remade = self.remade.get(number)
+        return self.values[number] if remade is None else remade.whole()
+
+    def rows(self, value: Value, item: Tensor, place: Tensor) -> Tensor:
+        """(Q, K) at some places of some items."""
+        remade = self.remade.get(value.number)
+        if remade is not None:
+            return remade.rows(item, place)
+        return rows(self.values[value.number], item, place)
 
     def pooled(self, view: View) -> Tensor:
         """(B or 1, places of the pool, K); with an index one more place, of -inf."""
@@ -209,21 +237,26 @@ class Reader:
         item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
         return pool[item if len(pool) > 1 else item * 0, index]
 
-    def at(self, view: View, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, M) of some places of some items."""
-        label = label if view.width > 1 else label * 0
+    def at(self, view: View, item: Tensor, place: Tensor, label: Tensor | None = None) -> Tensor:
+        """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
+        if label is not None and view.width == 1:
+            label = label * 0
         if view.across:
             pool = self.pooled(view)
-            return pool[item, :, label] if pool.shape[0] > 1 else pool[0].mT[label]
-        item, place, label = item.unsqueeze(1), place.unsqueeze(1), label.unsqueeze(1)
+            if label is None:
+                return pool.expand(len(item), -1, -1) if pool.shape[0] == 1 else pool[item]
+            return pool[0].mT[label] if pool.shape[0] == 1 else pool[item, :, label]
+        item, place = item.unsqueeze(1), place.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
         longer = None if view.index is None else self._longer(view)
-        if longer is not None:
-            # On the way down pools shrink; where the shorter one ends, another value follows.
-            read = longer[item if len(longer) > 1 else item * 0, number, label]
-            return torch.where(number < view.size, read, -math.inf)
-        pool = self.pooled(view)
-        return pool[item, number, label] if pool.shape[0] > 1 else pool[0][number, label]
+        pool = self.pooled(view) if longer is None else longer
+        places = (number,) if label is None else (number, label.unsqueeze(1))
+        read = pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
+        if longer is None:
+            return read
+        # On the way down pools shrink; where the shorter one ends, another value follows.
+        known = number < view.size
+        return torch.where(known if label is not None else known.unsqueeze(2), read, -math.inf)
 
 
 def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
@@ -241,38 +274,6 @@ def _key(view: View) -> tuple[int, ...]:
 def as_view(given: "Value | View") -> View:
     """A value as the view of all of it."""
     return given if isinstance(given, View) else View((given,))
-
-
-def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
-    """`soft_sum`, in fewer calls."""
-    if not logs.shape[dim] or (temperature == 0.0 and logs.requires_grad):
-        return soft_sum(logs, dim, temperature)
-    if temperature == 0.0:
-        return logs.amax(dim)
-    scaled = logs if temperature == 1.0 else logs / temperature
-    total: Tensor = (
-        _LogSum.apply(scaled, dim)  # pyright: ignore[reportAssignmentType]
-        if scaled.requires_grad
-        else scaled.logsumexp(dim)
-    )
-    return total if temperature == 1.0 else temperature * total
-
-
-class _LogSum(torch.autograd.Function):
-    """A log-sum of no possible term has a zero gradient; `torch.logsumexp` makes it NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, logs: Tensor, dim: int) -> Tensor:
-        total = logs.logsumexp(dim)
-        ctx.save_for_backward(logs, total)
-        ctx.dim = dim
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        logs, total = ctx.saved_tensors
-        total = torch.where(total > -math.inf, total, 0.0).unsqueeze(ctx.dim)
-        return gradients[0].unsqueeze(ctx.dim) * (logs - total).exp(), None
 
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:

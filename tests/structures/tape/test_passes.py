@@ -17,6 +17,9 @@ from rdpgraph.testing import check_structure
 from tests.estimate.enumeration import expectation
 from tests.structures.tape.models import LENGTHS, PAIRS, RULES, Segments, Spans, Tags, draw
 
+LISTED = rg.trees.SparseRules(
+    torch.tensor([[0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1], [0, 1, 0]]), draw(5), parents=2
+)
 each = pytest.mark.parametrize("name", PAIRS)
 SMALL = {
     "chain": Tags(draw(2, 3, 2), draw(2, 2, seed=1), lengths=torch.tensor([3, 1])),
@@ -25,6 +28,7 @@ SMALL = {
     "spans": Spans(draw(3, 3, 2), RULES["dense"]),
     "ranked spans": Spans(draw(3, 3, 2), RULES["low rank"]),
     "factorised spans": Spans(draw(3, 3, 2), RULES["factorised"]),
+    "listed spans": Spans(draw(3, 3, 2), LISTED),
     "arcs": ProjectiveArcs(draw(2, 2, 3), lengths=torch.tensor([2, 1])),
     "arcs from the root": ProjectiveArcs(draw(2, 2, 3), multiroot=True),
     "plain spans": Spans(draw(2, 3, 3, 2), RULES["none"], lengths=torch.tensor([3, 2])),
