@@ -82,7 +82,9 @@ class Sources:
             if isinstance(source, Tensor):
                 copies = math.prod(self.lead) // max(1, len(source)) if len(source) > 1 else 1
                 logs = source.to(self.dtype)
-                return Table(logs.repeat(copies, 1, 1, 1) if copies > 1 else logs)
+                logs = logs.repeat(copies, 1, 1, 1) if copies > 1 else logs
+                # Sums over the first labels are those of rows.
+                return Table(logs.mT.contiguous().mT)
             return Table(source.table(2).to(self.dtype)[None, None])
 
         return self.once(("table", id(source)), made)
