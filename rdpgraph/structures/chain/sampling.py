@@ -11,9 +11,11 @@ from torch import Tensor
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, traceback
-from rdpgraph.structures.chain.steps import Steps
+from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise, gumbel
 from rdpgraph.structures.relaxation import checked_temperature
+
+_CELLS = 2**20  # weights of a part of the steps
 
 
 @torch.no_grad()
@@ -71,10 +73,9 @@ def relaxed(
     """
     checked_temperature(temperature)
     batch, total, states = unary.shape
-    # The last step first, as in `draw`.
-    noise = [gumbel((count, batch, states), unary, generator) for _ in range(total)][::-1]
-    stacked = torch.stack(noise, 2) if noise else unary.new_zeros(count, batch, 0, states)
-    del noise  # as much again
+    stacked = unary.new_empty(count, batch, total, states)
+    for step in range(total - 1, -1, -1):  # the last step first, as in `draw`
+        stacked[:, :, step] = gumbel((count, batch, states), unary, generator)
     return relaxed_by(unary, transition, lengths, temperature, stacked)
 
 
@@ -90,15 +91,31 @@ def relaxed_by(
     messages = logs.forward(unary, transition, lengths)
     with torch.no_grad():
         states = traceback(messages, transition, lengths, count=count, noise=held(noise))
-    logits = messages.expand(count, -1, -1, -1)
-    if unary.shape[1] > 1:
-        first, following = messages[:, :-1], states[..., 1:]
-        logits = torch.cat(
-            [conditionals(first, transition, lengths, following, first=0), logits[:, :, -1:]], 2
-        )
-    told = (states >= 0).unsqueeze(-1)
+    steps = as_steps(transition)
+    if torch.is_grad_enabled() and messages.requires_grad:
+        every = slice(0, unary.shape[1])
+        return _weights(messages, steps, lengths, states, temperature, noise, every)
+    weights, total = torch.empty_like(noise), unary.shape[1]
+    width = max(1, _CELLS * total // max(1, noise.numel()))
+    for first in range(0, total, width):
+        here = slice(first, min(first + width, total))
+        weights[:, :, here] = _weights(messages, steps, lengths, states, temperature, noise, here)
+    return weights
+
+
+def _weights(
+    messages: Tensor, steps: Steps, lengths: Tensor, states: Tensor, temperature: float,
+    noise: Tensor, here: slice,
+) -> Tensor:  # fmt: skip
+    """(count, B, S, N) of some of the steps."""
+    following = states[..., here.start + 1 : here.stop + 1]
+    many = following.shape[2]  # nothing follows the last step
+    last = messages[:, here][:, many:].expand(len(states), -1, -1, -1)
+    logits = conditionals(messages[:, here][:, :many], steps, lengths, following, first=here.start)
     # One name for all of them: they are as large as the answer.
-    logits = logits + noise
+    logits = torch.cat([logits, last], 2) if last.shape[2] else logits
+    logits = logits + noise[:, :, here]
+    told = (states[..., here] >= 0).unsqueeze(-1)
     logits = torch.where(told, logits, 0.0)
     # The softmax divides by the temperature; with the largest at 0 nothing overflows.
     logits = logits - logits.detach().amax(-1, keepdim=True)
