@@ -1,7 +1,7 @@
 """infer() and explain(): the one place where the rooms meet."""
 
 from functools import partial
-from typing import Any, overload
+from typing import overload
 
 import torch
 
@@ -42,6 +42,16 @@ def infer(
 ) -> StructuredPosterior: ...
 
 
+@overload
+def infer(
+    model: Model,
+    *,
+    estimator: Estimator | None = None,
+    scheduler: Scheduler | None = None,
+    generator: torch.Generator | None = None,
+) -> Posterior | StructuredPosterior: ...
+
+
 def infer(
     model: Model,
     *,
@@ -77,7 +87,7 @@ def infer(
 
     read = model.blocks if isinstance(model, FactorGraph) else model
     with recording(lambda: tensors_in(read)):
-        solve: Any = partial(infer, scheduler=scheduler, generator=generator)
+        solve = partial(infer, scheduler=scheduler, generator=generator)
         problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
@@ -121,7 +131,7 @@ def explain(
         ModelError: something else than a model, an estimator, a scheduler or a generator.
     """
     _require_choices("explain", estimator, scheduler, generator)
-    solve: Any = partial(infer, scheduler=scheduler, generator=generator)
+    solve = partial(infer, scheduler=scheduler, generator=generator)
     model = (estimator or Exact()).prepare(model, solve=solve, generator=generator).model
     if isinstance(model, Structure):
         return plan_of(model)

@@ -95,14 +95,14 @@ class LogMatrix:
         if not len(places):
             return result
         own, other = _flat(rows, result), _flat(self.logs, result)
-        found = [
+        repaired = [
             exact(own[item, i] + other[item, j], item, i, j)
             for item, i, j in (
                 part.unbind(1) for part in places.split(max(1, _CELLS // rows.shape[-1]))
             )
         ]
         flat = result.reshape(-1, *result.shape[-2:])
-        return flat.index_put(places.unbind(1), torch.cat(found)).reshape(result.shape)
+        return flat.index_put(places.unbind(1), torch.cat(repaired)).reshape(result.shape)
 
 
 def _sums(logs: Tensor, *_: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
@@ -24,6 +24,20 @@ def checked_count(count: int) -> int:
     if not isinstance(count, int) or count < 0:
         raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r}.")
     return count
+
+
+def require_possible(name: str, possible: Tensor) -> None:
+    """Every item (B,) has what can be drawn.
+
+    Raises:
+        ImpossibleEvidenceError: some have not.
+    """
+    if not bool(possible.all()):
+        lacking = int((~possible).sum())
+        raise ImpossibleEvidenceError(
+            f"{name} has no samples and no mode: {lacking} of {possible.numel()} items have no "
+            "possible configuration; log_partition() is -inf for them."
+        )
 
 
 def largest(logs: Tensor) -> Tensor:

@@ -104,7 +104,6 @@ IN_SEGMENTS = {
     "divergence": lambda m: m.kl_divergence(rg.SemiMarkov(m.unary, drawn(4, 4),
                                                           lengths=m.lengths)),
     "kept": lambda m: m.restrict(torch.arange(4).expand(3, 5, 2, 4), m.unary / 2).log_partition(),
-    "draws": lambda m: m.sample(50, torch.Generator().manual_seed(0)).labels,
     "score": lambda m: m.score(rg.Segmentation(torch.arange(15).reshape(3, 5) % 3,
                                                torch.ones(3, 5).bool())),
     "graph": lambda m: rg.infer(m.factor_graph()).log_partition,
@@ -148,6 +147,24 @@ def test_low_rank_is_dense(name, query):
     finite = expected > -math.inf
     assert torch.equal(found > -math.inf, finite)
     assert torch.allclose(found[finite], expected[finite], rtol=1e-5, atol=1e-5)
+
+
+def test_draws_of_segments_go_by_the_ranks_and_have_the_marginals():
+    model, count = segments(factors()), 20_000
+    assert isinstance(model.transition, rg.LowRank)
+    drawn_states = model.site_states(model.sample(count, torch.Generator().manual_seed(0)))
+    shares = model.uses(drawn_states).double().mean(0)
+    marginals = model.marginals().detach().double()
+    error = (marginals * (1 - marginals) / count).clamp(min=0).sqrt()
+    assert bool(((shares - marginals).abs() <= 5 * error + 1e-6).all())
+    # Of pairs in turn, too, which the ranks tell apart.
+    first = drawn_states[:, 0, 0, 0] >= 0
+    given = model.with_unary(model.unary.detach().clone())
+    given.unary[0, 1, 1] = -torch.inf  # a segment of one step comes first
+    expected = given.marginals()[0, 1, 0].detach().double()
+    shares = (drawn_states[first, 0, 1, 0].unsqueeze(1) == torch.arange(4)).double().mean(0)
+    limit = 5 * (expected * (1 - expected) / int(first.sum())).sqrt()
+    assert bool(((shares - expected).abs() <= limit).all())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -54,7 +54,7 @@ class _Parts(NamedTuple):
     lengths: Tensor
 
     def log_partition(self) -> Tensor:
-        """In logs."""
+        """(B,) log Z in nats, by sums in logs."""
         return logs.log_partition(self.unary, RankSteps(self.left, self.right), self.lengths)
 
 

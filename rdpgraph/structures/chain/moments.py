@@ -22,8 +22,8 @@ def entropy(parts: ChainTensors, log_base: Tensor | None = None) -> Tensor:
         log_base: (*batch, T, N) without gradient, whose expectation is added.
     """
     # The gradient in q is zero where q is p.
-    found = messages(*parts)
-    return _cross_entropy(parts, parts.detach(), found, found, log_base)
+    sent = messages(*parts)
+    return _cross_entropy(parts, parts.detach(), sent, sent, log_base)
 
 
 def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
@@ -137,10 +137,10 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
     return gradient
 
 
-def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
+def _log_ratios(parts: ChainTensors, sent: Messages) -> Tensor:
     """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
     unary, transition, _ = parts
-    forward = found.log_forward
+    forward = sent.log_forward
     if not unary.shape[1]:
         return unary.new_zeros(unary.shape[:2])
     first = unary[:, 0].logsumexp(-1, keepdim=True)
@@ -152,24 +152,24 @@ def _log_ratios(parts: ChainTensors, found: Messages) -> Tensor:
     return torch.cat([first, later.squeeze(-1)], 1)
 
 
-def _probabilities(found: Messages) -> Tensor:
+def _probabilities(sent: Messages) -> Tensor:
     """(B, T, N) marginals, zero where nothing is possible."""
-    logs = found.log_forward + found.log_backward
+    logs = sent.log_forward + sent.log_backward
     values = (logs - peak(logs, (2,))).exp()
     total = values.sum(-1, keepdim=True)
     return values / torch.where(total > 0, total, 1.0)
 
 
-def _possible(parts: ChainTensors, found: Messages) -> Tensor:
+def _possible(parts: ChainTensors, sent: Messages) -> Tensor:
     """(B,) whether any sequence is possible."""
-    dead = ~(found.log_forward > -math.inf).any(-1)
+    dead = ~(sent.log_forward > -math.inf).any(-1)
     return ~(dead & inside(parts.lengths, dead.shape[1])).any(1)
 
 
-def _forbidden(parts: ChainTensors, other: ChainTensors, found: Messages) -> Tensor:
+def _forbidden(parts: ChainTensors, other: ChainTensors, sent: Messages) -> Tensor:
     """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
     logs, within = (
-        found.log_forward + found.log_backward,
+        sent.log_forward + sent.log_backward,
         inside(parts.lengths, parts.unary.shape[1]),
     )
     lost = (logs > -math.inf) & (other.unary == -math.inf) & within.unsqueeze(2)
@@ -177,8 +177,8 @@ def _forbidden(parts: ChainTensors, other: ChainTensors, found: Messages) -> Ten
     gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
     if parts.unary.shape[1] < 2 or not bool(gone.any()):
         return forbidden
-    before = (found.log_forward[:, :-1] > -math.inf).to(parts.unary)
-    right = (found.log_backward + parts.unary)[:, 1:]
+    before = (sent.log_forward[:, :-1] > -math.inf).to(parts.unary)
+    right = (sent.log_backward + parts.unary)[:, 1:]
     reached = product(before, gone.to(before))
     crossed = ((reached > 0) & (right > -math.inf)).any(-1) & within[:, 1:]
     return forbidden | crossed.any(1)

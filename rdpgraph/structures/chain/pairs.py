@@ -14,22 +14,22 @@ from rdpgraph.structures.chain.tensors import ChainTensors, of_items
 _CELLS = 2**22  # of the tables that are held at once where products of probabilities fail
 
 
-def pair_sums(parts: ChainTensors, found: Messages, values: Tensor) -> Tensor:
+def pair_sums(parts: ChainTensors, sent: Messages, values: Tensor) -> Tensor:
     """(B, T - 1): the expectation of a function of neighbours at each step.
 
     Two matrix products. Where probabilities lie too far apart for those, in logs.
 
     Args:
         parts: the chains, T > 1.
-        found: their messages.
+        sent: their messages.
         values: of the shape of the transitions; finite.
     """
-    before, after, weights = _factors(parts, found)
+    before, after, weights = _factors(parts, sent)
     mass = (product(before, weights) * after).sum(-1)
     total = (product(before, weights * values) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     result = torch.where(sound, total / torch.where(sound, mass, 1.0), 0.0)
-    for items, steps, joint in _doubtful(parts, found, sound):
+    for items, steps, joint in _doubtful(parts, sent, sound):
         own = values if values.ndim == 2 else values[items % len(values), steps]
         result[items, steps] = (joint * own).sum((-2, -1))
     return result
@@ -48,8 +48,8 @@ def edge_counts(parts: ChainTensors) -> Tensor:
         return torch.stack(each) if each else unary.new_zeros(0, states, states)
     if total < 2:
         return unary.new_zeros(batch, states, states)
-    found = messages(*parts)
-    before, after, weights = _factors(parts, found)
+    sent = messages(*parts)
+    before, after, weights = _factors(parts, sent)
     mass = (product(before, weights) * after).sum(-1)
     sound = mass > _least(mass.dtype)
     before = before * torch.where(sound, 1 / torch.where(sound, mass, 1.0), 0.0).unsqueeze(-1)
@@ -60,7 +60,7 @@ def edge_counts(parts: ChainTensors) -> Tensor:
         for step in range(total - 1):
             joint = before[:, step].unsqueeze(2) * after[:, step].unsqueeze(1)
             counts += joint * weights[:, step]
-    for items, _, joint in _doubtful(parts, found, sound):
+    for items, _, joint in _doubtful(parts, sent, sound):
         counts.index_add_(0, items, joint)
     return counts
 
@@ -75,10 +75,10 @@ def _counts_of_one(parts: ChainTensors, item: int) -> Tensor:
     return gradient if gradient.ndim == 2 else gradient.sum((0, 1))
 
 
-def _factors(parts: ChainTensors, found: Messages) -> tuple[Tensor, Tensor, Tensor]:
+def _factors(parts: ChainTensors, sent: Messages) -> tuple[Tensor, Tensor, Tensor]:
     """Factors of the joint of neighbours, each at most 1; zero beyond the length."""
-    before = found.log_forward[:, :-1].exp()
-    right = (found.log_backward + parts.unary)[:, 1:]
+    before = sent.log_forward[:, :-1].exp()
+    right = (sent.log_backward + parts.unary)[:, 1:]
     within = inside(parts.lengths, parts.unary.shape[1])[:, 1:].unsqueeze(2)
     after = torch.where(within, (right - peak(right, (2,))).exp(), 0.0)
     weights = (parts.transition - peak(parts.transition, (-2, -1))).exp()
@@ -91,17 +91,17 @@ def _least(dtype: torch.dtype) -> float:
 
 
 def _doubtful(
-    parts: ChainTensors, found: Messages, sound: Tensor
+    parts: ChainTensors, sent: Messages, sound: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Items and steps (n,) whose products vanish, and their joint (n, N, N) from logs."""
     unary, transition, _ = parts
     within = inside(parts.lengths, unary.shape[1])
-    possible = ((found.log_forward > -math.inf).any(-1) & within)[:, 1:]
+    possible = ((sent.log_forward > -math.inf).any(-1) & within)[:, 1:]
     items, steps = (possible & ~sound).nonzero(as_tuple=True)
     size = max(1, _CELLS // unary.shape[2] ** 2)
     for own, step in zip(items.split(size), steps.split(size), strict=True):
-        left = found.log_forward[own, step]
-        right = (found.log_backward + unary)[own, step + 1]
+        left = sent.log_forward[own, step]
+        right = (sent.log_backward + unary)[own, step + 1]
         table = transition if transition.ndim == 2 else transition[own % len(transition), step]
         logs = left.unsqueeze(2) + right.unsqueeze(1) + table
         joint = (logs - peak(logs, (1, 2))).exp()

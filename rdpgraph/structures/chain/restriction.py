@@ -55,8 +55,8 @@ def log_masses(
     potential = transition if isinstance(transition, Potential) else Table(transition)
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
-    found = messages(*few)
-    ahead, behind = (part.reshape(states.shape) for part in (found.log_forward, found.log_backward))
+    sent = messages(*few)
+    ahead, behind = (part.reshape(states.shape) for part in (sent.log_forward, sent.log_backward))
     if total > 1:
         after = (behind + few.unary.reshape(states.shape))[..., 1:, :]
         # What follows a last step is nothing, which is possible.

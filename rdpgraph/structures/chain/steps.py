@@ -97,18 +97,18 @@ class TableSteps(Steps):
         return torch.where(positive, torch.where(positive, total, 1.0).log() + top, -math.inf)
 
     def blocks(self, step: int, width: int) -> Iterable[Tensor]:
-        """Views."""
+        """Views of the table."""
         matrix = self._at(step)
         return matrix.split(width, -1) if width < matrix.shape[-1] else (matrix,)
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
-        """Looked up."""
+        """Looked up in the table."""
         if self.table.ndim == 2:
             return self.table[before, after]
         return self.table[*_places(self.table, before), before, after]
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:
-        """Looked up."""
+        """Looked up in the table."""
         if self.table.ndim == 2:
             rows = self.table.mT.index_select(0, after.reshape(-1))
             return rows.reshape(*after.shape, len(self.table))
@@ -188,7 +188,7 @@ class RankSteps(Steps):
             yield left.times(block).mT
 
     def values(self, before: Tensor, after: Tensor) -> Tensor:
-        """O(r) each."""
+        """Sums over the ranks, O(r) for each."""
         return soft_sum(_rows(self.left, before) + _rows(self.right, after), -1)
 
     def columns(self, after: Tensor, *, first: int) -> Tensor:

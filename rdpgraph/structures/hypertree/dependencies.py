@@ -339,10 +339,3 @@ class Dependencies(Structure):
         heads = heads.reshape(*lead, len(lengths), heads.shape[-1])
         heads = torch.where(place < lengths.unsqueeze(1), heads, -1)
         return heads.reshape([*lead, *self.batch_shape, heads.shape[-1]])
-
-    @property
-    def _refusal(self) -> str:
-        return (
-            f"{type(self).__name__} has no samples and no mode: at least one item has no possible "
-            "tree."
-        )

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.draws import Pick, require_possible
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +162,7 @@ def possible(values: Tensor) -> Tensor:
     Raises:
         ImpossibleEvidenceError: one has none.
     """
-    if not bool((values[:, -2] > -math.inf).all()):
-        raise ImpossibleEvidenceError(
-            "Derivations have no samples and no mode: at least one item has no derivation."
-        )
+    require_possible("Derivations", values[:, -2] > -math.inf)
     return values
 
 

@@ -38,8 +38,6 @@ from rdpgraph.structures.tape.descend import descend
 from rdpgraph.structures.tape.recursion import KeptStates
 from rdpgraph.structures.tape.up import up
 
-_REFUSAL = "A hypertree has no samples and no mode: at least one item has no possible tree."
-
 
 @dataclass(frozen=True, eq=False)
 class Hypertree(HypertreeFields):
@@ -165,7 +163,7 @@ class Hypertree(HypertreeFields):
     @torch.no_grad()
     def _descended(self, count: int, pick: Pick, temperature: float) -> Tensor:
         tape = HypertreeRecursion.of(self).to_tape(ranks=temperature > 0, double=True)
-        drawn = descend(tape, up(tape, temperature), count, pick, refusal=_REFUSAL)
+        drawn = descend(tape, up(tape, temperature), count, pick, name="Hypertree")
         return drawn.states(tape, count)
 
     def log_partition(self) -> Tensor:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, require_possible
 from rdpgraph.structures.hypertree import arborescence, edmonds, elimination, tree_lists
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.hypertree.faint import faint_arcs
@@ -89,6 +88,5 @@ class NonProjectiveDependencies(Dependencies):
         eliminated = elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
-        if not bool(eliminated.possible.all()):
-            raise ImpossibleEvidenceError(self._refusal)
+        require_possible(type(self).__name__, eliminated.possible)
         return self._shaped(eliminated.descend(count, pick), (count,), lengths)

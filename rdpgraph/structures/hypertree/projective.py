@@ -65,7 +65,7 @@ class ProjectiveDependencies(Dependencies):
     @torch.no_grad()
     def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
         tape = self._recursion(self.unary).to_tape(double=True)
-        drawn = descend(tape, up(tape, temperature), count, pick, refusal=self._refusal)
+        drawn = descend(tape, up(tape, temperature), count, pick, name=type(self).__name__)
         return drawn.states(tape, count)
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:

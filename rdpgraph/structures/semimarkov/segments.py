@@ -22,7 +22,8 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
         lengths: (*batch,), or None.
     """
     (steps, durations), free = tape.site_shape, tape.unary.new_zeros(transition.shape[-1])
-    if isinstance(transition, Potential) and len(transition.shape) > 2:
+    written = tape.states is None and not tape.ranks
+    if isinstance(transition, Potential) and (written or len(transition.shape) > 2):
         transition = table_of(transition, of="SemiMarkov")
     entering, ends = list[Value](), list[Value]()
     places = _places(steps, durations, tape.device)
@@ -39,8 +40,8 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
         ends.append(tape.merge((segments, tape.across(entering[-durations:], ages))))
     if lengths is None:
         return ends[-1] if ends else tape.one
-    found, which = tape.lengths(lengths, steps).unique(return_inverse=True)
-    last = [tape.sum(ends[length - 1]) if length else tape.one for length in found.tolist()]
+    distinct, which = tape.lengths(lengths, steps).unique(return_inverse=True)
+    last = [tape.sum(ends[length - 1]) if length else tape.one for length in distinct.tolist()]
     return tape.choose(last or [tape.one], which)
 
 

@@ -8,8 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.draws import Pick, require_possible
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
@@ -44,7 +43,7 @@ class Drawn:
 
 
 @torch.no_grad()
-def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, refusal: str = "") -> Drawn:
+def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, name: str) -> Drawn:
     """Derivations, from the goal downwards; all nodes of one step at once, over all of them.
 
     Args:
@@ -52,19 +51,13 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, refusal: str 
         reader: its values: sums for draws, maxima for the best.
         count: how many of each item.
         pick: one of the alternatives of each node.
-        refusal: what is said where there is no derivation.
+        name: the structure that is named where there is no derivation.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
     device, batch = tape.device, tape.batch
-    impossible = (reader.values[-1] == -math.inf).flatten()
-    if bool(impossible.any()):
-        raise ImpossibleEvidenceError(
-            refusal
-            or f"There are no samples and no mode: {int(impossible.sum())} of {len(impossible)} "
-            "items have no possible configuration; log_partition() is -inf for them."
-        )
+    require_possible(name, reader.values[-1].flatten() > -math.inf)
     trees = torch.arange(count * batch, device=device)
     used = [(trees[:0], trees[:0], trees[:0])]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]

@@ -135,7 +135,7 @@ class Listed(Step):
 
     @property
     def reads(self) -> Sequence[View]:
-        """Both parts."""
+        """The left and the right part."""
         return self.left, self.right
 
     @property

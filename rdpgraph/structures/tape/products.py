@@ -89,10 +89,10 @@ def barred(
     wrong = (possible & ((befores[1] == -math.inf) | (lost > 0))).to(lost)
     linked = matrices[0].logs > -math.inf
     cut = (linked & (matrices[1].logs == -math.inf)).to(lost)
-    found = wrong @ linked.to(lost).mT
+    reached = wrong @ linked.to(lost).mT
     if bool(cut.any()):
-        found = found + possible.to(lost) @ cut.mT
-    return (found > 0).to(lost)
+        reached = reached + possible.to(lost) @ cut.mT
+    return (reached > 0).to(lost)
 
 
 def read(step: Step, *readers: Reader) -> list[Tensor]:

@@ -213,7 +213,7 @@ class Recursion(Structure):
     @torch.no_grad()
     def _best(self) -> Drawn:
         """The sites of one best derivation."""
-        return descend(self._best_tape, up(self._best_tape, 0.0), 1, largest)
+        return descend(self._best_tape, up(self._best_tape, 0.0), 1, largest, name=self.name)
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
@@ -243,7 +243,7 @@ class Recursion(Structure):
     @torch.no_grad()
     def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
         """The sites of independent draws."""
-        return descend(tape, up(tape), checked_count(count), drawn(generator))
+        return descend(tape, up(tape), checked_count(count), drawn(generator), name=self.name)
 
     @by_autograd
     def rsample(

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import cached_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
 from rdpgraph.structures.tape.step import Child, Step, beside, child
@@ -185,7 +186,7 @@ class Concatenated(Step):
 
     @property
     def reads(self) -> Sequence[View]:
-        """All views."""
+        """The views that stand side by side."""
         return self.views
 
     @property
@@ -274,7 +275,7 @@ class Pairs(Step):
 
     @property
     def reads(self) -> Sequence[View]:
-        """Both parts."""
+        """The left part and the right one."""
         return self.left, self.right
 
     @property
