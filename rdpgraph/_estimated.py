@@ -187,4 +187,5 @@ def _check_numbers(name: str, few: StructuredPosterior, truth: OnFew) -> None:
     agree(not bool(drawn[:, marginals == 0].any()), f"samples with {name} are of states kept")
     with suppress(UnsupportedError):
         relaxed = QUESTIONS["rsample()"](few)
-        agree(not bool(relaxed[marginals == 0].any()), f"rsample() with {name} is of states kept")
+        spared = relaxed[marginals == 0]
+        close(spared, torch.zeros_like(spared), f"rsample() with {name} of states not kept")

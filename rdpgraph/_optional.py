@@ -98,7 +98,9 @@ def _check_curvature(structure: Structure, everything: Enumeration) -> None:
     along = torch.linspace(-1.0, 1.0, unary.numel()).reshape(unary.shape).to(unary)
     log_z = structure.with_unary(unary).log_partition()
     (gradient,) = torch.autograd.grad(log_z.sum(), unary, create_graph=True)
-    (curvature,) = torch.autograd.grad((gradient * along).sum(), unary)
+    curvature = torch.zeros_like(unary)
+    if gradient.requires_grad:  # else it is constant
+        (curvature,) = torch.autograd.grad((gradient * along).sum(), unary)
     batch = everything.scores.shape[1:]
     uses, chances = everything.uses.flatten(1).to(unary), everything.probabilities
     rate = uses @ along.reshape(batch.numel(), -1).mT

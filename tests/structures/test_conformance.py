@@ -83,6 +83,7 @@ STRUCTURES = {
         source_lengths=torch.tensor([2, 1]),
     ),
     "projective": lambda: rg.ProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
+    "projective, of one word": lambda: rg.ProjectiveDependencies(draw(1, 2), multiroot=True),
     "non-projective": lambda: rg.NonProjectiveDependencies(draw(2, 3, 4), lengths=SOME),
     "derivations": lambda: derivations([0, 0, 1, 2, 2, 3], [[], [], [0], [0, 1], [1], [2, 2]]),
     "derivations, each node once": lambda: derivations(
