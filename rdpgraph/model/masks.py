@@ -3,10 +3,12 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from rdpgraph._cache import cached_property
 
 NOTHING = "A mask allows nothing: an item has no configuration with the answers that it holds."
 """What is wrong where there is nothing to draw."""
@@ -133,3 +135,41 @@ class Masks(ABC):
         Args:
             likely: of that shape: those to choose from.
         """
+
+
+class StructureMasks(Masks):
+    """Questions about a structure, whose unary potentials say what its batch and its sites are."""
+
+    site_dims: ClassVar[int]
+    """How many dims an item's marginals have, that of the states included."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The batch dims of the structure."""
+        return tuple(self.model.unary.shape[: -self.site_dims])
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """The shape of an item's marginals, states last."""
+        return tuple(self.model.unary.shape[-self.site_dims :])
+
+    @property
+    def items(self) -> int:
+        """B, the product of the batch dims."""
+        return math.prod(self.batch_shape)
+
+    @cached_property
+    def potentials(self) -> Tensor:
+        """(B, *sites) the unary potentials, without gradient."""
+        return self.model.unary.detach().reshape(self.items, *self.sites)
+
+    def flat_lengths(self, lengths: Tensor | None, most: int) -> Tensor:
+        """(B,) lengths (*batch,); all the most if there are none."""
+        device = self.model.unary.device
+        if lengths is None:
+            return torch.full((self.items,), most, device=device)
+        return lengths.reshape(self.items).to(device)
+
+    def chains(self, lead: tuple[int, ...]) -> int:
+        """How many there are of (chains, *batch)."""
+        return math.prod(lead) // self.items if self.items else 0

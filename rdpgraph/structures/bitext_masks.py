@@ -80,15 +80,14 @@ class BitextMasks(LinkMasks):
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
         """The bispans that are left."""
         model, lead = self.model, tuple(required.shape[:-2])
-        batch, chains = math.prod(self.batch_shape), self.chains(lead)
+        batch, chains = self.items, self.chains(lead)
         p, q = self.questions
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         links = required.reshape(len(lengths[0]), p, q).nonzero()
         allowed = None if model.allowed is None else model.allowed.to(links.device).unsqueeze(0)
         kept = Bispans.of(lengths, links, allowed)
         i, k, j, m = kept.ends
-        unary = model.unary.detach().reshape(batch, *self.sites)
-        logs = unary[kept.item % max(batch, 1), i, k, j, m].double()
+        logs = self.potentials[kept.item % max(batch, 1), i, k, j, m].double()
         leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - model.leaves
         no = pad(forbidden.reshape(len(lengths[0]), p, q).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)
         at = kept.item

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
+from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, StructureMasks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.chain.factors import inside
@@ -17,7 +17,7 @@ from rdpgraph.structures.compact.runs import Runs
 
 
 @dataclass(frozen=True, eq=False)
-class ChainMasks(Masks):
+class ChainMasks(StructureMasks):
     """The question of a step and a state is whether the step is in it.
 
     A yes fixes the step, and parts the chain there; a no takes the state away.
@@ -32,37 +32,22 @@ class ChainMasks(Masks):
     transition: Tensor | Potential
     lengths: Tensor | None
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the chain."""
-        return tuple(self.model.unary.shape[:-2])
+    site_dims = 2
 
     @property
     def questions(self) -> tuple[int, ...]:
         """(T, N): whether each step is in each state."""
         return self.sites
 
-    @property
-    def sites(self) -> tuple[int, ...]:
-        """(T, N): the shape of an item's marginals."""
-        return tuple(self.model.unary.shape[-2:])
-
-    @cached_property
-    def unary(self) -> Tensor:
-        """(B, T, N) the potentials, without gradient."""
-        return self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
-
     @cached_property
     def inside(self) -> Tensor:
         """(B, T) bool: the steps within the length."""
-        if self.lengths is None:
-            return self.unary.new_ones(self.unary.shape[:2], dtype=torch.bool)
-        return inside(self.lengths.reshape(-1), self.sites[0])
+        return inside(self.flat_lengths(self.lengths, self.sites[0]), self.sites[0])
 
     @cached_property
     def possible(self) -> Tensor:
         """(B, T, N) bool: the states of steps within the length that have a potential."""
-        return (self.unary > -math.inf) & self.inside.unsqueeze(2)
+        return (self.potentials > -math.inf) & self.inside.unsqueeze(2)
 
     def open(self) -> Tensor:
         """The possible states of steps that have two or more."""
@@ -83,11 +68,10 @@ class ChainMasks(Masks):
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
         """The states that are left."""
         lead, (total, states) = tuple(required.shape[:-2]), self.sites
-        batch = max(math.prod(self.batch_shape), 1)
-        items = math.prod(lead)
+        items, chains = math.prod(lead), self.chains(lead)
         required = required.reshape(items, total, states)
-        possible = self.possible.repeat(items // batch, 1, 1)
-        inside = self.inside.repeat(items // batch, 1)
+        possible = self.possible.repeat(chains, 1, 1)
+        inside = self.inside.repeat(chains, 1)
         kept = possible & ~forbidden.reshape(items, total, states)
         # A step is in one state: of two that are required none is left.
         held = required.sum(2, keepdim=True)
@@ -113,8 +97,8 @@ class ChainMasks(Masks):
         slot = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row]
         states[row, slot] = number
         logs = states.new_zeros(states.shape, dtype=torch.float64).fill_(-math.inf)
-        item_of = rows[row, 0] % len(self.unary)
-        logs[row, slot] = self.unary[item_of, rows[row, 1], number].double()
+        item_of = rows[row, 0] % len(self.potentials)
+        logs[row, slot] = self.potentials[item_of, rows[row, 1], number].double()
         wide = torch.nn.functional.pad(state, (1, 1), value=-1)
         before, after = wide[item, first].unsqueeze(1), wide[item, last + 2].unsqueeze(1)
         return Runs(
@@ -145,7 +129,7 @@ class MaskedChain(Masked):
     def fixed(self) -> Tensor:
         """(I,) the log-potentials of what is fixed."""
         items = len(self.state)
-        unary = self.masks.unary
+        unary = self.masks.potentials
         item, step = (self.state >= 0).nonzero().T
         score = unary.new_zeros(items, dtype=torch.float64)
         own = unary[item % max(len(unary), 1), step, self.state[item, step]].double()

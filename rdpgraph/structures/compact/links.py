@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Masks
+from rdpgraph.model.masks import StructureMasks
 
 
 class SentencePairs(Protocol):
@@ -37,7 +37,7 @@ class SentencePairs(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class LinkMasks(Masks):
+class LinkMasks(StructureMasks):
     """Questions of a source and a target word, (p, q).
 
     Args:
@@ -46,10 +46,7 @@ class LinkMasks(Masks):
 
     model: SentencePairs
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the model."""
-        return self.model.batch_shape
+    site_dims = 5
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -57,26 +54,12 @@ class LinkMasks(Masks):
         _, rows, _, columns, _ = self.sites
         return rows - 1, columns - 1
 
-    @property
-    def sites(self) -> tuple[int, ...]:
-        """(p + 1, p + 1, q + 1, q + 1, N)."""
-        return tuple(self.model.unary.shape[-5:])
-
     @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """(B,) of the sources and of the targets."""
-        batch, device = math.prod(self.batch_shape), self.model.unary.device
         given = self.model.source_lengths, self.model.target_lengths
-        source, target = (
-            torch.full((batch,), most, device=device) if own is None else own.reshape(-1)
-            for own, most in zip(given, self.questions, strict=True)
-        )
+        source, target = map(self.flat_lengths, given, self.questions)
         return source, target
-
-    def chains(self, lead: tuple[int, ...]) -> int:
-        """How many there are of (chains, *batch)."""
-        batch = math.prod(self.batch_shape)
-        return math.prod(lead) // batch if batch else 0
 
     def open(self) -> Tensor:
         """The pairs of words within the lengths."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Masked, Masks
+from rdpgraph.model.masks import Masked, StructureMasks
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked
@@ -20,7 +20,7 @@ from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
-class HypertreeMasks(Masks):
+class HypertreeMasks(StructureMasks):
     """The question of a span is whether it is a constituent.
 
     A yes leaves the spans that do not cross it, of which every binary tree has the span itself.
@@ -31,28 +31,17 @@ class HypertreeMasks(Masks):
 
     model: HypertreeFields
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the hypertree."""
-        return self.model.batch_shape
+    site_dims = 3
 
     @property
     def questions(self) -> tuple[int, ...]:
         """(T, T), [first, last]."""
         return self.sites[:2]
 
-    @property
-    def sites(self) -> tuple[int, ...]:
-        """(T, T, N)."""
-        return tuple(self.model.unary.shape[-3:])
-
     @cached_property
     def lengths(self) -> Tensor:
         """(B,) the numbers of words of the items."""
-        model, batch = self.model, math.prod(self.batch_shape)
-        if model.lengths is not None:
-            return model.lengths.reshape(-1)
-        return torch.full((batch,), self.sites[0], device=model.unary.device)
+        return self.flat_lengths(self.model.lengths, self.sites[0])
 
     def open(self) -> Tensor:
         """The spans of two words and more that are not the whole."""
@@ -64,7 +53,7 @@ class HypertreeMasks(Masks):
 
     def guess(self, likely: Tensor) -> Tensor:
         """Spans that do not cross, those of large potentials first."""
-        shape = (math.prod(self.batch_shape), *self.questions)
+        shape = (self.items, *self.questions)
         size = self.model.unary.detach().double().logsumexp(-1).reshape(shape)
         flat = likely.reshape(shape)
         chosen = torch.zeros_like(flat)
@@ -94,14 +83,12 @@ class HypertreeMasks(Masks):
         """The spans that are left."""
         model, lead = self.model, tuple(required.shape[:-2])
         total, _, states = self.sites
-        batch = math.prod(self.batch_shape)
-        chains = math.prod(lead) // batch if batch else 0
+        batch, chains = self.items, self.chains(lead)
         lengths = self.lengths.repeat(chains)
         must = required.reshape(len(lengths), total, total)
         kept = Spans.of(lengths, must, forbidden.reshape(len(lengths), total, total))
         first, last = kept.ends
-        unary = model.unary.detach().reshape(batch, total, total, states)
-        logs = unary[kept.item % max(batch, 1), first, last].double()
+        logs = self.potentials[kept.item % max(batch, 1), first, last].double()
         word = (first == last).unsqueeze(1)
         if model.preterminals:
             single = torch.arange(states, device=logs.device) >= states - model.preterminals

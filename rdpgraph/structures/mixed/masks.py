@@ -69,13 +69,12 @@ class MixedMasks(LinkMasks):
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
         """The bispans and rules that are left."""
         model, lead, (p, q) = self.model, tuple(required.shape[:-2]), self.questions
-        batch, chains = math.prod(self.batch_shape), self.chains(lead)
+        batch, chains = self.items, self.chains(lead)
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         items = len(lengths[0])
         spans = Bispans.of(lengths, required.reshape(items, p, q).nonzero(), None)
-        unary = model.unary.detach().reshape(batch, *self.sites[:-1])
         i, k, j, m = spans.ends
-        own = unary[spans.item % max(batch, 1), i, k, j, m].double()
+        own = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
         some = ((k > i) & (m > j) & (own > -math.inf)).nonzero().squeeze(1)
         kept, own = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
         pairs = model.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)

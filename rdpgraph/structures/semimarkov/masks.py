@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Draw, Expected, Masks
+from rdpgraph.model.masks import Draw, Expected, StructureMasks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.chain.links import Transitions
@@ -17,7 +17,7 @@ from rdpgraph.structures.compact.ruled import RuleMasked
 
 
 @dataclass(frozen=True, eq=False)
-class SemiMarkovMasks(Masks):
+class SemiMarkovMasks(StructureMasks):
     """The question of a step and a label is whether the step lies in a segment of that label.
 
     A yes leaves the segments over the step that have the label, a no those that have another.
@@ -32,26 +32,18 @@ class SemiMarkovMasks(Masks):
     transition: Tensor | Potential
     lengths: Tensor | None
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the chain."""
-        return tuple(self.model.unary.shape[:-3])
+    site_dims = 3
 
     @property
     def questions(self) -> tuple[int, ...]:
         """(T, N): whether each step has each label."""
         return self.sites[0], self.sites[2]
 
-    @property
-    def sites(self) -> tuple[int, ...]:
-        """(T, D, N)."""
-        return tuple(self.model.unary.shape[-3:])
-
     @cached_property
     def unary(self) -> Tensor:
         """(B, T, D, N) the potentials, -inf for segments that leave the sequence."""
         steps, longest, _ = self.sites
-        unary = self.model.unary.detach().reshape(math.prod(self.batch_shape), *self.sites)
+        unary = self.potentials
         place = torch.arange(steps, device=unary.device)
         real = torch.arange(longest, device=unary.device) <= place.unsqueeze(1)
         inside = place < self.ends.unsqueeze(1)
@@ -60,10 +52,7 @@ class SemiMarkovMasks(Masks):
     @cached_property
     def ends(self) -> Tensor:
         """(B,) the lengths."""
-        batch, device = math.prod(self.batch_shape), self.model.unary.device
-        if self.lengths is None:
-            return torch.full((batch,), self.sites[0], device=device)
-        return self.lengths.reshape(batch).to(device)
+        return self.flat_lengths(self.lengths, self.sites[0])
 
     @cached_property
     def best(self) -> Tensor:
@@ -99,14 +88,14 @@ class SemiMarkovMasks(Masks):
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedSemiMarkov":
         """The segments that are left."""
         lead, shape = tuple(required.shape[:-2]), self.questions
-        items, batch = math.prod(lead), max(math.prod(self.batch_shape), 1)
+        items, chains = math.prod(lead), self.chains(lead)
         required = required.reshape(items, *shape)
         held = required.sum(2, keepdim=True)
         # A step has one label: of two that are required none is left.
         kept = (required & (held == 1)) | (held == 0)
         kept &= ~forbidden.reshape(items, *shape)
-        kept &= (self.best > -math.inf).repeat(items // batch, 1, 1)
-        ends = self.ends.repeat(items // batch)
+        kept &= (self.best > -math.inf).repeat(chains, 1, 1)
+        ends = self.ends.repeat(chains)
         forest, owner, places = self._forest(kept, ends)
         return MaskedSemiMarkov(lead, forest, owner, ends == 0, self, places)
 
