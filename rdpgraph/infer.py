@@ -70,7 +70,8 @@ def infer(
     Returns:
         A `Posterior` of a graph and a `StructuredPosterior` of a structure, about all states of
         the model as declared, whatever the estimator. Answers are computed when they are first
-        asked for; the plan is made here, that of a small graph when it is first asked for.
+        asked for; the plan of a graph is made here, that of a small one and of a structure when it
+        is first asked for.
 
     Raises:
         BudgetError: the plan does not fit its budget; the message says by how much, and what to do.
@@ -91,7 +92,7 @@ def infer(
         problem = (estimator or Exact()).prepare(model, solve=solve, generator=generator)
         graph = structured = None
         if isinstance(problem.model, Structure):
-            planned = plan_of(problem.model)
+            planned = partial(plan_of, problem.model)
             solution = structured = StructureSolution(problem.model, solve)
         else:
             graph = _checked(problem.model)

@@ -100,7 +100,7 @@ class View:
         first = self.pool[0].labels
         return first if self.whole or first.sites is None else Labels(self.sites, self.states)
 
-    @property
+    @cached_property
     def sites(self) -> Tensor | None:
         """(M P,) or (B, M P) those of `labels`."""
         first = self.pool[0].labels.sites
