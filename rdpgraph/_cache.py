@@ -40,8 +40,15 @@ def recording(tensors: Callable[[], Iterable[Tensor]]) -> Generator[None]:
         yield
 
 
-def remembered(most: int) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
-    """A function that remembers the answers to its last few (hashable) arguments."""
+def remembered(
+    most: int, *, where: Callable[Params, bool] | None = None
+) -> Callable[[Callable[Params, Value]], Callable[Params, Value]]:
+    """A function that remembers the answers to its last few (hashable) arguments.
+
+    Args:
+        most: how many.
+        where: of which arguments; those of others are large. Default: of all.
+    """
 
     def decorated(compute: Callable[Params, Value]) -> Callable[Params, Value]:
         @functools.lru_cache(maxsize=most)
@@ -49,7 +56,17 @@ def remembered(most: int) -> Callable[[Callable[Params, Value]], Callable[Params
         def made(*args: Params.args, **kwargs: Params.kwargs) -> Value:
             return ordinarily(compute, *args, **kwargs)
 
-        return made  # pyright: ignore[reportReturnType]
+        if (small := where) is None:
+            return made  # pyright: ignore[reportReturnType]
+
+        @functools.wraps(compute)
+        def some(*args: Params.args, **kwargs: Params.kwargs) -> Value:
+            if small(*args, **kwargs):
+                return made(*args, **kwargs)  # pyright: ignore
+            return ordinarily(compute, *args, **kwargs)
+
+        some.cache_clear = made.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
+        return some
 
     return decorated
 

@@ -81,7 +81,7 @@ class _Row:
     rest: Tensor
 
 
-@remembered(16)
+@remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
 def _rows(words: int, device: torch.device) -> list[_Row]:
     """Of all widths from 1; open spans have no row of width 0."""
     count, rows = words + 1, list[_Row]()

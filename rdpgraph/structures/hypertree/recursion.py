@@ -83,7 +83,7 @@ def _start(width: int | Tensor, words: int) -> Any:
     return width * words - width * (width - 1) // 2
 
 
-@remembered(16)
+@remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
 def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Of all widths the first and last words of spans; and places of the parts, (splits, spans)."""
     rows = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
