@@ -65,7 +65,7 @@ def remembered(
                 return made(*args, **kwargs)  # pyright: ignore
             return ordinarily(compute, *args, **kwargs)
 
-        some.cache_clear = made.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
+        some.cache_clear = made.cache_clear  # pyright: ignore
         return some
 
     return decorated
