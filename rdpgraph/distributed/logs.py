@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.distributed.wire import Split, Wire
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.semiring import finite, soft_sum
 from rdpgraph.structures.chain.advance import advance, room_for
-from rdpgraph.structures.chain.factors import finite, inside, masked, steps_of
+from rdpgraph.structures.chain.factors import inside, masked, steps_of
 from rdpgraph.structures.chain.tensors import RankTensors
 
 

@@ -15,8 +15,9 @@ from rdpgraph.distributed import logs, scaled
 from rdpgraph.distributed.columns import rows_from
 from rdpgraph.distributed.wire import Split
 from rdpgraph.model.logmatrix import log_products
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain.advance import advance
-from rdpgraph.structures.chain.factors import finite, inside, masked, step_of
+from rdpgraph.structures.chain.factors import inside, masked, step_of
 from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 from rdpgraph.structures.draws import gumbel
 

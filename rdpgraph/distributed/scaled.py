@@ -14,9 +14,9 @@ from torch import Tensor
 
 from rdpgraph.distributed.wire import Split
 from rdpgraph.model.gradients import differentiable_once
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain.factors import (
     Factors,
-    finite,
     inside,
     joined,
     masked,

@@ -11,7 +11,7 @@ from rdpgraph._cache import differentiable_property
 from rdpgraph.distributed import logs
 from rdpgraph.distributed.wire import Wire
 from rdpgraph.engines.solution import Solution
-from rdpgraph.structures.chain.factors import finite
+from rdpgraph.model.semiring import finite
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property, remembered
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.values import safe_log
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.gradients import possible_alone, regradient
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.semiring import safe_log
 from rdpgraph.model.table import Table
 from rdpgraph.plan.circuit import MOST_CELLS, MOST_FACTORS, Circuit, Scopes, circuit
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from rdpgraph.engines.network import Group
 from rdpgraph.engines.products import multiply, reduce
 from rdpgraph.engines.program import BatchedStep, Operand, Program
-from rdpgraph.engines.values import Value, from_logs, joined, safe_log
+from rdpgraph.engines.values import Value, from_logs, joined
+from rdpgraph.model.semiring import safe_log
 from rdpgraph.plan.clock import Watch
 
 _CELLS = 1 << 23  # elements gathered at a time in a traceback

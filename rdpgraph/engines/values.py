@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import remembered
+from rdpgraph.model.semiring import safe_log
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,14 +90,6 @@ def rescaled(value: Value) -> Value:
     smallest = torch.where(values.detach() > 0, values.detach(), math.inf).amin()
     low = min(float(smallest.log()), 0.0) if bool(smallest < math.inf) else 0.0
     return Value(values, value.log_scale + peak.double().log(), low=low, high=0.0)
-
-
-def safe_log(values: Tensor) -> Tensor:
-    """The log with log 0 = -inf and a zero gradient there."""
-    if not (torch.is_grad_enabled() and values.requires_grad):
-        return values.log()
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
 
 
 def joined(parts: Sequence[Value], counts: Sequence[int]) -> Value:

@@ -81,3 +81,16 @@ def _log(total: Tensor, peak: Tensor, temperature: float | Tensor) -> Tensor:
     alive = peak > -math.inf
     logs = temperature * torch.where(alive, total, 1.0).log() + _shift(peak)
     return torch.where(alive, logs, -math.inf)
+
+
+def finite(logs: Tensor) -> Tensor:
+    """Logs with 0 in place of -inf."""
+    return logs.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0)
+
+
+def safe_log(values: Tensor) -> Tensor:
+    """The log with log 0 = -inf and a zero gradient there."""
+    if not (torch.is_grad_enabled() and values.requires_grad):
+        return values.log()
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)

@@ -11,7 +11,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import Kernel
-from rdpgraph.engines.values import safe_log
+from rdpgraph.model.semiring import safe_log
 
 _DEEP = 650.0
 """Nats below the largest value of a cluster at which a product might underflow."""

@@ -13,8 +13,7 @@ from rdpgraph.engines.loopy.arithmetic import share, take
 from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
-from rdpgraph.engines.values import safe_log
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.semiring import safe_log, soft_sum
 
 
 class Kernel(ABC):

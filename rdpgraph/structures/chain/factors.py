@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph.model.semiring import finite
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
@@ -123,8 +125,3 @@ def step_of(matrix: Tensor, step: int) -> Tensor:
 def steps_of(matrix: Tensor, count: int) -> Sequence[Tensor]:
     """`step_of` of all steps. Their gradients are gathered once: a slice's is as large as all."""
     return [matrix] * count if matrix.ndim == 2 else matrix.unbind(1)
-
-
-def finite(logs: Tensor) -> Tensor:
-    """Logs with 0 in place of -inf."""
-    return logs.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0)

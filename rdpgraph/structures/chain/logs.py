@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Transition, Unary
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.chain.factors import finite, inside, masked
+from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.steps import Steps, TableSteps, as_steps
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.chain.factors import finite, inside, masked
+from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.logs import backward, forward
 from rdpgraph.structures.chain.tensors import RankTensors
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import differentiable_once, expectations
-from rdpgraph.structures.chain.factors import finite, inside, peak, product
+from rdpgraph.model.semiring import finite
+from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.pairs import pair_sums
 from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
 from rdpgraph.structures.chain.steps import TableSteps

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain import logs, scaled, scan
-from rdpgraph.structures.chain.factors import Factors, finite, inside, peak, product
+from rdpgraph.structures.chain.factors import Factors, inside, peak, product
 from rdpgraph.structures.chain.steps import Steps, TableSteps
 from rdpgraph.structures.chain.tensors import of_items
 

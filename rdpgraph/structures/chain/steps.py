@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.semiring import finite, soft_sum
 from rdpgraph.structures.chain.advance import advance, room_for
-from rdpgraph.structures.chain.factors import finite, product, step_of
+from rdpgraph.structures.chain.factors import product, step_of
 
 _CELLS = 2**20  # values from all states that are made at a time
 

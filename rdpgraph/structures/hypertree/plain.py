@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.model.gradients import regradient
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.semiring import safe_log, soft_sum
 from rdpgraph.structures.hypertree.charts import HypertreeTensors, peak
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
@@ -79,7 +79,7 @@ def _by_table(rules: DenseRules, left: Tensor, right: Tensor) -> Tensor:
     outer = ((left - tops[0]).exp() * weights).mT @ (right - tops[1]).exp()
     table = rules.log_rule.flatten(2).mT
     top = peak(table.detach().flatten(1)).unsqueeze(2)
-    return _safe_log(torch.matmul(outer.flatten(2), (table - top).exp())) + high + top
+    return safe_log(torch.matmul(outer.flatten(2), (table - top).exp())) + high + top
 
 
 def _from_ranks(rules: Ranks, states: int, ranks: Tensor) -> Tensor:
@@ -94,9 +94,4 @@ def log_times(logs: Tensor, table: Tensor) -> Tensor:
     top = peak(logs.detach())
     high = table.detach().amax(1, keepdim=True)
     high = torch.where(high > -math.inf, high, 0.0)
-    return _safe_log((logs - top).exp() @ (table - high).exp()) + top + high
-
-
-def _safe_log(values: Tensor) -> Tensor:
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
+    return safe_log((logs - top).exp() @ (table - high).exp()) + top + high

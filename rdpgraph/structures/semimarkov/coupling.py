@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.logmatrix import steep
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.semiring import finite, safe_log, soft_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Coupling:
     @classmethod
     def of(cls, transition: Tensor) -> Self:
         """Prepare a transition, differentiably; O(N^2), for each item that has its own."""
-        peaks = _finite(transition.detach().amax(-2, keepdim=True))
+        peaks = finite(transition.detach().amax(-2, keepdim=True))
         info = torch.finfo(transition.dtype)
         faint = info.tiny / info.eps * transition.shape[-1]
         shifted = transition - peaks
@@ -48,14 +48,14 @@ class Coupling:
 
     def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
-        peak = _finite(logs.detach().amax(-1, keepdim=True))
+        peak = finite(logs.detach().amax(-1, keepdim=True))
         values = (logs - peak).exp()
         return values, times(values, self.weights), peak
 
     def enter(self, logs: Tensor) -> Tensor:
         """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
         _, totals, peak = self.scaled(logs)
-        logs_entered = _safe_log(totals) + peak + self.peaks
+        logs_entered = safe_log(totals) + peak + self.peaks
         rows, columns = self.lost(logs, totals)
         if len(rows):
             table = self.transition
@@ -81,12 +81,3 @@ class Coupling:
 def times(rows: Tensor, matrix: Tensor) -> Tensor:
     """(B, M) of rows (B, N) and a matrix (N, M), or one (B, N, M) for each of them."""
     return rows @ matrix if matrix.ndim == 2 else (rows.unsqueeze(-2) @ matrix).squeeze(-2)
-
-
-def _finite(peak: Tensor) -> Tensor:
-    return torch.where(peak > -math.inf, peak, 0.0)
-
-
-def _safe_log(totals: Tensor) -> Tensor:
-    alive = totals > 0
-    return torch.where(alive, torch.where(alive, totals, 1.0).log(), -math.inf)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.tape.links import Table
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Linked
@@ -43,7 +44,7 @@ def chosen(matrix: LogMatrix, x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]
     """
     value = matrix.times(x)
     own, total = _relative(matrix, x, value)
-    mean = matrix.means(x, _finite(below) - own, matrix.surprises)
+    mean = matrix.means(x, finite(below) - own, matrix.surprises)
     return value, torch.where(value > -math.inf, mean + total, 0.0)
 
 
@@ -71,7 +72,7 @@ def compared(
         gains, scores = own - other, scores - matrices[0].surprises[0]
         rest = others - total
     weighted = matrices[0].weights * scores
-    mean = matrices[0].means(befores[0], _finite(below) + gains, (scores, weighted))
+    mean = matrices[0].means(befores[0], finite(below) + gains, (scores, weighted))
     return torch.where(values[0] > -math.inf, mean + rest, 0.0)
 
 
@@ -103,10 +104,6 @@ def read(step: Step, *readers: Reader) -> list[Tensor]:
 
 def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The values before less the largest, and those after less all that was taken off."""
-    peak = _finite(x.detach().amax(-1, keepdim=True))
+    peak = finite(x.detach().amax(-1, keepdim=True))
     total = value - peak - matrix.peaks.unsqueeze(-2)
-    return _finite(x - peak), _finite(total)
-
-
-def _finite(logs: Tensor) -> Tensor:
-    return torch.where(logs > -math.inf, logs, 0.0)
+    return finite(x - peak), finite(total)

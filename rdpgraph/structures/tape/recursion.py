@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
@@ -258,18 +258,17 @@ class Recursion(Structure):
         Raises:
             ModelError: a temperature that is not above 0.
         """
-        tracked = torch.is_grad_enabled() and is_tracked(self)
-        with torch.enable_grad():
-            noisy, _ = perturbed(
-                self.unary, None, count=count, temperature=temperature, generator=generator
-            )
-            noisy = noisy * temperature
-            noisy = noisy if noisy.requires_grad else noisy.requires_grad_()
-            tape = self.to_tape(unary=noisy, ranks=False)
-            log_z = goal(tape, up(tape, temperature))
-            possible = (log_z.detach() > -math.inf).to(log_z)
-            (gradient,) = torch.autograd.grad(log_z, noisy, possible, create_graph=tracked)
-        return gradient if tracked else gradient.detach()
+        noisy, _ = perturbed(
+            self.unary, None, count=count, temperature=temperature, generator=generator
+        )
+
+        def log_partition(unary: Tensor) -> Tensor:
+            tape = self.to_tape(unary=unary, ranks=False)
+            return goal(tape, up(tape, temperature))
+
+        tracked = is_tracked(self)
+        _, (gradient,) = expectations(log_partition, [noisy * temperature], tracked=tracked)
+        return gradient
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
         """The recursion on some states of each site, with weights; what estimators solve.
