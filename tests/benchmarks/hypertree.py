@@ -96,8 +96,8 @@ def leaves_of(parts: dict[str, np.ndarray]) -> list:
 
 
 def our_run(parts: dict[str, np.ndarray]) -> Run:
-    from rdpgraph.structures.hypertree.model import Hypertree
-    from rdpgraph.structures.hypertree.rules import LowRankRules
+    from rdpgraph import Hypertree
+    from rdpgraph.trees import LowRankRules
 
     if "parent" in parts:
         return by_torch(

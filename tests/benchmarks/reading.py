@@ -17,8 +17,8 @@ from contextlib import suppress
 from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query
-from rdpgraph.io.grammar import parse_grammar
 from rdpgraph.io.uai import parse_uai
+from rdpgraph.trees import parse_grammar
 
 
 def uai(size: int) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rdpgraph.cli import main, trees
-from rdpgraph.structures.hypertree.trees import Trees
+from rdpgraph.trees import Trees
 
 GRAMMAR = """
 1.0 S -> NP VP

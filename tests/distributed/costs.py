@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
+from rdpgraph.answers import Replicates
 from rdpgraph.distributed import SpreadReplicates, explain, partition, pooled, shard, share
-from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.loopy import FromBeliefs, Implicit
 from tests.distributed.chains import DOUBLE, close, seeded
 from tests.distributed.checks import check

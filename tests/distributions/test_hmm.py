@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 import torch
 
+from rdpgraph import Chain
 from rdpgraph.distributions import HMM
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
-from rdpgraph.structures.chain.model import Chain
 
 STEPS, STATES, SYMBOLS = 4, 3, 2
 

@@ -8,9 +8,9 @@ import torch
 from torch.distributions import Independent, kl_divergence
 
 import rdpgraph as rg
+from rdpgraph import Chain
 from rdpgraph.distributions import LinearChain
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain.model import Chain
 
 STEPS, STATES = 4, 3
 

@@ -3,10 +3,8 @@
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.proposals import Local
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold
-from rdpgraph.model.bilinear import Bilinear
+from rdpgraph import Bilinear, Randomized
+from rdpgraph.randomized import Local, Threshold
 
 
 def seeded(seed=0):

@@ -6,22 +6,23 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import Bilinear, Randomized, StructuredPosterior
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposals import (
+from rdpgraph.estimate.setting import Setting
+from rdpgraph.randomized import (
     Global,
     Landmark,
     Local,
     LocalGlobal,
     Oracle,
+    Pilot,
     SoftmaxGlobal,
+    Threshold,
+    Top,
+    TopSystematic,
+    TopTail,
     Uniform,
 )
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.setting import Setting
-from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.query.structured import StructuredPosterior
 
 PROPOSALS = [Local(), Global(), LocalGlobal(SoftmaxGlobal()), Landmark(3), Oracle()]
 

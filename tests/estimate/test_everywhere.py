@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.query.structured import StructuredPosterior
+from rdpgraph import StructuredPosterior
 from tests.structures.test_extension import Independent
 
 INF = math.inf

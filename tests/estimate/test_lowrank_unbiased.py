@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.proposals import Landmark, Local
-from rdpgraph.estimate.selections import Threshold, TopSystematic, TopTail
-from rdpgraph.model.support import Support
+from rdpgraph.extend import Support
+from rdpgraph.randomized import Landmark, Local, Threshold, TopSystematic, TopTail
 from tests.estimate.enumeration import Recorder, Script, expectation, outcomes
 
 WIDE = torch.float64

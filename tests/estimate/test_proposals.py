@@ -6,20 +6,21 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture, Proposal
-from rdpgraph.estimate.proposals import (
+from rdpgraph import Bilinear, Randomized
+from rdpgraph.randomized import (
     Global,
     Landmark,
     Local,
     LocalGlobal,
+    Mixture,
     Oracle,
+    Pilot,
+    Proposal,
     SoftmaxGlobal,
+    Threshold,
+    Top,
     Uniform,
 )
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold, Top
-from rdpgraph.model.bilinear import Bilinear
 from tests.estimate.models import draw, estimate, mixed, seeded
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.estimate.pruning.questions import masks_of
-from rdpgraph.structures.semimarkov.segmentation import Segmentation
+from rdpgraph import Segmentation
+from rdpgraph.pruning import masks_of
 from tests.structures.mixed_trees import trees as trees_of_rules
 
 TIGHT = {"rtol": 0.0, "atol": 1e-12}

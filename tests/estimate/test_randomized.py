@@ -6,22 +6,23 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture
-from rdpgraph.estimate.proposals import (
+from rdpgraph import Bilinear, Posterior, Randomized
+from rdpgraph.estimate.setting import restricted
+from rdpgraph.randomized import (
     Global,
     Landmark,
     Local,
     LocalGlobal,
+    Mixture,
     Oracle,
+    Pilot,
     SoftmaxGlobal,
+    Threshold,
+    Top,
+    TopSystematic,
+    TopTail,
     Uniform,
 )
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.setting import restricted
-from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.query.posterior import Posterior
 from rdpgraph.testing import brute_force
 from tests.estimate.models import draw, estimate, mixed, seeded
 

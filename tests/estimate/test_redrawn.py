@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.selection import Selection
+from rdpgraph.randomized import Selection
 
 
 def seeded(seed=0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.randomized import Randomized
+from rdpgraph import Randomized
 from tests.estimate.enumeration import Script, outcomes
 
 

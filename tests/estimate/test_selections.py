@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.randomized import Threshold, Top, TopSystematic, TopTail
 from tests.estimate.enumeration import outcomes
 
 ALL = [Top(3), TopTail(1, 2), TopSystematic(1, 2), Threshold(3)]

@@ -7,21 +7,23 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture
-from rdpgraph.estimate.proposals import (
+from rdpgraph import Bilinear
+from rdpgraph.extend import Support
+from rdpgraph.randomized import (
     Global,
+    Inversion,
     Landmark,
     Local,
     LocalGlobal,
+    Mixture,
     Oracle,
+    Pilot,
     SoftmaxGlobal,
+    Threshold,
+    TopSystematic,
+    TopTail,
     Uniform,
 )
-from rdpgraph.estimate.selection import Inversion
-from rdpgraph.estimate.selections import Threshold, TopSystematic, TopTail
-from rdpgraph.model.bilinear import Bilinear
-from rdpgraph.model.support import Support
 from rdpgraph.testing import brute_force
 from tests.estimate.enumeration import expectation, outcomes
 

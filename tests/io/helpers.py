@@ -8,11 +8,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from rdpgraph import Factor, FactorGraph, Table, Variable
 from rdpgraph.errors import FileFormatError
-from rdpgraph.model.factor import Factor
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
 
 
 def same_graph(left: FactorGraph, right: FactorGraph, *, names: bool = True) -> None:

@@ -10,13 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from rdpgraph import Factor, FactorGraph, Table, Variable
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif import parse_bif, read_bif
 from rdpgraph.io.bif_text import format_bif, write_bif
-from rdpgraph.model.factor import Factor
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
 from tests.io.helpers import assignments, networks, refused, same_graph
 
 SMALL = """

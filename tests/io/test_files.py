@@ -7,14 +7,10 @@ import stat
 import pytest
 import torch
 
+from rdpgraph import Factor, FactorGraph, Table, Variable, read, write
 from rdpgraph.errors import FileFormatError, UnsupportedError
 from rdpgraph.io import text as text_module
-from rdpgraph.io.files import read, write
 from rdpgraph.io.text import read_text, write_text_atomically
-from rdpgraph.model.factor import Factor
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
 from tests.io.helpers import refused, same_graph
 
 UAI = "MARKOV 1 2 1 1 0 2 0.25 0.75"

@@ -7,8 +7,9 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
+from rdpgraph.extend import FileFormat
 from rdpgraph.io import formats
-from rdpgraph.io.formats import FileFormat, Formats
+from rdpgraph.io.formats import Formats
 
 
 def parse(data, *, source, dtype):

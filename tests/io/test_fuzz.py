@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rdpgraph import read
 from rdpgraph.errors import FileFormatError
 from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query
-from rdpgraph.io.files import read
 from rdpgraph.io.uai import parse_uai
 
 UAI = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n0\n2 1 4\n6 1 2 3 4 5 6\n1 .5 # a tail\n"

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.io.grammar import parse_grammar, read_grammar
+from rdpgraph.trees import parse_grammar, read_grammar
 
 TEXT = """
 # a grammar

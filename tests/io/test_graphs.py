@@ -6,13 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from rdpgraph import (
+    Factor,
+    FactorGraph,
+    Sparse,
+    Table,
+    Variable,
+    VariableArray,
+    from_networkx,
+    to_networkx,
+)
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.io.graphs import from_networkx, to_networkx
-from rdpgraph.model.factor import Factor
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.sparse import Sparse
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable, VariableArray
 from tests.io.helpers import graphs, networks, same_graph
 
 TABLE = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

@@ -6,13 +6,13 @@ from itertools import combinations, islice, product
 
 import pytest
 
+from rdpgraph import read
 from rdpgraph.errors import BudgetError, FileFormatError
 from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence
-from rdpgraph.io.files import read
-from rdpgraph.io.grammar import parse_grammar
 from rdpgraph.io.tokens import Numbers
 from rdpgraph.io.uai import parse_uai
+from rdpgraph.trees import parse_grammar
 
 WIDE = 19
 MANY = 120_000

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from rdpgraph import read
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.files import read
 from rdpgraph.io.text import read_text, write_bytes_atomically
 from tests.io.helpers import refused
 

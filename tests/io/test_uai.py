@@ -8,12 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from rdpgraph import Factor, FactorBlock, FactorGraph, Table, Variable, VariableArray
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
-from rdpgraph.model.factor import Factor, FactorBlock
-from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable, VariableArray
 from tests.io.helpers import assignments, graphs, networks, refused, same_graph
 
 SMALL = "MARKOV\n3\n2 3 2\n3\n1 2\n2 0 1\n2 2 1\n2 1 4\n6 1 2 3 4 5 6\n6 .5 1e-1 2E0 7 8. 0\n"

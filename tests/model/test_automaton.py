@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model.automaton import Automaton
-from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.testing import brute_force
 
 

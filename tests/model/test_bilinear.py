@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model.bilinear import Bilinear
+from rdpgraph import Bilinear
 from rdpgraph.testing import check_potential
 
 

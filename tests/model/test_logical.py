@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
+from rdpgraph import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
 
 ARITIES = range(1, 6)
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.answers import KBest
-from rdpgraph.model.automaton import Automaton
-from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
-from rdpgraph.model.potential import Part
-from rdpgraph.model.structure import REGISTRY
+from rdpgraph.extend import REGISTRY, Part
 from rdpgraph.testing import check_potential, check_structure
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import Segmentation, SemiMarkov
 from rdpgraph.structures.draws import gumbel
-from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64

@@ -8,10 +8,19 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Oracle, Uniform
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold, TopSystematic, TopTail
+from rdpgraph import Randomized
+from rdpgraph.randomized import (
+    Global,
+    Landmark,
+    Local,
+    LocalGlobal,
+    Oracle,
+    Pilot,
+    Threshold,
+    TopSystematic,
+    TopTail,
+    Uniform,
+)
 from rdpgraph.structures.semimarkov import masses as weighing
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.test_semimarkov import all_segmentations

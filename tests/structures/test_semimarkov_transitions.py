@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.estimate.selections import TopTail
-from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
+from rdpgraph import Segmentation, SemiMarkov
+from rdpgraph.randomized import TopTail
 from rdpgraph.testing import brute_force
 from tests.estimate.enumeration import expectation
 from tests.structures.test_semimarkov import all_segmentations, as_segmentation

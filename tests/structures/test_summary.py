@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model.structure import Structure
+from rdpgraph.extend import Structure
 from rdpgraph.model.summary import summary
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rdpgraph import straight_through
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, score, traceback
 from rdpgraph.structures.chain.sampling import draw, held, relaxed, relaxed_by
-from rdpgraph.structures.relaxation import straight_through
 from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
 
 SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]

@@ -5,13 +5,7 @@ import math
 
 import torch
 
-from rdpgraph.structures.hypertree.rules import (
-    DenseRules,
-    FactorisedRules,
-    LowRankRules,
-    NoRules,
-)
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.trees import DenseRules, FactorisedRules, LowRankRules, NoRules, SparseRules
 
 KINDS = ("dense", "sparse", "low rank", "factorised", "none")
 

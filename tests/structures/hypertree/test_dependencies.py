@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import NonProjectiveDependencies, ProjectiveDependencies
 from rdpgraph.structures.hypertree import edmonds
-from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
 from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import entropy_of, normal
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.derivations import Derivations
-from rdpgraph.structures.hypertree.model import Hypertree
+from rdpgraph import Derivations, Hypertree
 from tests.structures.hypertree.enumeration import entropy_of, normal, rules_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

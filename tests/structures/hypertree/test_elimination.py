@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import NonProjectiveDependencies
 from rdpgraph.structures.hypertree import edmonds, elimination
-from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from tests.structures.hypertree.enumeration import normal
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -8,9 +8,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.rules import DenseRules, LowRankRules, NoRules
-from rdpgraph.structures.hypertree.trees import Trees
+from rdpgraph import Hypertree
+from rdpgraph.trees import DenseRules, LowRankRules, NoRules, Trees
 from tests.structures.hypertree.enumeration import (
     KINDS,
     counts,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.derivations import Derivations
+from rdpgraph import Derivations
 from rdpgraph.testing import check_estimator, check_structure
 from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import normal

@@ -7,23 +7,25 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph import Hypertree, Randomized
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposals import (
+from rdpgraph.estimate.setting import Setting
+from rdpgraph.randomized import (
     Global,
     Landmark,
     Local,
     LocalGlobal,
     Oracle,
+    Pilot,
     SoftmaxGlobal,
+    Threshold,
+    Top,
+    TopSystematic,
+    TopTail,
     Uniform,
 )
-from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
-from rdpgraph.estimate.setting import Setting
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.rules import DenseRules
 from rdpgraph.structures.tape.recursion import KeptStates
+from rdpgraph.trees import DenseRules
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of
 from tests.structures.hypertree.test_hypertree import CLOSE, hypertree
