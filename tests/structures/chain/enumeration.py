@@ -5,6 +5,8 @@ from itertools import product
 
 import torch
 
+from rdpgraph import Chain
+
 KINDS = ("shared", "per step", "batched")
 
 
@@ -35,6 +37,20 @@ def item_of(unary, transition, lengths, item):
     batched = transition.ndim == 4 and transition.shape[0] > 1
     own = transition[item : item + 1] if batched else transition
     return unary[item : item + 1], own, lengths[item : item + 1]
+
+
+def chain_of(unary, transition, lengths):
+    """The same by its public name."""
+    return Chain(unary, transition, lengths=lengths)
+
+
+def possible_items(unary, transition, lengths):
+    """The items that have a possible sequence, and how many have none."""
+    log_z = Chain(unary, transition, lengths=lengths).log_partition()
+    some = (log_z > -math.inf).nonzero().squeeze(1)
+    batched = transition.ndim == 4 and transition.shape[0] > 1
+    own = transition[some] if batched else transition
+    return (unary[some], own, lengths[some]), len(lengths) - len(some)
 
 
 def sequences(unary, transition, lengths, item):

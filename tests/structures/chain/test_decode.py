@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from rdpgraph import Chain
+from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.chain import decode, deviations
-from rdpgraph.structures.chain.decode import k_best, max_marginals, viterbi
-from rdpgraph.structures.chain.paths import score
-from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
+from tests.structures.chain.enumeration import (
+    KINDS,
+    chain_of,
+    chains,
+    item_of,
+    possible_items,
+    seeded,
+    sequences,
+)
 
 SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
 
@@ -25,15 +33,18 @@ def place_of(listed, states):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
     parts = chains(kind, seed=seed, states=states, total=total)
-    found, scores = viterbi(*parts)
-    for item, length in enumerate(parts[2].tolist()):
-        listed, expected = sequences(*parts, item)
+    some, gone = possible_items(*parts)
+    model = chain_of(*some)
+    found = model.mode()
+    scores = model.score(found)
+    for item, length in enumerate(some[2].tolist()):
+        listed, expected = sequences(*some, item)
         assert_close(scores[item], expected.max())
         assert bool((found[item, length:] == -1).all())
-        if scores[item] > -math.inf:
-            assert_close(expected[place_of(listed, found[item, :length])], expected.max())
-        else:
-            assert bool((found[item] == -1).all())
+        assert_close(expected[place_of(listed, found[item, :length])], expected.max())
+    if gone:
+        with pytest.raises(ImpossibleEvidenceError, match="has no mode"):
+            chain_of(*parts).mode()
 
 
 @pytest.mark.parametrize("deviating", [False, True])
@@ -46,7 +57,8 @@ def test_k_best_are_the_first_of_all_sequences_sorted(
 ):
     monkeypatch.setattr(deviations, "quicker", lambda *given, compiled: deviating)
     parts = chains(kind, seed=k, states=states, total=total, whole=whole)
-    found, scores = k_best(*parts, k)
+    best = chain_of(*parts).k_best(k)
+    found, scores = best.states, best.scores
     assert found.shape == (k, total + 1, total)
     assert scores.shape == (k, total + 1)
     for item, length in enumerate(parts[2].tolist()):
@@ -68,11 +80,11 @@ def test_deviations_find_what_lists_find(k, monkeypatch):
     scores = []
     for deviating in (False, True):
         monkeypatch.setattr(deviations, "quicker", lambda *given, compiled, own=deviating: own)
-        states, found = k_best(unary, transition, lengths, k)
-        scores.append(found)
-        possible = (found > -math.inf).sum(0)
+        best = chain_of(unary, transition, lengths).k_best(k)
+        scores.append(best.scores)
+        possible = (best.scores > -math.inf).sum(0)
         for item, count in enumerate(possible.tolist()):
-            assert len({tuple(row) for row in states[:count, item].tolist()}) == count
+            assert len({tuple(row) for row in best.states[:count, item].tolist()}) == count
     assert_close(*scores)
 
 
@@ -86,7 +98,7 @@ def test_deviations_are_taken_for_long_chains_and_lists_for_many_short_ones():
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 def test_max_marginals_are_the_best_of_the_sequences_through_each_state(kind, states, total):
     parts = chains(kind, seed=3, states=states, total=total)
-    found = max_marginals(*parts)
+    found = chain_of(*parts).max_marginals()
     assert found.shape == parts[0].shape
     for item, length in enumerate(parts[2].tolist()):
         listed, every = sequences(*parts, item)
@@ -97,40 +109,45 @@ def test_max_marginals_are_the_best_of_the_sequences_through_each_state(kind, st
                 assert_close(found[item, step, state], through.max())
 
 
+def answers(model, k):
+    """The best sequences, their scores, and those through every state."""
+    best = model.k_best(k)
+    return [best.states, best.scores, model.max_marginals()]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_its_items_one_by_one(kind):
-    parts = chains(kind, seed=5)
-    states, scores = viterbi(*parts)
-    lists, list_scores = k_best(*parts, 4)
-    largest = max_marginals(*parts)
+    parts, _ = possible_items(*chains(kind, seed=5))
+    model = chain_of(*parts)
+    states, (lists, scores, largest) = model.mode(), answers(model, 4)
     for item in range(len(parts[2])):
-        one = item_of(*parts, item)
-        assert torch.equal(viterbi(*one)[0][0], states[item])
-        assert_close(viterbi(*one)[1][0], scores[item])
-        assert torch.equal(k_best(*one, 4)[0][:, 0], lists[:, item])
-        assert_close(k_best(*one, 4)[1][:, 0], list_scores[:, item])
-        assert_close(max_marginals(*one)[0], largest[item])
+        one = chain_of(*item_of(*parts, item))
+        own = answers(one, 4)
+        assert torch.equal(one.mode()[0], states[item])
+        assert torch.equal(own[0][:, 0], lists[:, item])
+        assert_close(own[1][:, 0], scores[:, item])
+        assert_close(own[2][0], largest[item])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_of_any_size_give_the_same(kind, monkeypatch):
-    parts = chains(kind, seed=6)
-    watched = (parts[0], parts[1].clone().requires_grad_(), parts[2])
-    before = [*viterbi(*parts), *k_best(*parts, 5), max_marginals(*parts)]
+    parts, _ = possible_items(*chains(kind, seed=6))
+    model = chain_of(*parts)
+    watched = chain_of(parts[0], parts[1].clone().requires_grad_(), parts[2])
+    before = [model.mode(), *answers(model, 5)]
     monkeypatch.setattr(decode, "_CELLS", 1)
-    after = [*viterbi(*parts), *k_best(*parts, 5), max_marginals(*parts)]
-    for one, other in zip(before, after, strict=True):
+    for one, other in zip(before, [model.mode(), *answers(model, 5)], strict=True):
         assert torch.equal(one, other)
-    assert torch.equal(max_marginals(*watched), before[-1])
+    assert torch.equal(watched.max_marginals(), before[-1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_of_scores_is_that_of_the_sequences_of_that_rank(kind):
-    unary, transition, lengths = chains(kind, seed=7)
+    unary, transition, lengths = possible_items(*chains(kind, seed=7))[0]
     unary.requires_grad_()
     transition.requires_grad_()
-    scores = torch.cat([viterbi(unary, transition, lengths)[1][None]])
-    scores = torch.cat([scores, k_best(unary, transition, lengths, 3)[1]])
+    model = chain_of(unary, transition, lengths)
+    scores = torch.cat([model.score(model.mode())[None], model.k_best(3).scores])
     weights = torch.randn(scores.shape, generator=seeded(1), dtype=torch.float64)
     expected = []
     for item in range(len(lengths)):
@@ -151,7 +168,7 @@ def test_the_gradient_of_max_marginals_is_that_of_the_best_sequences(kind):
     unary, transition, lengths = chains(kind, seed=8)
     unary.requires_grad_()
     transition.requires_grad_()
-    found = max_marginals(unary, transition, lengths)
+    found = chain_of(unary, transition, lengths).max_marginals()
     weights = torch.randn(found.shape, generator=seeded(2), dtype=torch.float64)
     total = 0.0
     for item, length in enumerate(lengths.tolist()):
@@ -172,36 +189,25 @@ def test_an_impossible_item_has_no_sequence_no_score_and_no_gradient():
     unary.requires_grad_()
     transition = torch.randn(2, 2, generator=generator, dtype=torch.float64, requires_grad=True)
     lengths = torch.tensor([3, 3])
-    states, scores = viterbi(unary, transition, lengths)
-    lists, list_scores = k_best(unary, transition, lengths, 2)
-    largest = max_marginals(unary, transition, lengths)
-    assert bool((states[0] == -1).all())
+    model = chain_of(unary, transition, lengths)
+    with pytest.raises(ImpossibleEvidenceError, match="has no mode"):
+        model.mode()
+    lists, scores, largest = answers(model, 2)
     assert bool((lists[:, 0] == -1).all())
-    for values in (scores[0], list_scores[:, 0], largest[0]):
+    for values in (scores[:, 0], largest[0]):
         assert bool((values == -math.inf).all())
-    total = scores[0] + list_scores[:, 0].sum() + largest[0].sum()
-    for gradient in torch.autograd.grad(total, (unary, transition)):
+    for gradient in torch.autograd.grad(scores[:, 0].sum() + largest[0].sum(), (unary, transition)):
         assert bool((gradient == 0).all())
-
-
-def test_the_score_of_a_sequence_with_a_gap_is_minus_infinity():
-    parts = chains("shared", zeros=0.0)
-    states = torch.zeros(5, 4, dtype=torch.long)
-    states[:, 0] = -1
-    scores = score(*parts, states)
-    assert torch.equal(scores == -math.inf, parts[2] > 0)
 
 
 def test_single_precision_tells_long_sequences_apart():
     generator = seeded(10)
     unary = 1000 + torch.randn(1, 2000, 5, generator=generator)
     transition = torch.randn(5, 5, generator=generator)
-    lengths = torch.tensor([2000])
-    exact = (unary.double(), transition.double(), lengths)
-    best = viterbi(*exact)[1]
-    found = viterbi(unary, transition, lengths)[0], k_best(unary, transition, lengths, 2)[0][0]
-    for states in found:
+    single, exact = Chain(unary, transition), Chain(unary.double(), transition.double())
+    best = exact.score(exact.mode())
+    for states in (single.mode(), single.k_best(2).states[0]):
         # The spacing of single precision at this score is a quarter of a nat.
-        assert_close(score(*exact, states), best, rtol=0, atol=1e-2)
-    largest = max_marginals(unary, transition, lengths)
-    assert_close(largest, max_marginals(*exact).float(), rtol=4e-7, atol=0)
+        assert_close(exact.score(states), best, rtol=0, atol=1e-2)
+    largest = single.max_marginals()
+    assert_close(largest, exact.max_marginals().float(), rtol=4e-7, atol=0)
