@@ -7,11 +7,19 @@ import torch
 from torch.testing import assert_close
 
 from rdpgraph import straight_through
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.structures.chain import logs, recursion
-from rdpgraph.structures.chain.paths import conditionals, score, traceback
-from rdpgraph.structures.chain.sampling import draw, held, relaxed, relaxed_by
-from tests.structures.chain.enumeration import KINDS, chains, item_of, seeded, sequences
+from rdpgraph.structures.chain.paths import conditionals, traceback
+from rdpgraph.structures.chain.sampling import held, relaxed_by
+from tests.structures.chain.enumeration import (
+    KINDS,
+    chain_of,
+    chains,
+    item_of,
+    possible_items,
+    seeded,
+    sequences,
+)
 
 SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
 
@@ -89,13 +97,13 @@ def test_a_traceback_takes_the_argmax_of_each_conditional_plus_noise(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_have_the_frequencies_of_the_model(kind):
     """Chi-square over all sequences, at a level of one in a million for each item."""
-    parts = chains(kind, seed=2, states=3, total=3, zeros=0.15)
+    parts, _ = possible_items(*chains(kind, seed=2, states=3, total=3, zeros=0.15))
     count = 20_000
-    found = draw(*parts, count, seeded(0))
+    found = chain_of(*parts).sample(count, seeded(0))
     checked = 0
     for item, length in enumerate(parts[2].tolist()):
         listed, log_p = log_joint(parts, item)
-        if log_p is None or length == 0:
+        if length == 0:
             assert bool((found[:, item] == -1).all())
             continue
         place = torch.zeros(count, dtype=torch.long)
@@ -121,9 +129,10 @@ def test_draws_have_the_frequencies_of_the_model(kind):
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize("temperature", [1e-30, 0.7])
 def test_relaxed_draws_peak_where_exact_ones_are(kind, states, total, temperature):
-    parts = chains(kind, seed=3, states=states, total=total)
-    hard = draw(*parts, 20, seeded(4))
-    soft = relaxed(*parts, 20, temperature, seeded(4))
+    parts, _ = possible_items(*chains(kind, seed=3, states=states, total=total))
+    model = chain_of(*parts)
+    hard = model.sample(20, seeded(4))
+    soft = model.rsample(20, temperature=temperature, generator=seeded(4))
     assert soft.shape == (20, *parts[0].shape)
     told = hard >= 0
     one_hot = torch.nn.functional.one_hot(hard.clamp(min=0), states) * told.unsqueeze(-1)
@@ -188,7 +197,8 @@ def test_what_is_impossible_has_no_gradient_in_relaxed_draws(kind):
     unary[0] = -math.inf
     unary.requires_grad_()
     transition.requires_grad_()
-    soft = relaxed(unary, transition, lengths, 4, 0.5, seeded(5))
+    model = chain_of(unary, transition, lengths)
+    soft = model.rsample(4, temperature=0.5, generator=seeded(5))
     weights = torch.randn(soft.shape, generator=seeded(6), dtype=torch.float64)
     for values, gradient in zip(
         (unary, transition),
@@ -252,12 +262,11 @@ def test_long_chains_in_single_precision():
     transition[0, 1] = -math.inf
     lengths = torch.tensor([3000, 2000])
     unary.requires_grad_()
-    soft = relaxed(unary, transition, lengths, 1, 0.5, seeded(9))
+    model = chain_of(unary, transition, lengths)
+    soft = model.rsample(1, temperature=0.5, generator=seeded(9))
     states = straight_through(soft).argmax(-1)
-    assert torch.equal(
-        states[..., :2000], draw(unary, transition, lengths, 1, seeded(9))[..., :2000]
-    )
-    assert bool((score(unary, transition, lengths, states) > -math.inf).all())
+    assert torch.equal(states[..., :2000], model.sample(1, seeded(9))[..., :2000])
+    assert bool((model.score(states) > -math.inf).all())
     (gradient,) = torch.autograd.grad((soft * soft).sum(), unary)
     assert bool(gradient.isfinite().all())
 
@@ -266,18 +275,21 @@ def test_impossible_items_are_marked_and_leave_the_others_alone():
     parts = chains("shared", seed=9, zeros=0.0)
     item = int(parts[2].argmax())
     parts[0][item, 1] = -math.inf
-    found = draw(*parts, 3, seeded(10))
-    soft = relaxed(*parts, 3, 1.0, seeded(10))
-    assert bool((found[:, item] == -1).all())
+    model, (others, gone) = chain_of(*parts), possible_items(*parts)
+    with pytest.raises(ImpossibleEvidenceError, match="has no samples"):
+        model.sample(3, seeded(10))
+    soft = model.rsample(3, temperature=1.0, generator=seeded(10))
     assert bool((soft[:, item] == 0).all())
-    others = torch.arange(len(parts[2])) != item
-    assert torch.equal((found >= 0).sum(-1)[0, others], parts[2][others])
+    assert gone == 1
+    some = torch.arange(len(parts[2])) != item
+    assert_close(soft[:, some].sum((-1, -2))[0], others[2].double())
+    assert torch.equal((chain_of(*others).sample(3, seeded(1)) >= 0).sum(-1)[0], others[2])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
 def test_a_temperature_must_be_above_zero(temperature):
     with pytest.raises(ModelError, match="temperature above 0"):
-        relaxed(*chains("shared"), 1, temperature, seeded(0))
+        chain_of(*chains("shared")).rsample(1, temperature=temperature)
 
 
 def test_straight_through_is_hard_forwards_and_relaxed_backwards():
