@@ -15,18 +15,9 @@ from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree.derivation_lists import Forest
-from rdpgraph.structures.hypertree.hypergraph import (
-    Hypergraph,
-    Level,
-    best_through,
-    derived,
-    inside,
-    possible,
-)
-from rdpgraph.structures.hypertree.moments import entropy_of
-from rdpgraph.structures.hypertree.node_derivations import NodeDerivations
+from rdpgraph.structures.hypertree.hypergraph import Hypergraph
+from rdpgraph.structures.hypertree.node_derivations import EdgeDerivations, NodeDerivations
 from rdpgraph.structures.relaxation import perturbed
 
 MOST_LISTED = 1 << 18
@@ -124,12 +115,11 @@ class Derivations(Structure):
 
         O(E arity), level by level; differentiable any number of times.
         """
-        values = inside(self._levels(), self._flat, self.nodes, 1.0)
-        return values[:, -2].reshape(self.batch_shape)
+        return self._recursion.log_partition()
 
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where there is no derivation."""
-        return entropy_of(self)
+        return self._recursion.entropy()
 
     def score(self, uses: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses.
@@ -195,7 +185,7 @@ class Derivations(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._descended(1, 0.0, largest)[0]
+        return self._recursion.mode()
 
     def k_best(self, k: int) -> KBestDerivations:
         """The k most probable derivations of each item, best first; the scores are differentiable.
@@ -226,7 +216,7 @@ class Derivations(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._descended(checked_count(count), 1.0, drawn(generator))
+        return self._recursion.sample(count, generator)
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -241,18 +231,12 @@ class Derivations(Structure):
         )
         return self.with_unary(unary).marginals()
 
-    @torch.no_grad()
     def max_marginals(self) -> Tensor:
         """(*batch, E) the score of the best derivation that uses each hyperedge; -inf: none does.
 
         Not differentiable.
         """
-        levels = self._levels()
-        result = torch.full_like(self._flat, -math.inf)
-        through = best_through(levels, inside(levels, self._flat, self.nodes, 0.0))
-        for (_, edges), (_, best) in zip(reversed(self._graph.levels), through, strict=True):
-            result[:, edges] = best
-        return result[:, :-1].reshape(self.unary.shape)
+        return self._recursion.max_marginals().squeeze(-1)
 
     def sites(self) -> Sites | None:
         """The nodes, whose states are their hyperedges, in order, if no derivation uses one twice.
@@ -317,21 +301,7 @@ class Derivations(Structure):
         flat = self.unary.reshape(math.prod(self.batch_shape), self.unary.shape[-1])
         return torch.nn.functional.pad(flat, (0, 1), value=-math.inf)
 
-    def _levels(self) -> list[Level]:
-        weights, tails = self._flat, self._graph.padded_tails
-        return [
-            Level(nodes, weights[:, edges], tails[edges]) for nodes, edges in self._graph.levels
-        ]
-
-    @torch.no_grad()
-    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
-        levels = self._levels()
-        values = possible(inside(levels, self._flat, self.nodes, temperature))
-        uses = self._flat.new_zeros(count * len(values), len(self.heads) + 1, dtype=torch.int64)
-        ways = derived(levels, values, count, pick)
-        for (_, edges), (_, row, place, way) in zip(
-            reversed(self._graph.levels), ways, strict=True
-        ):
-            chosen = edges[place, way]
-            uses.index_put_((row, chosen), torch.ones_like(row), accumulate=True)
-        return uses[:, :-1].reshape([count, *self.unary.shape])
+    @property
+    def _recursion(self) -> EdgeDerivations:
+        """Without what it was laid out to before: that may have been without gradients."""
+        return EdgeDerivations(self.unary.unsqueeze(-1), self._graph)

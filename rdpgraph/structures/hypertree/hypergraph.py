@@ -1,42 +1,14 @@
-"""Hypergraphs level by level: sums and maxima over derivations, and derivations from the top."""
+"""Hypergraphs: what the derivations of a node are, level by level."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.draws import Pick, require_possible
-
-
-@dataclass(frozen=True, eq=False)
-class Level:
-    """Nodes whose tails are all of lower levels, with M ways to derive each.
-
-    Attributes:
-        nodes: (n,).
-        weights: (B, n, M) log-weights (nats) of the ways.
-        tails: (n, M, arity), or (B, n, M, arity) where each item has ways of its own; padded with
-            the number of nodes.
-    """
-
-    nodes: Tensor
-    weights: Tensor
-    tails: Tensor
-
-    def of_tails(self, values: Tensor) -> Tensor:
-        """(B, n, M, arity) of values (B, nodes + 1)."""
-        if self.tails.ndim == 3:
-            return values[:, self.tails]
-        return values.gather(1, self.tails.flatten(1)).reshape(self.tails.shape)
-
-    def of_way(self, item: Tensor, place: Tensor, way: Tensor) -> Tensor:
-        """(Q, arity) the tails of ways of some nodes, given by their places."""
-        at = (place, way) if self.tails.ndim == 3 else (item, place, way)
-        return self.tails[at]
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +66,51 @@ class Hypergraph:
         return self._padded(self.edges)
 
     @cached_property
-    def padded_tails(self) -> Tensor:
-        """(E + 1, arity) the tails, the number of nodes for padding."""
-        tails = torch.where(self.tails < 0, self.nodes, self.tails)
-        return torch.nn.functional.pad(tails, (0, 0, 0, 1), value=self.nodes)
+    def rows(self) -> Sequence["Row"]:
+        """The levels with all hyperedges of each node."""
+        return [
+            self.row(level, edges.mT.contiguous()) for level, (_, edges) in enumerate(self.levels)
+        ]
+
+    def row(self, level: int, edges: Tensor) -> "Row":
+        """A level with some hyperedges of each node, (M, nodes) or (B, M, nodes); E: none."""
+        places, used = self._tails
+        return Row(edges, [places[slot][edges] for slot in used[level]])
+
+    @cached_property
+    def _places(self) -> Sequence[int]:
+        """Of each node its place among the values of `whole`; after them, that of no tail.
+
+        First is one for no tail, then one for nodes that nothing derives, then level by level.
+        """
+        place = [1] * self.nodes
+        derived = [node for nodes, _ in self.levels for node in nodes.tolist()]
+        for number, node in enumerate(derived):
+            place[node] = number + 2
+        return [*place, 0]
+
+    @cached_property
+    def _tails(self) -> tuple[Tensor, Sequence[Sequence[int]]]:
+        """(arity, E + 1) the places of tails; and, of each level, which of them there are."""
+        tails = torch.nn.functional.pad(self.tails, (0, 0, 0, 1), value=-1).mT
+        used = [(tails[:, edges] >= 0).flatten(1).any(1) for _, edges in self.levels]
+        return self._numbers(self._places)[tails], [
+            own.nonzero().flatten().tolist() for own in used
+        ]
+
+    def whole(self, tape: Tape, weights: Sequence[View], rows: Sequence["Row"]) -> Value:
+        """The recursion over the levels; the value of the goal.
+
+        Args:
+            tape: to lay it out on.
+            weights: (M, nodes) of each level, the log-weights of the hyperedges of its row.
+            rows: of each level, from the lowest.
+        """
+        values = [tape.one, tape.nothing]
+        for own, row in zip(weights, rows, strict=True):
+            pool = tuple(values)
+            values.append(tape.total((own, *(View(pool, places) for places in row.tails))))
+        return tape.total(View(tuple(values), self._numbers([self._places[self.nodes - 1 :][:1]])))
 
     @cached_property
     def each_once(self) -> bool:
@@ -139,79 +152,14 @@ class Hypergraph:
         return self._numbers([[*row, *[len(self.heads)] * (most - len(row))] for row in rows])
 
 
-def inside(levels: Sequence[Level], like: Tensor, nodes: int, temperature: float) -> Tensor:
-    """(B, nodes + 1) the log of the sum over each node's derivations; then 0, for no tail.
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Hyperedges of the nodes of a level.
 
-    Args:
-        levels: from the lowest.
-        like: (B, ...) of the type of the log-weights.
-        nodes: how many there are.
-        temperature: 1.0 for sums, 0.0 for maxima.
+    Attributes:
+        edges: (M, nodes), or (B, M, nodes) where items have their own; E: none.
+        tails: of that shape, the place of each tail among the values of the lower levels.
     """
-    values = like.new_full((len(like), nodes + 1), -math.inf)
-    values[:, nodes] = 0.0
-    for level in levels:
-        below = level.of_tails(values).sum(-1)
-        values = values.index_copy(1, level.nodes, soft_sum(level.weights + below, 2, temperature))
-    return values
 
-
-def possible(values: Tensor) -> Tensor:
-    """What `inside` gives, if every item has a derivation.
-
-    Raises:
-        ImpossibleEvidenceError: one has none.
-    """
-    require_possible("Derivations", values[:, -2] > -math.inf)
-    return values
-
-
-def derived(
-    levels: Sequence[Level], values: Tensor, count: int, pick: Pick
-) -> Iterator[tuple[Level, Tensor, Tensor, Tensor]]:
-    """Derivations of the last node, from the top: which way is chosen for each node used.
-
-    Args:
-        levels: from the lowest.
-        values: what `inside` gives; the goal has a derivation in every item.
-        count: how many of each item.
-        pick: chooses among the ways.
-
-    Yields:
-        A level, and (Q,) each rows of (count * B), places of its nodes, and ways: a node that is
-        used twice has two.
-    """
-    item = torch.arange(len(values), device=values.device).repeat(count)
-    needed = torch.zeros(len(item), values.shape[1], dtype=torch.long, device=values.device)
-    needed[:, -2] = 1
-    for level in reversed(levels):
-        logs = level.weights + level.of_tails(values).sum(-1)
-        row, place = needed[:, level.nodes].nonzero().unbind(1)
-        # A node that is needed twice is derived twice.
-        times = needed[row, level.nodes[place]]
-        row, place = row.repeat_interleave(times), place.repeat_interleave(times)
-        chosen = pick(logs[item[row], place])
-        yield level, row, place, chosen
-        below = level.of_way(item[row], place, chosen)
-        needed.index_put_(
-            (row.unsqueeze(1).expand_as(below), below), torch.ones_like(below), accumulate=True
-        )
-
-
-def best_through(levels: Sequence[Level], values: Tensor) -> Iterator[tuple[Level, Tensor]]:
-    """The score of the best derivation of the last node with each way, (B, n, M), by level.
-
-    Args:
-        levels: from the lowest.
-        values: what `inside` gives at temperature 0.
-    """
-    outside = torch.full_like(values, -math.inf)
-    outside[:, -2] = 0.0
-    for level in reversed(levels):
-        above = outside[:, level.nodes].unsqueeze(2) + level.weights
-        below = level.of_tails(values)
-        yield level, above + below.sum(3)
-        for slot in range(below.shape[3]):
-            others = above + below[..., :slot].sum(3) + below[..., slot + 1 :].sum(3)
-            into = level.tails[..., slot].expand(others.shape)
-            outside.scatter_reduce_(1, into.flatten(1), others.flatten(1), "amax")
+    edges: Tensor
+    tails: Sequence[Tensor]

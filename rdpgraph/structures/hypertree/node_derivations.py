@@ -1,27 +1,67 @@
-"""Derivations by hyperedges that each item has of its own, listed by node."""
+"""Derivations as recursions: by all hyperedges, or by some that each item has of its own."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from rdpgraph.model.structure import Structure
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
-from rdpgraph.structures.hypertree.hypergraph import (
-    Hypergraph,
-    Level,
-    best_through,
-    derived,
-    inside,
-    possible,
-)
-from rdpgraph.structures.hypertree.moments import entropy_of
-from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.structures.hypertree.hypergraph import Hypergraph, Row
+from rdpgraph.structures.tape.descend import Drawn
+from rdpgraph.structures.tape.recursion import Recursion
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)
-class NodeDerivations(Structure):
+class EdgeDerivations(Recursion):
+    """The derivations of `Derivations`, laid out on a tape: sites are hyperedges, of one state.
+
+    Args:
+        unary: (*batch, E, 1) log-weights (nats).
+        graph: the hyperedges.
+    """
+
+    graph: Hypergraph = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return "Derivations"
+
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level."""
+        ways, rows = tape.apart(tape.sites[:]), self.graph.rows
+        return self.graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
+
+    @torch.no_grad()
+    def mode(self) -> Tensor:
+        """(*batch, E) how often one best derivation uses each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        return self._uses(self._best_tape, self._best(), 1)[0]
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, E) how often independent exact draws use each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        tape = self.to_tape(double=True)
+        return self._uses(tape, self._draws(tape, count, generator), count)
+
+    def _uses(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
+        uses = torch.zeros(count * tape.batch, *tape.site_shape, dtype=torch.int64)
+        uses = uses.to(tape.device).index_put_(
+            (drawn.tree, drawn.site), torch.ones_like(drawn.site), accumulate=True
+        )
+        return uses.reshape(count, *tape.lead, *tape.site_shape)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeDerivations(Recursion):
     """Derivations whose nodes have K hyperedges each, numbered 0..K-1, in each item its own.
 
     A derivation uses a node once at most; nodes that it does not use are in the state -1.
@@ -36,101 +76,21 @@ class NodeDerivations(Structure):
     graph: Hypergraph = field(repr=False)
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Replicates and batch dims."""
-        return tuple(self.unary.shape[:-2])
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return "Derivations"
 
-    def log_partition(self) -> Tensor:
-        """(*lead,) log Z in nats."""
-        return self._inside(self._levels(), 1.0)[:, -2].reshape(self.batch_shape)
-
-    def entropy(self) -> Tensor:
-        """(*lead,) log Z less the expected score; 0 where nothing is possible."""
-        return entropy_of(self)
-
-    @torch.no_grad()
-    def max_marginals(self) -> Tensor:
-        """(*lead, nodes, K) the score of the best derivation with each entry; -inf: none has it.
-
-        Not differentiable.
-        """
-        levels = self._levels()
-        result = torch.full_like(self._flat, -math.inf)
-        for level, best in best_through(levels, self._inside(levels, 0.0)):
-            result[:, level.nodes] = best
-        return result.reshape(self.unary.shape)
-
-    def score(self, states: Tensor) -> Tensor:
-        """(*lead, *batch) the scores of derivations, as `mode` gives one; differentiable."""
-        used = states >= 0
-        number = states.clamp(min=0).unsqueeze(-1)
-        shape = (*states.shape, self.unary.shape[-1])
-        unary, edges = (part.expand(shape).gather(-1, number) for part in (self.unary, self.states))
-        one, ones = (
-            replace(self, unary=torch.where(used.unsqueeze(-1), part, -math.inf), states=edges)
-            for part in (unary, torch.ones_like(unary))
-        )
-        # With a nat for each hyperedge the score is how many are used.
-        whole = ones.log_partition().detach().round() == used.sum(-1)
-        return torch.where(whole, one.log_partition(), -math.inf)
-
-    def mode(self) -> Tensor:
-        """(*lead, nodes) numbers of the hyperedges of a best derivation, -1 where unused.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no derivation.
-        """
-        return self._descended(1, 0.0, largest)[0]
-
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *lead, nodes) exact draws, as `mode` gives its derivation.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no derivation.
-        """
-        return self._descended(checked_count(count), 1.0, drawn(generator))
-
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *lead, nodes, K) relaxed one-hot entries, as `Derivations.rsample`.
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-        """
-        unary, _ = perturbed(
-            self.unary, None, count=count, temperature=temperature, generator=generator
-        )
-        return NodeDerivations(unary, self.states.expand(unary.shape), self.graph).marginals()
-
-    def work(self) -> float:
-        """The terms of log Z."""
-        return float(self.unary.numel() * self.graph.tails.shape[1])
-
-    @property
-    def _flat(self) -> Tensor:
-        """(B, nodes, K)."""
-        return self.unary.reshape(math.prod(self.batch_shape), *self.unary.shape[-2:])
-
-    def _levels(self) -> list[Level]:
-        weights, states = self._flat, self.states.expand(self.unary.shape)
-        edges = self.graph.by_node.expand(len(weights), -1, -1).gather(
-            2, states.reshape_as(weights)
-        )
-        tails = self.graph.padded_tails
-        return [
-            Level(nodes, weights[:, nodes], tails[edges[:, nodes]])
-            for nodes, _ in self.graph.levels
-        ]
-
-    def _inside(self, levels: list[Level], temperature: float) -> Tensor:
-        return inside(levels, self._flat, self.graph.nodes, temperature)
-
-    @torch.no_grad()
-    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
-        levels = self._levels()
-        values = possible(self._inside(levels, temperature))
-        states = torch.full((count * len(values), self.graph.nodes), -1, device=self.unary.device)
-        for level, row, place, way in derived(levels, values, count, pick):
-            states[row, level.nodes[place]] = way
-        return states.reshape([count, *self.unary.shape[:-1]])
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level, each state of a node as a way to derive it."""
+        states = self.states.expand(*tape.lead, *self.states.shape[-2:])
+        states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
+        if kept is not None:
+            states = states.gather(2, kept)
+        edges, ways = self.graph.by_node.expand(tape.batch, -1, -1), tape.apart(tape.sites[:])
+        edges = edges.gather(2, states).mT
+        number = torch.arange(ways.places, device=tape.device).reshape(edges.shape[:0:-1]).mT
+        weights, rows = list[View](), list[Row]()
+        for level, (nodes, _) in enumerate(self.graph.levels):
+            weights.append(View((ways,), number[:, nodes]))
+            rows.append(self.graph.row(level, edges[:, :, nodes]))
+        return self.graph.whole(tape, weights, rows)

@@ -276,14 +276,14 @@ class Tape:
             which, places = which[states], states.shape[1]
         return self._add(Relabelled(x, which, places), places, which.shape[-1], to.labels)
 
-    def apart(self, x: Value, states: int) -> Value:
+    def apart(self, x: Value, states: int | None = None) -> Value:
         """The states of sites as places of one label: place p * states + s is state s of place p.
 
         Args:
             x: whose labels are the states of its sites; a state that is not kept is -inf.
-            states: how many there are, kept or not.
+            states: how many there are, kept or not; default: those kept, by their labels.
         """
-        if x.labels.states is not None:
+        if states is not None and x.labels.states is not None:
             same = torch.eye(states, dtype=torch.bool, device=self.device)
             x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))
         return self._add(LabelsAsPlaces(x), x.places * x.width, 1, Labels())

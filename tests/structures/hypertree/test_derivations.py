@@ -8,6 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Derivations, Hypertree
+from rdpgraph.errors import ImpossibleEvidenceError
 from tests.structures.hypertree.enumeration import entropy_of, normal, rules_of
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -160,3 +161,15 @@ def test_wrong_models_are_refused():
         given = {"heads": model.heads, "tails": model.tails, "nodes": 5, **changes}
         with pytest.raises(rg.errors.ModelError, match="Derivations"):
             Derivations(model.unary, given["heads"], given["tails"], nodes=given["nodes"])
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_without_hyperedges_there_is_no_derivation(batch):
+    none = torch.zeros(0, 2, dtype=torch.int64)
+    model = Derivations(torch.zeros(*batch, 0), none[:, 0], none, nodes=2)
+    assert torch.equal(model.log_partition(), torch.full(batch, -math.inf))
+    assert model.marginals().shape == model.max_marginals().shape == (*batch, 0)
+    assert torch.equal(model.entropy(), torch.zeros(batch))
+    assert torch.equal(model.k_best(2).scores, torch.full((2, *batch), -math.inf))
+    with pytest.raises(ImpossibleEvidenceError):
+        model.mode()
