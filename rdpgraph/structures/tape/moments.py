@@ -44,7 +44,8 @@ def entropy(tape: Tape) -> Tensor:
         means.values.append(mean)
         for own in ended[number]:
             ours.values[own] = means.values[own] = value
-    return goal(tape, means)
+    # Of what has one way alone the mean is passed on, possible or not.
+    return torch.where(goal(tape, ours) > -math.inf, goal(tape, means), 0.0)
 
 
 def _none(values: Tensor) -> Tensor:

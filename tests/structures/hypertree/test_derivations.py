@@ -173,3 +173,10 @@ def test_without_hyperedges_there_is_no_derivation(batch):
     assert torch.equal(model.k_best(2).scores, torch.full((2, *batch), -math.inf))
     with pytest.raises(ImpossibleEvidenceError):
         model.mode()
+
+
+def test_what_is_impossible_at_the_goal_alone_has_no_entropy():
+    unary = torch.tensor([0.0, 1.0, -math.inf], dtype=torch.float64)
+    tails = torch.tensor([[-1], [-1], [0]])
+    model = Derivations(unary, torch.tensor([0, 0, 1]), tails, nodes=2)
+    assert model.entropy() == 0.0
