@@ -17,6 +17,7 @@ from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain.factors import (
     Factors,
+    edge_gradient,
     inside,
     joined,
     masked,
@@ -24,7 +25,6 @@ from rdpgraph.structures.chain.factors import (
     steps_of,
 )
 from rdpgraph.structures.chain.ranges import state_limit, step_limit
-from rdpgraph.structures.chain.sweeps import edge_gradient
 
 _AT_ONCE = 2**22  # entries of a transition that are looked at together
 
@@ -94,7 +94,8 @@ def _factors(
     lowest = (-finite(low) - rows).squeeze(2)
     lowest[:, 1:] += (-finite(down) - top).squeeze(-1).squeeze(-1)
     emission, matrix = torch.sub(unary, rows).exp_(), torch.sub(transition, top).exp_()
-    return Factors(unary, transition, emission, matrix, joined(rows, top), lengths), lowest.exp()
+    factors = Factors(unary, joined(rows, top), lengths, transition, emission, matrix)
+    return factors, lowest.exp()
 
 
 def _reach(logs: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph.structures.chain import array_steps
 from rdpgraph.structures.chain.array_steps import Array, dense
 from rdpgraph.structures.chain.factors import Factors
-from rdpgraph.structures.chain.ranges import doubtful, state_limit, step_limit
+from rdpgraph.structures.chain.ranges import state_limit, step_limit
 from rdpgraph.structures.chain.sweeps import Forward
 
 _MOST = 2**18
@@ -130,7 +130,7 @@ def _swept(
 
 
 def _unsure(factors: Factors, raw: Array, states: Array, least: float) -> Tensor:
-    """(B,) bool: `doubtful`, of the states as they came too, of which the next ones are products.
+    """(B,) bool: doubtful items; by states as they came too, of which the next ones are products.
 
     Those may fall lower by what the least product of a step leaves of the range.
     """
@@ -139,7 +139,7 @@ def _unsure(factors: Factors, raw: Array, states: Array, least: float) -> Tensor
     lowest = min(raw.min(initial=1.0) * room, states.min(initial=1.0))
     if least >= step_limit(dtype) and lowest >= state_limit(dtype):
         return torch.zeros(states.shape[1], dtype=torch.bool)
-    return doubtful(factors, in_items(np.minimum(raw * room, states)))
+    return factors.doubtful(in_items(np.minimum(raw * room, states)), factors.offset)
 
 
 def _finished(factors: Factors, states: Array, scales: Array, unsure: Tensor) -> Forward:

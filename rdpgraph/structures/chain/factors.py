@@ -1,36 +1,88 @@
 """Potentials as scaled factors: what the recursion multiplies."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
 from rdpgraph.model.semiring import finite
+from rdpgraph.structures.chain.ranges import state_limit, step_limit
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
-    """Potentials divided by their maxima, as probabilities.
+class StepFactors(ABC):
+    """Potentials divided by their maxima, as probabilities: what a sweep asks of them.
 
     Attributes:
         unary: (B, T, N) in nats, as given.
-        transition: (N, N) or (1 or B, T-1, N, N) in nats, as given.
-        emission: (B, T, N): exp(unary), the maximum of each row 1; 0 in rows of -inf.
-        matrix: (N, N) or (1 or B, T-1, N, N): exp(transition), the maximum of each matrix 1.
         offset: (B, T) in nats: what was taken off the unary of a step and the transition into it.
         lengths: (B,) int64.
         starts: (B,) int64: the steps at which items begin, whose lengths then count from step 0.
     """
 
     unary: Tensor
+    offset: Tensor
+    lengths: Tensor
+    starts: Tensor | None = field(default=None, kw_only=True)
+
+    @property
+    @abstractmethod
+    def made(self) -> tuple[Tensor, ...]:
+        """The last fields, beyond the potentials: what the pass back needs of the sweep."""
+
+    @abstractmethod
+    def emitted(self, first: int, out: Tensor) -> None:
+        """Write the probabilities of states at the steps from one on, (T - first, B, N)."""
+
+    @abstractmethod
+    def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
+        """Write states (B, N), times the transition from a step, to (B, N)."""
+
+    @abstractmethod
+    def back(self, step: int, state: Tensor, out: Tensor) -> None:
+        """Write states (B, N) after a step, times its transition turned, to (B, N)."""
+
+    @abstractmethod
+    def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
+        """(B,) bool: items that may have lost something to underflow.
+
+        Args:
+            states: (B, T, N) that a sweep made.
+            scales: (B, T) the sums of those before they were normalised.
+        """
+
+    @abstractmethod
+    def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
+        """Sums of edge marginals in the shapes of what transitions are made of.
+
+        Args:
+            states: (B, T, N) of a sweep.
+            ahead: (B, T, N) the other sides of the edges; 0 at the last step.
+        """
+
+    def inside(self) -> Tensor:
+        """(B, T): whether a step is one of the item's."""
+        within = inside(self.lengths, self.unary.shape[1])
+        return within if self.starts is None else within & ~inside(self.starts, within.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Factors(StepFactors):
+    """Those of tables.
+
+    Attributes:
+        transition: (N, N) or (1 or B, T-1, N, N) in nats, as given.
+        emission: (B, T, N): exp(unary), the maximum of each row 1; 0 in rows of -inf.
+        matrix: (N, N) or (1 or B, T-1, N, N): exp(transition), the maximum of each matrix 1.
+    """
+
     transition: Tensor
     emission: Tensor
     matrix: Tensor
-    offset: Tensor
-    lengths: Tensor
-    starts: Tensor | None = None
 
     @classmethod
     def of(cls, unary: Tensor, transition: Tensor, lengths: Tensor) -> "Factors":
@@ -38,20 +90,41 @@ class Factors:
         rows, top = peak(unary, (2,)), peak(transition, (-2, -1))
         matrix = torch.sub(transition, top).exp_()
         emission = torch.sub(unary, rows).exp_()
-        return cls(unary, transition, emission, matrix, joined(rows, top), lengths)
+        return cls(unary, joined(rows, top), lengths, transition, emission, matrix)
 
-    def emission_lowest(self) -> Tensor:
-        """(B, T): the smallest emission at each step that is not a hard zero."""
-        return torch.where(self.unary > -math.inf, self.emission, 1.0).amin(2)
+    @property
+    def made(self) -> tuple[Tensor, ...]:
+        """Both."""
+        return self.emission, self.matrix
 
-    def lowest(self) -> Tensor:
-        """() or (1 or B, T-1): the smallest entry of each matrix that is not a hard zero."""
-        return torch.where(self.transition > -math.inf, self.matrix, 1.0).amin((-2, -1))
+    def emitted(self, first: int, out: Tensor) -> None:
+        """Made already."""
+        out.copy_(self.emission.transpose(0, 1)[first:])
 
-    def inside(self) -> Tensor:
-        """(B, T): whether a step is one of the item's."""
-        within = inside(self.lengths, self.unary.shape[1])
-        return within if self.starts is None else within & ~inside(self.starts, within.shape[1])
+    def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
+        """One product."""
+        multiply(state, self._each[0][step], out=out)
+
+    def back(self, step: int, state: Tensor, out: Tensor) -> None:
+        """One product."""
+        multiply(state, self._each[1][step], out=out)
+
+    def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:
+        """By the least of what was multiplied: see `ranges`."""
+        smallest = torch.where(states > 0, states, 1.0).amin(2)
+        step = torch.where(self.unary > -math.inf, self.emission, 1.0).amin(2)
+        step[:, 1:] *= torch.where(self.transition > -math.inf, self.matrix, 1.0).amin((-2, -1))
+        low = (smallest < state_limit(states.dtype)) | (step < step_limit(states.dtype))
+        return (low & self.inside()).any(1)
+
+    def edges(self, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
+        """One product, in the shape of the transition."""
+        return (edge_gradient(self.matrix, states, ahead),)
+
+    @cached_property
+    def _each(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        count = self.unary.shape[1] - 1
+        return steps_of(self.matrix, count), steps_of(self.matrix.mT, count)
 
     def reversed(self) -> "Factors":
         """The same chains from their last step to their first; offsets are left as they are."""
@@ -107,6 +180,24 @@ def product(state: Tensor, matrix: Tensor) -> Tensor:
     if matrix.ndim == 3 and len(matrix) == 1:
         return state @ matrix[0]
     return (state.unsqueeze(-2) @ matrix).squeeze(-2)
+
+
+def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
+    """Sums over steps of two sides of edges, (B, T, n) and (B, T, k), times a matrix, in its shape.
+
+    Args:
+        matrix: (n, k), or (1 or B, T-1, n, k).
+        states: at each step.
+        ahead: of the edge from each step; 0 at the last one.
+    """
+    if matrix.ndim == 2:
+        if not states.is_contiguous():  # in the order of steps, as sweeps in torch make them
+            states, ahead = states.transpose(0, 1), ahead.transpose(0, 1)
+        return (states.flatten(0, 1).mT @ ahead.flatten(0, 1)).mul_(matrix)
+    states, ahead = states[:, :-1], ahead[:, :-1]
+    if matrix.shape[0] == 1:
+        return torch.einsum("bti,btj->tij", states, ahead).unsqueeze(0).mul_(matrix)
+    return (states.unsqueeze(3) * ahead.unsqueeze(2)).mul_(matrix)
 
 
 def multiply(state: Tensor, matrix: Tensor, *, out: Tensor) -> None:

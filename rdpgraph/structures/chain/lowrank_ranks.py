@@ -12,7 +12,8 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
-from rdpgraph.structures.chain.tensors import RankTensors
+from rdpgraph.structures.chain.steps import RankSteps
+from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 
 _CALL = 5e-6
 """Seconds of a call into torch."""
@@ -20,12 +21,14 @@ _MEMORY = 2**26
 """Elements of the matrices, and of the terms that they are sums of."""
 
 
-def worthwhile(parts: RankTensors) -> bool:
-    """Whether r x r matrices are expected to be faster than vectors over states.
+def worthwhile(parts: ChainTensors | RankTensors) -> bool:
+    """Whether the ranks, if any, are expected to be faster to sum over than states.
 
     They take r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
+    if isinstance(parts, ChainTensors):
+        return False
     batch, total, states = parts.unary.shape
     rank = parts.steps.left.shape[-1]
     if total < 8 or not parts.steps.shared:
@@ -39,10 +42,9 @@ def worthwhile(parts: RankTensors) -> bool:
     return matrices + 40 * levels * _CALL < vectors
 
 
-def log_partition(parts: RankTensors) -> Tensor:
+def log_partition(unary: Tensor, steps: RankSteps, lengths: Tensor) -> Tensor:
     """(B,) log Z from the matrices between ranks; O(T N r^2), in O(log T) calls where scanned."""
-    unary, (left, right), lengths = parts.unary, parts.steps.sides, parts.lengths
-    unary = masked(unary, lengths)
+    unary, (left, right) = masked(unary, lengths), steps.sides
     out, into = LogMatrix.of(left.mT), LogMatrix.of(right.mT)
     last = into.times(unary)  # (B, T, r): the states of a step summed out, as the last ones
     between = rank_matrices(unary[:, 1:-1], left, right)

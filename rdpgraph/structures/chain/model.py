@@ -1,7 +1,7 @@
 """Chains: linear-chain models, hidden Markov models and conditional random fields."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -22,8 +22,8 @@ from rdpgraph.model.structure import Match, Structure
 from rdpgraph.structures.chain import (
     decode,
     logs,
-    lowrank,
     lowrank_moments,
+    lowrank_ranks,
     moments,
     pairs,
     paths,
@@ -180,9 +180,9 @@ class Chain(Structure):
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats."""
         given = self._given()
-        low = isinstance(given, RankTensors)
-        values = lowrank.log_partition(given) if low else recursion.log_partition(*given)
-        return possible_alone(self._shaped(values))
+        quick = lowrank_ranks.worthwhile(given)
+        solve: Callable[..., Tensor] = (lowrank_ranks if quick else recursion).log_partition
+        return possible_alone(self._shaped(solve(*given)))
 
     def score(self, states: Tensor) -> Tensor:
         """The summed log-potentials (nats) of sequences, unnormalised; O(T) for each.

@@ -45,7 +45,7 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     offset = unary.new_empty(batch, steps)
     parts = _pointers(unary, transition, emission, matrix, offset)
     function("level", unary.dtype)(*parts, batch, steps, states)
-    return Factors(unary, transition, emission.exp_(), matrix.exp_(), offset, lengths)
+    return Factors(unary, offset, lengths, transition, emission.exp_(), matrix.exp_())
 
 
 def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:

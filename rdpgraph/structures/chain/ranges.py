@@ -21,9 +21,6 @@ is left.
 import math
 
 import torch
-from torch import Tensor
-
-from rdpgraph.structures.chain.factors import Factors
 
 FLOOR = 1e-140
 """Of float64 states between which the two bounds are squeezed."""
@@ -49,13 +46,3 @@ def state_limit(dtype: torch.dtype) -> float:
 def step_limit(dtype: torch.dtype) -> float:
     """The least that the product of the two other factors may be."""
     return math.exp(-42.0) if dtype == torch.float32 else math.exp(-330.0)
-
-
-def doubtful(factors: Factors, states: Tensor) -> Tensor:
-    """(B,) bool: items whose states (B, T, N) may have lost something to underflow."""
-    dtype = states.dtype
-    smallest = torch.where(states > 0, states, 1.0).amin(2)
-    step = factors.emission_lowest()
-    step[:, 1:] *= factors.lowest()
-    low = (smallest < state_limit(dtype)) | (step < step_limit(dtype))
-    return (low & factors.inside()).any(1)

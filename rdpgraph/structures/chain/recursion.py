@@ -11,7 +11,7 @@ from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain import logs, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
-from rdpgraph.structures.chain.steps import Steps, TableSteps
+from rdpgraph.structures.chain.steps import RankSteps, Steps, TableSteps, stepping
 from rdpgraph.structures.chain.tensors import of_items
 
 
@@ -33,33 +33,36 @@ class Messages:
 
 
 @opaque
-def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> LogZ:
+def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
-    O(T N^2) per item, as scaled products of matrices; what is kept for the gradient is O(T N).
-    Where these may have lost something to underflow, once more in float64, and where that may
-    too, in log-space: see `ranges`. Differentiable twice (in log-space, without end); the gradient
-    is the marginals, and zero in what is impossible.
+    O(T N^2) per item, as scaled products of matrices, or O(T N r) by way of ranks; what is kept
+    for the gradient is O(T N), or O(T (N + r)). Where these may have lost something to underflow,
+    once more in float64, and where that may too, in log-space: see `ranges`. Differentiable twice
+    (in log-space, without end); the gradient is the marginals, and zero in what is impossible.
 
     Args:
         unary: (B, T, N) in nats; -inf allowed; anything at all beyond the lengths.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to].
+        transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `RankSteps`.
         lengths: (B,) int64, 0 to T.
 
     `torch.compile` leaves it as it is, a call between compiled parts: there is nothing to gain in
     tracing a loop over T, and much time to lose.
 
-    Source: Rabiner (1989), section V.A, for the scaling.
+    Source: Rabiner (1989), section V.A, for the scaling; Chiu, Deng and Rush 2021
+    (arXiv:2201.02715), algorithm 1, for the ranks.
     """
     if unary.shape[1] == 0:
         return unary.sum((1, 2))
-    dtype = torch.promote_types(unary.dtype, transition.dtype)
-    # Bounds that certify need the range of doubles, which not every device has.
-    certified = () if unary.device.type == "mps" else (scaled.certified,)
+    low = isinstance(transition, RankSteps)
+    sides = torch.broadcast_tensors(*transition.sides) if low else (transition,)
+    dtype = torch.promote_types(unary.dtype, sides[0].dtype)
+    # Bounds that certify are those of tables, and need doubles, which not every device has.
+    certified = () if low or unary.device.type == "mps" else (scaled.certified,)
     attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
-    if scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
+    if not low and scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
         attempts = [(attempts[0][0], scan.log_partition), *attempts]
-    return first_safe(attempts, unary, transition, lengths).to(dtype)
+    return first_safe(attempts, unary, *sides, lengths).to(dtype)
 
 
 Attempt = Callable[..., tuple[Tensor, Tensor]]
@@ -108,8 +111,9 @@ def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) 
     return result.index_copy(0, sure, kept)
 
 
-def _in_logs(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    values = logs.log_partition(unary, transition, lengths)
+def _in_logs(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
+    *sides, lengths = parts
+    values = logs.log_partition(unary, stepping(*sides), lengths)
     return values, torch.zeros_like(lengths, dtype=torch.bool)
 
 

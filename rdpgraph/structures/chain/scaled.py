@@ -1,78 +1,88 @@
 """Log Z by scaled products, with a backward pass written by hand."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph._types import Doubt, LogZ, Unary
 from rdpgraph.model.gradients import regradient
-from rdpgraph.structures.chain import arrays, fused, native, ranges, sweeps
-from rdpgraph.structures.chain.factors import Factors, masked
+from rdpgraph.structures.chain import arrays, fused, logs, native, ranges, sweeps
+from rdpgraph.structures.chain.factors import Factors, StepFactors, masked
+from rdpgraph.structures.chain.steps import RankSteps, stepping
 from rdpgraph.structures.chain.sweeps import Forward
+from rdpgraph.structures.chain.thin import ThinFactors
 
 
-def log_partition(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
+def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
     """Log Z of each item, (B,), and whether underflow may have taken some of it, (B,) bool.
 
-    O(T N^2) per item, as products of matrices; keeps O(T N). Twice differentiable.
+    O(T N^2) per item, as products of matrices, or O(T N r); keeps O(T N), or O(T (N + r)). Twice
+    differentiable.
 
     Args:
         unary: (B, T, N) in nats, T > 0, float32 or float64; -inf allowed.
-        transition: (N, N), or (1 or B, T-1, N, N) per step; of the same dtype.
-        lengths: (B,) int64.
+        parts: the transition, (N, N), or (1 or B, T-1, N, N) per step; or the sides of low-rank
+            ones, both of one shape, (N, r) or (1 or B, T-1, N, r); of the same dtype. Then the
+            lengths, (B,) int64.
     """
-    return _Scaled.apply(unary, transition, lengths, 0.0)  # pyright: ignore
+    return _Scaled.apply(0.0, unary, *parts)  # pyright: ignore
 
 
-def certified(unary: Unary, transition: Transition, lengths: Lengths) -> tuple[LogZ, Doubt]:
-    """Log Z as `log_partition` has it, in float64; in doubt only where underflow may matter."""
-    return _Scaled.apply(unary, transition, lengths, ranges.FLOOR)  # pyright: ignore
+def certified(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:
+    """Log Z of tables, in float64; in doubt only where underflow may matter."""
+    return _Scaled.apply(ranges.FLOOR, unary, *parts)  # pyright: ignore
 
 
 class _Scaled(torch.autograd.Function):
     """The scaled recursion; with a floor, if it is to be certified."""
 
     @staticmethod
-    def forward(
-        ctx: Any, unary: Unary, transition: Transition, lengths: Lengths, floor: float
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # pyright: ignore
-        own = factors(unary, transition, lengths)
+    def forward(ctx: Any, floor: float, unary: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        *sides, lengths = parts
         if floor:
-            own, swept = _certified(own, floor)
+            own, swept = _certified(factors(unary, *parts), floor)
         else:
+            own = factors(unary, *parts) if len(sides) == 1 else ThinFactors.of(unary, *parts)
             swept = forward(own)
-        ctx.floor = floor  # pyright: ignore
-        ctx.save_for_backward(  # pyright: ignore
-            unary,
-            transition,
-            lengths,
-            own.emission,
-            own.matrix,
-            swept.states,
-            swept.scales,
-        )
-        ctx.mark_non_differentiable(swept.doubtful)  # pyright: ignore
+        kept = own.offset, *sides, *own.made
+        ctx.save_for_backward(unary, lengths, swept.states, swept.scales, *kept)
+        ctx.mark_non_differentiable(swept.doubtful)
+        ctx.floor, ctx.kind, ctx.sides = floor, type(own), len(sides)
+        ctx.products = _autocast(unary.device.type) if len(sides) > 1 else nullcontext()
         return swept.values, swept.doubtful
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None):  # pyright: ignore
         if gradient is None:
-            return None, None, None, None
-        unary, transition, lengths, emission, matrix, states, scales = ctx.saved_tensors  # pyright: ignore
+            return None, None, *(None for _ in range(ctx.sides)), None
+        unary, lengths, states, scales, offset, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            floor = ctx.floor  # pyright: ignore
+            floor = ctx.floor
 
-            def again(unary: Tensor, transition: Tensor) -> Tensor:
-                return sweeps.unrolled(masked(unary, lengths), transition, lengths, floor)
+            def again(unary: Tensor, *sides: Tensor) -> Tensor:
+                steps = stepping(*sides)
+                if isinstance(steps, RankSteps):
+                    return logs.log_partition(unary, steps, lengths)
+                return sweeps.unrolled(masked(unary, lengths), steps, lengths, floor)
 
-            return *regradient(again, (unary, transition), gradient), None, None
-        own = Factors(unary, transition, emission, matrix, scales, lengths)
+            return None, *regradient(again, (unary, *kept[: ctx.sides]), gradient), None
+        own = ctx.kind(unary, offset, lengths, *kept)
         swept = Forward(states, scales, scales, scales)
-        needed = ctx.needs_input_grad[1]  # pyright: ignore
-        return *backward(own, swept, gradient, edges=needed), None, None
+        needed = any(ctx.needs_input_grad[2:])
+        with ctx.products:
+            marginals, edges = backward(own, swept, gradient, edges=needed)
+        return None, marginals, *(edges or [None] * ctx.sides), None
+
+
+def _autocast(device: str) -> torch.autocast:
+    """What is asked for now, for the products of the gradient: in bfloat16 within autocast."""
+    return torch.autocast(
+        device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+    )
 
 
 def step_seconds(unary: Tensor, transition: Tensor) -> float:
@@ -89,32 +99,33 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     return Factors.of(unary, transition, lengths)
 
 
-def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
+def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
     """A forward sweep: compiled, on arrays or fused, if one of these serves, or in torch."""
-    if native.serves(factors):
-        return native.forward(factors, floor=floor, upward=upward)
-    if not floor and arrays.serves(factors):
-        return arrays.forward(factors)
-    if fused.serves(factors):
-        return fused.forward(factors, floor=floor, upward=upward)
+    if isinstance(factors, Factors):
+        if native.serves(factors):
+            return native.forward(factors, floor=floor, upward=upward)
+        if not floor and arrays.serves(factors):
+            return arrays.forward(factors)
+        if fused.serves(factors):
+            return fused.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
 def backward(
-    factors: Factors, swept: Forward, gradient: Tensor, *, edges: bool
-) -> tuple[Tensor, Tensor | None]:
+    factors: StepFactors, swept: Forward, gradient: Tensor, *, edges: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A backward sweep, likewise: marginals, and sums of edge marginals if they are asked for."""
-    if native.serves(factors):
+    if isinstance(factors, Factors) and native.serves(factors):
         marginals, ahead = native.backward(factors, swept, gradient)
-        return marginals, native.edge_gradient(
-            factors.matrix, swept.states, ahead
-        ) if edges else None
-    if arrays.serves(factors):
-        sweep = arrays.backward
+        parts = factors.matrix, swept.states, ahead
+        return marginals, (native.edge_gradient(*parts),) if edges else ()
+    if isinstance(factors, Factors) and arrays.serves(factors):
+        marginals, ahead = arrays.backward(factors, swept, gradient)
+    elif isinstance(factors, Factors) and fused.serves(factors):
+        marginals, ahead = fused.backward(factors, swept, gradient)
     else:
-        sweep = fused.backward if fused.serves(factors) else sweeps.backward
-    marginals, ahead = sweep(factors, swept, gradient)
-    return marginals, sweeps.edge_gradient(factors.matrix, swept.states, ahead) if edges else None
+        marginals, ahead = sweeps.backward(factors, swept, gradient)
+    return marginals, factors.edges(swept.states, ahead) if edges else ()
 
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:

@@ -264,6 +264,11 @@ def as_steps(transition: Tensor | Steps) -> Steps:
     return TableSteps(transition) if isinstance(transition, Tensor) else transition
 
 
+def stepping(first: Tensor, *others: Tensor) -> Tensor | RankSteps:
+    """A table as it is, or the two sides of ranks as steps."""
+    return RankSteps(first, *others) if others else first
+
+
 def _scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities whose rows have maximum 1, and the log of what they were divided by."""
     peak = finite(matrix.detach().amax(-1))

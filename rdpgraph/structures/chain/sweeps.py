@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.chain.factors import (
-    Factors,
+    StepFactors,
     inside,
     joined,
-    multiply,
     peak,
     product,
     steps_of,
 )
-from rdpgraph.structures.chain.ranges import doubtful
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +34,30 @@ class Forward:
     doubtful: Tensor
 
 
-def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it.
+def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
+    """alpha_t = alpha_{t-1} P * e_t, normalised; states below a floor set to zero, or to it."""
+    states, scales = swept(factors, floor=floor, upward=upward)
+    return finished(factors, states.transpose(0, 1), scales.mT.contiguous())
+
+
+def swept(factors: StepFactors, *, floor: float, upward: bool) -> tuple[Tensor, Tensor]:
+    """States (T, B, N) and their sums (T, B), before they were normalised, of `forward`.
 
     What takes the time of small chains is the number of calls: four for each step.
     """
-    emission, matrices = factors.emission, steps_of(factors.matrix, factors.emission.shape[1] - 1)
-    batch, steps, count = emission.shape
+    batch, steps, count = factors.unary.shape
     # In order of the steps, and in place of the emissions.
-    states = emission.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-    scales = emission.new_empty(steps, batch, 1)
-    ones, room = emission.new_ones(count, 1), emission.new_empty(batch, count)
+    states, scales = (
+        factors.offset.new_empty(steps, batch, count),
+        factors.offset.new_empty(steps, batch, 1),
+    )
+    factors.emitted(0, states)
+    ones, room = states.new_ones(count, 1), states.new_empty(batch, count)
     begins = None if factors.starts is None else _steps_equal(factors.starts, steps)
     rows, sums = states.unbind(0), scales.unbind(0)
     for step, (state, scale) in enumerate(zip(rows, sums, strict=True)):
         if step:
-            multiply(rows[step - 1], matrices[step - 1], out=room)
+            factors.ahead(step - 1, rows[step - 1], room)
             if begins is not None:
                 room.masked_fill_(begins[step], 1.0)
             state.mul_(room)
@@ -62,18 +68,18 @@ def forward(factors: Factors, *, floor: float = 0.0, upward: bool = False) -> Fo
     # What has died stays dead.
     states.masked_fill_(states.isnan(), 0.0)
     scales.masked_fill_(scales.isnan(), 0.0)
-    return finished(factors, states.transpose(0, 1), scales.squeeze(2).mT.contiguous())
+    return states, scales.squeeze(2)
 
 
-def finished(factors: Factors, states: Tensor, scales: Tensor) -> Forward:
+def finished(factors: StepFactors, states: Tensor, scales: Tensor) -> Forward:
     """What comes of the states and scales of all steps; states beyond the lengths become 0."""
     within = factors.inside()
     states.masked_fill_(~within.unsqueeze(2), 0.0)
     terms = torch.where(within, scales.log() + factors.offset, 0.0)
-    return Forward(states, scales, terms.sum(1), doubtful(factors, states))
+    return Forward(states, scales, terms.sum(1), factors.doubtful(states, scales))
 
 
-def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Marginals times the gradient of log Z, and the other side of each edge, both (B, T, N).
 
     With beta_t = P (e_{t+1} beta_{t+1} / c_{t+1}) the marginals are alpha_t beta_t, and those of
@@ -82,30 +88,20 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
     """
     states, (batch, steps, count) = swept.states, swept.states.shape
     # In order of the steps; what is ahead of one begins as the next one's share.
-    ahead, futures = states.new_zeros(steps, batch, count), states.new_empty(steps, batch, count)
-    scales = swept.scales.mT.unsqueeze(2).clamp(min=torch.finfo(states.dtype).tiny)
-    torch.div(factors.emission.transpose(0, 1)[1:], scales[1:], out=ahead[:-1])
+    ahead, futures = states.new_empty(steps, batch, count), states.new_empty(steps, batch, count)
+    ahead[-1] = 0.0
+    factors.emitted(1, ahead[:-1])
+    ahead[:-1].div_(swept.scales.mT[1:, :, None].clamp(min=torch.finfo(states.dtype).tiny))
     ahead[:-1].masked_fill_(states.transpose(0, 1)[1:] == 0, 0.0)
     seeds = torch.zeros_like(swept.scales)
     seeds.scatter_(1, (factors.lengths - 1).clamp(min=0).unsqueeze(1), gradient.unsqueeze(1))
     futures.copy_(seeds.mT.unsqueeze(2))
-    backwards = steps_of(factors.matrix.mT, steps - 1)
     behind, after, room = ahead.unbind(0), futures.unbind(0), states.new_empty(batch, count)
     for step in range(steps - 1, 0, -1):
         behind[step - 1].mul_(after[step])
-        multiply(behind[step - 1], backwards[step - 1], out=room)
+        factors.back(step - 1, behind[step - 1], room)
         after[step - 1].add_(room)
     return futures.transpose(0, 1).mul_(states), ahead.transpose(0, 1)
-
-
-def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
-    """Sums of edge marginals in the shape of the transition: one product of matrices."""
-    if matrix.ndim == 2:
-        return (states.flatten(0, 1).mT @ ahead.flatten(0, 1)).mul_(matrix)
-    states, ahead = states[:, :-1], ahead[:, :-1]
-    if matrix.shape[0] == 1:
-        return torch.einsum("bti,btj->tij", states, ahead).unsqueeze(0).mul_(matrix)
-    return (states.unsqueeze(3) * ahead.unsqueeze(2)).mul_(matrix)
 
 
 def unrolled(unary: Tensor, transition: Tensor, lengths: Tensor, floor: float) -> Tensor:

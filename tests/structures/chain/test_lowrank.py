@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import decode, logs, lowrank, lowrank_ranks, model, steps
-from rdpgraph.structures.chain.panels import to_ranks, to_states
+from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, recursion, steps
+from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import RankTensors
+from rdpgraph.structures.chain.thin import to_ranks, to_states
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64
@@ -37,13 +38,13 @@ def closeness(dtype):
 
 
 def scaled(parts):
-    return lowrank._Scaled.apply(parts.unary, *parts.steps.sides, parts.lengths)
+    sides = torch.broadcast_tensors(*parts.steps.sides)
+    return routes.log_partition(parts.unary, *sides, parts.lengths)
 
 
 ROUTES = {
-    "chosen": lowrank.log_partition,
-    "scaled": lowrank.in_stages,
-    "logs": lambda parts: logs.log_partition(*parts),
+    "chosen": recursion.log_partition,
+    "logs": logs.log_partition,
     "ranks": lowrank_ranks.log_partition,
 }
 
@@ -57,7 +58,7 @@ def test_log_z_and_its_gradient_are_those_of_the_dense_chain(route, lead, scale,
         return
     tensors, lengths = problem(scale, lead, dtype)
     unary, left, right = tensors
-    found = ROUTES[route](RankTensors.of(unary, rg.LowRank(left, right), lengths))
+    found = ROUTES[route](*RankTensors.of(unary, rg.LowRank(left, right), lengths))
     wide = [part.double() for part in tensors]
     dense = rg.Chain(wide[0], rg.LowRank(*wide[1:]).table(2), lengths=lengths).log_partition()
     assert torch.allclose(found.double(), dense, **closeness(dtype))
@@ -114,7 +115,7 @@ def test_derivatives_of_every_order():
     inputs = [unary.detach()[:, :4, :3].clone().requires_grad_(), *inputs]
 
     def scaled(unary, left, right):
-        return lowrank._Scaled.apply(unary, left, right, lengths.clamp(max=4))[0]
+        return routes.log_partition(unary, left, right, lengths.clamp(max=4))[0]
 
     assert torch.autograd.gradcheck(scaled, inputs)
     assert torch.autograd.gradgradcheck(scaled, inputs)
@@ -166,7 +167,9 @@ def test_long_chains_in_single_precision():
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(1, 10_000, 6, generator=generator)
     factors = [torch.randn(6, 2, generator=generator) for _ in range(2)]
-    found = lowrank.in_stages(RankTensors.of(unary, rg.LowRank(*factors), torch.tensor([10_000])))
+    found = recursion.log_partition(
+        *RankTensors.of(unary, rg.LowRank(*factors), torch.tensor([10_000]))
+    )
     dense = rg.Chain(unary.double(), rg.LowRank(*(f.double() for f in factors)).table(2))
     assert torch.allclose(found.double(), dense.log_partition(), rtol=1e-6)
     chosen = rg.Chain(unary, rg.LowRank(*factors)).log_partition()
@@ -239,7 +242,9 @@ def test_panels_multiply_as_whole_matrices_do(states):
     )
     ranks = torch.randn(3, 5, generator=generator, dtype=WIDE)
     assert torch.allclose(to_ranks(rows, factor), rows @ factor)
-    assert torch.allclose(to_states(ranks, factor), ranks @ factor.mT)
+    found = torch.empty(3, states, dtype=WIDE)
+    to_states(ranks, factor, found)
+    assert torch.allclose(found, ranks @ factor.mT)
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 7])
