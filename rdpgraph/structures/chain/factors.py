@@ -94,19 +94,19 @@ class Factors(StepFactors):
 
     @property
     def made(self) -> tuple[Tensor, ...]:
-        """Both."""
+        """The emission and the matrix."""
         return self.emission, self.matrix
 
     def emitted(self, first: int, out: Tensor) -> None:
-        """Made already."""
+        """They are there already."""
         out.copy_(self.emission.transpose(0, 1)[first:])
 
     def ahead(self, step: int, state: Tensor, out: Tensor) -> None:
-        """One product."""
+        """One product of matrices."""
         multiply(state, self._each[0][step], out=out)
 
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """One product."""
+        """One product of matrices."""
         multiply(state, self._each[1][step], out=out)
 
     def doubtful(self, states: Tensor, scales: Tensor) -> Tensor:

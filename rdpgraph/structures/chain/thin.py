@@ -79,7 +79,7 @@ class ThinFactors(StepFactors):
         to_states(self.masses[step], self._rights[step], out)
 
     def back(self, step: int, state: Tensor, out: Tensor) -> None:
-        """Two products, likewise."""
+        """Two products; the masses between them are kept likewise."""
         self._backs[step] = to_ranks(state, self._rights[step])
         to_states(self._backs[step], self._lefts[step], out)
 
