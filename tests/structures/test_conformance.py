@@ -100,6 +100,26 @@ def test_conformance(name):
     check_structure(STRUCTURES[name]())
 
 
+ANSWERS = {
+    "log Z": lambda model: model.log_partition(),
+    "marginals": lambda model: model.marginals(),
+    "entropy": lambda model: model.entropy(),
+    "max-marginals": lambda model: model.max_marginals(),
+    "mode": lambda model: model.score(model.mode()),
+    "k best": lambda model: model.k_best(2).scores,
+    "samples": lambda model: model.log_prob(model.sample(3, torch.Generator().manual_seed(0))),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in STRUCTURES if "by node" not in name])
+def test_answers_are_computed_where_the_tensors_are_and_not_on_the_default_device(name):
+    model = STRUCTURES[name]()
+    with torch.device("meta"):
+        found = {question: answer(model) for question, answer in ANSWERS.items()}
+    for question, answer in ANSWERS.items():
+        torch.testing.assert_close(found[question], answer(model))
+
+
 def test_what_is_too_large_to_enumerate_is_refused():
     with pytest.raises(rg.errors.ModelError, match="fewer sites"):
         check_structure(rg.Hypertree(draw(5, 5, 3)))

@@ -138,7 +138,7 @@ def _unsure(factors: Factors, raw: Array, states: Array, least: float) -> Tensor
     room = max(1.0, least / step_limit(dtype))
     lowest = min(raw.min(initial=1.0) * room, states.min(initial=1.0))
     if least >= step_limit(dtype) and lowest >= state_limit(dtype):
-        return torch.zeros(states.shape[1], dtype=torch.bool)
+        return torch.zeros(states.shape[1], dtype=torch.bool, device="cpu")
     return factors.doubtful(in_items(np.minimum(raw * room, states)), factors.offset)
 
 

@@ -64,7 +64,7 @@ def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Ten
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape
     try:
-        given = torch.as_tensor(lengths)
+        given = torch.as_tensor(lengths, device=unary.device)
     except (TypeError, ValueError, RuntimeError):
         raise ModelError(f"Chain needs integer lengths; got {lengths!r:.80}.") from None
     whole = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
@@ -73,7 +73,7 @@ def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Ten
             f"Chain needs integer lengths of shape {tuple(batch)}, one for each item; got "
             f"{_shape(given)} of {given.dtype}."
         )
-    given = given.to(device=unary.device, dtype=torch.long)
+    given = given.long()
     if given.numel():
         for extreme in given.aminmax():
             if not 0 <= int(extreme) <= total:

@@ -57,7 +57,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     batch, steps, count = emission.shape
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
-    doubtful = torch.empty(batch, dtype=torch.bool)
+    doubtful = values.new_empty(batch, dtype=torch.bool)
     room = _room(matrix)
     function("forward", emission.dtype)(
         *_pointers(unary, emission, transition, matrix, offset),
@@ -151,7 +151,7 @@ def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor
     """(k, B, T) the states of the k best sequences; ties go to the lower states."""
     unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
     batch, steps, count = unary.shape
-    paths = torch.empty(k, batch, steps, dtype=torch.long)
+    paths = lengths.new_empty(k, batch, steps)
     parts = _pointers(unary, turned, lengths, paths)
     threads = min(max(batch, 1), _threads(batch * steps * count * count))
     function("best", unary.dtype)(*parts, batch, steps, count, k, threads)

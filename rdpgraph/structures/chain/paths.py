@@ -41,7 +41,7 @@ def traceback(
         if arrays.applies(messages, transition):
             return array_paths.traced(messages, transition, lengths, count, noise)
         return _traced(messages, as_steps(transition), lengths, count, noise)
-    states = torch.empty(count, batch, total, dtype=torch.long)
+    states = lengths.new_empty(count, batch, total)
     messages, turned = messages.contiguous(), transition.mT.contiguous()
     lengths, last = lengths.contiguous(), total - 1
     while last >= 0:

@@ -201,11 +201,12 @@ class Derivations(Structure):
         tails = self._graph.below
         forest = Forest(self._graph.edges, tails)
         flat = self.unary.detach().reshape(math.prod(self.batch_shape), len(tails))
-        uses = torch.zeros(k, *flat.shape, dtype=torch.int64)
-        absent = torch.ones(k, len(flat), dtype=torch.bool)
+        uses = torch.zeros(k, *flat.shape, dtype=torch.int64, device="cpu")
+        absent = torch.ones(k, len(flat), dtype=torch.bool, device="cpu")
         for item, weights in enumerate(flat.tolist()):
             for rank, row in enumerate(forest.k_best(weights, k)):
-                uses[rank, item], absent[rank, item] = torch.tensor(row), False
+                uses[rank, item] = torch.tensor(row, device="cpu")
+                absent[rank, item] = False
         uses = uses.reshape(k, *self.unary.shape).to(self.unary.device)
         absent = absent.reshape(k, *self.batch_shape).to(self.unary.device)
         return KBestDerivations(uses, torch.where(absent, -math.inf, self.score(uses)))

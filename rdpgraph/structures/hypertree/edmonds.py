@@ -34,13 +34,13 @@ def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
         k: how many.
         multiroot: whether more than one word may have the root as its head.
     """
-    trees = torch.full((k, *unary.shape[:2]), -1)
+    trees = torch.full((k, *unary.shape[:2]), -1, device="cpu")
     values = unary.detach().double().cpu()
     for item, length in enumerate(lengths.tolist()):
         if length:
             scores = _whole(values[item, :length, : length + 1].tolist(), multiroot=multiroot)
             best = _k_best(scores, k, multiroot=multiroot)
-            trees[: len(best), item, :length] = torch.tensor(best).reshape(-1, length)
+            trees[: len(best), item, :length] = torch.tensor(best, device="cpu").reshape(-1, length)
     return trees.to(unary.device)
 
 

@@ -136,11 +136,12 @@ class MixedBitext(Recursion):
         emission = Emission(
             tape.flat(self.pairs, 2), tape.flat(self.source, 1), tape.flat(self.target, 1)
         )
-        stand, done = torch.full((p + 1, p + 1, q + 1, q + 1), -1), list[Value]()
+        done, cpu = list[Value](), torch.device("cpu")
+        stand = torch.full((p + 1, p + 1, q + 1, q + 1), -1, device=cpu)
         sizes = ((w, h) for w in range(1, p + 1) for h in range(1, q + 1))
         for w, h in sorted(sizes, key=sum):
-            i = torch.arange(p + 1 - w).repeat_interleave(q + 1 - h)
-            j = torch.arange(q + 1 - h).repeat(p + 1 - w)
+            i = torch.arange(p + 1 - w, device=cpu).repeat_interleave(q + 1 - h)
+            j = torch.arange(q + 1 - h, device=cpu).repeat(p + 1 - w)
             ways: list[Way] = []
             for kind in range(len(ORDERS)):
                 parts, rows, columns = layouts(w, h, kind)
@@ -156,13 +157,13 @@ class MixedBitext(Recursion):
                 if self.rules is not None:
                     logs = logs + self.rules[kind]
                 words = tape.leaf(logs.to(tape.dtype).unsqueeze(-1))
-                each = torch.arange(len(parts) * len(i)).reshape(len(parts), -1)
+                each = torch.arange(len(parts) * len(i), device=cpu).reshape(len(parts), -1)
                 way = [tape.view(words, each)]
                 way += [tape.view(done, stand[tuple(ends[:, :, n])]) for n in range(ends.shape[2])]
                 ways.append(tuple(way))
             site = tape.sites[i, i + w, j, j + h]
             done.append(tape.sum(tape.total((site, tape.total(*ways)))))
-            stand[i, i + w, j, j + h] = stand.max() + 1 + torch.arange(len(i))
+            stand[i, i + w, j, j + h] = stand.max() + 1 + torch.arange(len(i), device=cpu)
         source = tape.lengths(self.source_lengths, p)
         target = tape.lengths(self.target_lengths, q)
         empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))

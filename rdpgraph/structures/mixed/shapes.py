@@ -34,9 +34,9 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
             splits.append((own, rest))
     sizes = parts, MOST_STRETCHES[parts]
     own, rest = (
-        torch.tensor([pair[side] for pair in splits], dtype=torch.long).reshape(
-            len(splits), size, 2
-        )
+        torch.tensor(
+            [pair[side] for pair in splits], dtype=torch.long, device="cpu"
+        ).reshape(len(splits), size, 2)
         for side, size in enumerate(sizes)
     )
     return own, rest
@@ -51,11 +51,11 @@ def layouts(source: int, target: int, kind: int) -> tuple[Tensor, Tensor, Tensor
     """
     order = ORDERS[kind]
     (own, words), (other, others) = (shapes(size, len(order)) for size in (source, target))
-    rows = torch.arange(len(own)).repeat_interleave(len(other))
-    columns = torch.arange(len(other)).repeat(len(own))
+    rows = torch.arange(len(own), device="cpu").repeat_interleave(len(other))
+    columns = torch.arange(len(other), device="cpu").repeat(len(own))
     parts = torch.cat([own[rows], other[columns][:, list(order)]], 2)
-    some = torch.ones(len(rows), dtype=torch.bool)
+    some = torch.ones(len(rows), dtype=torch.bool, device="cpu")
     if len(order) == 1:
-        whole = torch.tensor([0, source, 0, target])
+        whole = torch.tensor([0, source, 0, target], device="cpu")
         some = (parts[:, 0] != whole).any(1)
     return parts[some], words[rows][some], others[columns][some]

@@ -26,7 +26,7 @@ def checked_fields(
     checked_transition(transition, segments)
     if lengths is None:
         return None
-    lengths = torch.as_tensor(lengths)
+    lengths = torch.as_tensor(lengths, device=segments.device)
     whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
     if not whole or tuple(lengths.shape) != shape[:-3]:
         raise ModelError(

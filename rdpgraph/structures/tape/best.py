@@ -151,8 +151,8 @@ def best(tape: Tape, reader: Reader, k: int) -> tuple[Tensor, Tensor]:
         k: how many.
     """
     sites = math.prod(tape.site_shape)
-    states = torch.full((k, tape.batch, sites), -1)
-    there = torch.zeros(k, tape.batch, dtype=torch.bool)
+    states = torch.full((k, tape.batch, sites), -1, device="cpu")
+    there = torch.zeros(k, tape.batch, dtype=torch.bool, device="cpu")
     goal = (len(tape.steps) - 1, 0, 0)
     for item in range(tape.batch):
         lists = Lists(tape, reader, torch.tensor([item], device=tape.device))
