@@ -21,7 +21,13 @@ __all__ = [
 
 
 class RdpgraphError(Exception):
-    """Base of every error this library raises on purpose."""
+    """Base of every error this library raises on purpose; its message is one line."""
+
+    def __init__(self, *args: object) -> None:
+        # What came is shown as it shows itself: a graph and a tensor in several lines.
+        super().__init__(
+            *(" ".join(a.split()) if isinstance(a, str) and "\n" in a else a for a in args)
+        )
 
 
 class ModelError(RdpgraphError, ValueError):

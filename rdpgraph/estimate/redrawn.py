@@ -1,6 +1,6 @@
 """Loopy belief propagation on a few states of each variable, drawn again as the beliefs form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ class Redrawn(Estimator):
     share: float = 0.5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.at, Iterable):
+            raise ModelError(f"Redrawn needs `at` as numbers of sweeps, (5, 10); got {self.at!r}.")
         object.__setattr__(self, "at", tuple(self.at))
         steps = [after - before for before, after in zip((0, *self.at), self.at, strict=False)]
         if not all(step >= 1 for step in steps) or not 0.0 < self.share <= 1.0:

@@ -10,6 +10,7 @@ from rdpgraph.io.bif import parse_bif
 from rdpgraph.io.bif_text import format_bif
 from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.io.source import WAIT
+from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.uai import format_uai, parse_uai
 from rdpgraph.model.graph import FactorGraph
@@ -53,7 +54,9 @@ def write(graph: FactorGraph, path: PathLike) -> None:
 
     Raises:
         UnsupportedError: another name, or a model that the format cannot hold.
+        ModelError: no FactorGraph.
     """
+    require_graph("write", graph)
     write_text_atomically(path, text_of(path)(graph))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.io.tables import all_variables, refuse_evidence
+from rdpgraph.io.tables import all_variables, refuse_evidence, require_graph
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
@@ -48,6 +48,8 @@ def from_networkx(graph: Any) -> FactorGraph:
         >>> [variable.size for variable in from_networkx(graph).variables]
         [2, 3]
     """
+    if not hasattr(graph, "nodes"):
+        raise ModelError(f"from_networkx needs a networkx graph; got {type(graph).__name__}.")
     attributes: dict[Node, dict[str, Any]] = dict(graph.nodes(data=True))
     if any("bipartite" in data for data in attributes.values()):
         nodes, scoped = _bipartite(graph, attributes)
@@ -90,6 +92,7 @@ def to_networkx(graph: FactorGraph, *, bipartite: bool = True) -> Any:
     """
     import networkx
 
+    require_graph("to_networkx", graph)
     refuse_evidence(graph)
     result: Any = networkx.Graph()
     for variable in all_variables(graph):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable
 
@@ -52,6 +52,15 @@ def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Ar
         log_values = factor.potential.table(len(factor.variables)).detach()
         narrow = log_values.dtype == torch.float32
         yield factor.variables, (log_values if narrow else log_values.double()).cpu().numpy()
+
+
+def require_graph(asked: str, graph: object) -> None:
+    """Raise a `ModelError` where what is to be written is no graph."""
+    if not isinstance(graph, FactorGraph):
+        raise ModelError(
+            f"{asked} needs a FactorGraph, such as the factor_graph() of a structure; got "
+            f"{type(graph).__name__}."
+        )
 
 
 def refuse_evidence(graph: FactorGraph) -> None:

@@ -38,6 +38,23 @@ def taken(name: str, given: Any) -> Any:
     return given if isinstance(given, Tensor | Potential) else as_values(name, given)
 
 
+def spread(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """What `as_values` makes of something, broadcast; numbers become of another tensor's type.
+
+    Raises:
+        ModelError: no values, or such as do not broadcast to the shape.
+    """
+    values = as_values(name, given)
+    if not isinstance(given, Tensor):
+        values = values.to(like)
+    try:
+        return values.expand(shape)
+    except RuntimeError:
+        raise ModelError(
+            f"{name} needs values that broadcast to {shape}; got {tuple(values.shape)}."
+        ) from None
+
+
 def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
     """Make tensors of array-likes among the fields of a frozen dataclass, as it is built.
 

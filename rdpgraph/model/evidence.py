@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
-from rdpgraph.model.arrays import array_of, is_array
+from rdpgraph.model.arrays import array_of, as_states, is_array
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
 
@@ -256,6 +256,27 @@ def _indices(name: str, value: Any, entry: Entry) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def checked_states(given: Any, domain: Domain) -> Tensor:
+    """States by the numbers of the variables, (*lead, V) int64, -1 where there is none.
+
+    Raises:
+        EvidenceError: other types or shapes, or a state that a variable lacks.
+    """
+    states = as_states("states by the numbers of the variables", given)
+    whole = not (states.is_floating_point() or states.is_complex() or states.dtype == torch.bool)
+    if not whole or states.shape[-1:] != (domain.count,):
+        raise EvidenceError(
+            f"States by the numbers of the variables are integers (*lead, {domain.count}); got "
+            f"{tuple(states.shape)} of {states.dtype}."
+        )
+    states = states.long()
+    wrong = ((states < MISSING) | (states >= domain.sizes.to(states.device))).nonzero()
+    if len(wrong):
+        variable = domain.variable(int(wrong[0, -1]))
+        raise _beyond(variable, variable, int(states[tuple(wrong[0])]))
+    return states
 
 
 def _beyond(item: Named, entry: Entry, got: int) -> EvidenceError:

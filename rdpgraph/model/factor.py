@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
@@ -37,7 +37,10 @@ class Factor:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        scope = (self.variables,) if isinstance(self.variables, Variable) else tuple(self.variables)
+        given: Any = self.variables
+        scope: tuple[Variable, ...] = (
+            (given,) if isinstance(given, Variable) else listed("A Factor's variables", given)
+        )
         object.__setattr__(self, "variables", scope)
         names = [_checked_variable(variable).name for variable in scope]
         if len(set(names)) < len(names):
@@ -76,9 +79,10 @@ class FactorBlock:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        single = isinstance(self.scopes, Variable | VariableArray)
-        given: tuple[Slot, ...] = (self.scopes,) if single else tuple(self.scopes)  # pyright: ignore
-        scopes = tuple(_frozen(slot) for slot in given)
+        given: Any = self.scopes
+        single = isinstance(given, Variable | VariableArray)
+        slots = (given,) if single else listed("A FactorBlock's scopes", given)
+        scopes = tuple(_frozen(slot) for slot in slots)
         object.__setattr__(self, "scopes", scopes)
         name = f"FactorBlock over {self.slot_names}"
         if not scopes:
@@ -122,8 +126,23 @@ class FactorBlock:
         return math.prod(self.shape)
 
 
+def listed(name: str, given: Any) -> tuple[Any, ...]:
+    """What a list of variables or factors holds.
+
+    Raises:
+        ModelError: something else was given.
+    """
+    try:
+        return tuple(given)
+    except TypeError:
+        if isinstance(given, Iterable):
+            raise
+        raise ModelError(f"{name} are a list or a tuple; got {type(given).__name__}.") from None
+
+
 def _frozen(slot: Slot) -> Slot:
-    return slot if isinstance(slot, Variable | VariableArray) else tuple(slot)
+    lone = isinstance(slot, Variable | VariableArray)
+    return slot if lone else listed("The variables in a slot of a FactorBlock", slot)
 
 
 def _checked_variable(variable: object) -> Variable:

@@ -16,8 +16,8 @@ from rdpgraph.model.conditional import Conditional, network_factors
 from rdpgraph.model.copies import moved, outliving
 from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.evidence import MISSING, named_states, states_given
-from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.evidence import MISSING, checked_states, named_states, states_given
+from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.restriction import restrict_blocks
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
@@ -65,13 +65,19 @@ class FactorGraph:
         factors: Iterable[Factor | FactorBlock],
         variables: Iterable[Variable | VariableArray] = (),
     ) -> None:
-        items = list(factors)
+        items = listed("FactorGraph's factors", factors)
         for item in items:
             if not isinstance(item, Factor | FactorBlock):
                 raise ModelError(
                     f"FactorGraph needs Factors and FactorBlocks; got {type(item).__name__}."
                 )
-        domain = Domain.of([*variables, *items_in_order(items)])
+        extra = listed("FactorGraph's variables", variables)
+        for item in extra:
+            if not isinstance(item, Variable | VariableArray):
+                raise ModelError(
+                    f"FactorGraph's variables are Variables and arrays; got {type(item).__name__}."
+                )
+        domain = Domain.of([*extra, *items_in_order(items)])
         self._set(domain, blocks_of(items, domain), None)
 
     def _set(self, domain: Domain, blocks: tuple[Block, ...], observed: Tensor | None) -> None:
@@ -292,10 +298,17 @@ class FactorGraph:
         Raises:
             EvidenceError: a variable has no state.
         """
-        return self.score_states(states_given(assignment, self.domain))
+        return self._score(states_given(assignment, self.domain))
 
     def score_states(self, states: Tensor) -> Tensor:
-        """The same of states (*lead, V) by the numbers of the variables, -1 where there is none."""
+        """The same of states (*lead, V) by the numbers of the variables, -1 where there is none.
+
+        Raises:
+            EvidenceError: what is no states of all variables.
+        """
+        return self._score(checked_states(states, self.domain))
+
+    def _score(self, states: Tensor) -> Tensor:
         total = torch.zeros((), dtype=self.dtype, device=self.device)
         if self.observed is not None:
             observed, states = torch.broadcast_tensors(self.observed, states)

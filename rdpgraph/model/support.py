@@ -112,6 +112,8 @@ def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor
         ModelError: shapes that do not fit, or a state out of range.
     """
     shape = tuple(unary.shape)
+    if states.dtype != torch.long:
+        raise ModelError(f"{owner}.restrict needs states as int64; got {states.dtype}.")
     fits = states.shape == log_weights.shape and states.ndim >= len(shape)
     if not fits or tuple(states.shape[-len(shape) : -1]) != shape[:-1]:
         raise ModelError(

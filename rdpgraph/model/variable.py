@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -137,7 +138,7 @@ class VariableArray:
             if isinstance(key, str):
                 raise IndexError(f"members are known by positions; got {key!r}")
             positions = self.positions[key]
-        except (IndexError, TypeError) as error:
+        except (IndexError, TypeError, ValueError) as error:  # ValueError: steps below 1
             message = f"VariableArray {self.name!r} of shape {self.shape}: {error}"
             raise IndexError(message) from None
         if positions.ndim:
@@ -191,7 +192,7 @@ def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, 
         if count > MOST:
             raise ModelError(f"Variable {name!r} has {count:,} states; at most {MOST:,} fit.")
         return count
-    if not isinstance(states, Iterable):
+    if not isinstance(states, Iterable) or isinstance(states, AbstractSet):
         raise ModelError(
             f"Variable {name!r} needs a number of states or a tuple of their names; got "
             f"{states!r:.80}."
@@ -203,7 +204,7 @@ def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, 
         raise ModelError(f"Variable {name!r} needs strings as state names; got {names!r}.")
     if len(set(names)) < len(names):
         raise ModelError(f"Variable {name!r} has a state name twice: {_listed(names)}.")
-    return names
+    return tuple(map(str, names))  # those of NumPy are of a type of their own
 
 
 def _whole(value: object) -> int | None:

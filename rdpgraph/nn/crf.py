@@ -1,11 +1,12 @@
 """A conditional random field as a layer."""
 
 import math
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.nn.constraints import Constraints
 from rdpgraph.structures.chain.factors import inside
@@ -63,8 +64,13 @@ class CRF(nn.Module):
         *,
         constraints: Constraints | None = None,
     ) -> None:
-        if num_tags <= 0:
-            raise ModelError(f"A CRF needs one tag or more; got num_tags={num_tags}.")
+        if not is_whole(num_tags, 1):
+            raise ModelError(f"A CRF needs one tag or more; got num_tags={num_tags!r:.80}.")
+        if not isinstance(cast(object, constraints), Constraints | None):
+            raise ModelError(
+                "A CRF needs constraints as bio_constraints(labels) gives them; got "
+                f"{type(constraints).__name__}."
+            )
         if constraints is not None and len(constraints.start) != num_tags:
             raise ModelError(
                 f"A CRF of {num_tags} tags needs constraints of as many; got some of "

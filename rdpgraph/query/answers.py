@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import frame_of_states, frame_of_values
@@ -142,15 +143,16 @@ class Bounds(NamedTuple):
     upper: Tensor
 
 
-def checked_draws(count: int, generator: object) -> None:
-    """Refuse what is not a number of draws, or no source of them.
+def checked_draws(count: int, generator: object) -> int:
+    """How many draws, if that can be, and from such a source.
 
     Raises:
         EvidenceError: another count than a whole number from 0 on, or another generator.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+    if not is_whole(count):
         raise EvidenceError(
             f"sample needs a count of draws, a whole number >= 0; got {count!r:.80}."
         )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise EvidenceError(f"sample needs a torch.Generator, or none; got {generator!r:.80}.")
+    return int(count)

@@ -74,8 +74,8 @@ class Posterior(Inferred):
         Raises:
             ModelError: a confidence that is not above 0 and at most 1.
         """
-        if not 0.0 < confidence <= 1.0:
-            raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence}.")
+        if not isinstance(confidence, int | float) or not 0.0 < confidence <= 1.0:
+            raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence!r:.80}.")
         known = self.solution
         ends = known.bounds() if confidence == 1.0 else known.interval(confidence)
         return Bounds(*(end.reshape(self.graph.batch_shape) for end in ends))
@@ -327,7 +327,7 @@ class Posterior(Inferred):
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        checked_draws(count, generator)
+        count = checked_draws(count, generator)
         self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
 

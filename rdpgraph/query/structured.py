@@ -86,6 +86,8 @@ class StructuredPosterior(Inferred):
             BudgetError: the joint does not fit.
             UnsupportedError: the structure has no general form, or was not solved by itself.
         """
+        if not isinstance(sites, Iterable):
+            raise ModelError(f"joint needs a list of sites, as [{sites!r}]; got {sites!r} alone.")
         asked, solution = list(sites), self.solution
         if isinstance(solution, RestrictedSolution) and self.solved is not None:
             each = [self.solved.solve(replicate).joint(asked) for replicate in solution.on_all()]
@@ -136,7 +138,7 @@ class StructuredPosterior(Inferred):
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
         """
-        checked_draws(count, generator)
+        count = checked_draws(count, generator)
         _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_sample(count, generator)

@@ -35,7 +35,7 @@ from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import Contraction, plan_network, solved
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy, loopy_plan
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, within
+from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, require_budget, within
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
@@ -85,10 +85,16 @@ class Auto(Scheduler):
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: for all answers; predicted, for exact inference. Planning takes a fifth of it at
             most.
+
+    Raises:
+        ModelError: a limit that is no number above zero.
     """
 
     memory: float | None = None
     seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_budget("Auto", self.memory, self.seconds)
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """The registry first, then contraction if it fits the budget, then `Loopy`."""

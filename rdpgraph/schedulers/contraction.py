@@ -24,7 +24,14 @@ from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan
 from rdpgraph.plan.scheduler import SEARCHING, make_plan
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, topology_of, within
+from rdpgraph.schedulers.scheduler import (
+    Scheduler,
+    budget_of,
+    reduced,
+    require_budget,
+    topology_of,
+    within,
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,16 @@ class Contraction(Scheduler):
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: the predicted time that a run may take; planning takes a fifth of it at most.
+
+    Raises:
+        ModelError: a limit that is no number above zero.
     """
 
     memory: float | None = None
     seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_budget("Contraction", self.memory, self.seconds)
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence, hard zeros, then the cheapest order found."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.loopy.damping import Damping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import Implicit
@@ -20,7 +21,13 @@ from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.loopy import Loopy
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, topology_of
+from rdpgraph.schedulers.scheduler import (
+    Scheduler,
+    budget_of,
+    require_budget,
+    require_kind,
+    topology_of,
+)
 
 _DAMPING = 0.3
 _SETUP = 0.5
@@ -55,11 +62,15 @@ class JoinGraph(Scheduler):
     gradient: Implicit = field(default_factory=Implicit)
 
     def __post_init__(self) -> None:
+        require_budget("JoinGraph", self.memory, self.seconds)
+        require_kind("JoinGraph", "schedule", self.schedule, Schedule, "Flooding()")
+        require_kind("JoinGraph", "gradient", self.gradient, Implicit, "Implicit()")
         number = 0.0 if isinstance(self.damping, Damping) else self.damping
-        if self.sweeps < 1 or not self.tolerance >= 0 or not 0 <= number < 1:
+        numbers = is_whole(self.sweeps, 1) and is_real(self.tolerance) and is_real(number)
+        if not numbers or not self.tolerance >= 0 or not 0 <= number < 1:
             raise ModelError(
                 "JoinGraph needs sweeps >= 1, tolerance >= 0 and 0 <= damping < 1; got "
-                f"{self.sweeps}, {self.tolerance} and {self.damping}."
+                f"{self.sweeps!r:.80}, {self.tolerance!r:.80} and {self.damping!r:.80}."
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
@@ -22,7 +23,7 @@ from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.scheduler import Scheduler
+from rdpgraph.schedulers.scheduler import Scheduler, require_budget, require_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +65,21 @@ class Loopy(Scheduler):
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        finite = 0 <= self.temperature < math.inf
-        if self.sweeps < 1 or not self.tolerance >= 0 or not finite:
+        numbers = is_whole(self.sweeps, 1) and is_real(self.tolerance) and is_real(self.temperature)
+        if not numbers or not self.tolerance >= 0 or not 0 <= self.temperature < math.inf:
             raise ModelError(
                 "Loopy needs sweeps >= 1, tolerance >= 0 and a finite temperature >= 0; got "
-                f"{self.sweeps}, {self.tolerance} and {self.temperature}."
+                f"{self.sweeps!r:.80}, {self.tolerance!r:.80} and {self.temperature!r:.80}."
             )
+        require_budget("Loopy", self.memory, None)
+        require_kind("Loopy", "schedule", self.schedule, Schedule, "Flooding()")
+        require_kind("Loopy", "counting", self.counting, Counting, "Bethe()")
+        require_kind("Loopy", "gradient", self.gradient, Gradient, "Implicit()")
+        require_kind("Loopy", "start", self.start, Posterior, "infer(graph, scheduler=Loopy())")
+        if not (self.seconds is None or is_real(self.seconds)):
+            raise ModelError(f"Loopy needs seconds as a number; got {self.seconds!r:.80}.")
+        if not (self.progress is None or callable(self.progress)):
+            raise ModelError(f"Loopy needs progress as a function; got {self.progress!r:.80}.")
         self._limits()
         if self.start is not None and not isinstance(self.start.solution, LoopySolution):
             raise ModelError(

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network
@@ -20,7 +21,15 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.loopy import Loopy
-from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
+from rdpgraph.schedulers.scheduler import (
+    Scheduler,
+    asked_plan,
+    budget_of,
+    reduced,
+    require_budget,
+    require_kind,
+    seed_of,
+)
 
 _ASKED = 0.1
 """The part of the time in which messages settle that a proposal asks for."""
@@ -72,9 +81,12 @@ class MiniBuckets(Scheduler):
     proposal: Proposal | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf or (self.draws is not None and self.draws < 1):
+        require_budget("MiniBuckets", self.memory, self.seconds)
+        require_kind("MiniBuckets", "proposal", self.proposal, Proposal, "Landmark()")
+        if self.seconds == math.inf or not (self.draws is None or is_whole(self.draws, 1)):
             raise ModelError(
-                f"MiniBuckets needs seconds > 0 and draws >= 1; got {self.seconds}, {self.draws}."
+                f"MiniBuckets needs finite seconds and draws >= 1; got {self.seconds!r}, "
+                f"{self.draws!r:.80}."
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:

@@ -2,13 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
+from rdpgraph._numbers import is_real
 from rdpgraph.engines.circuit import circuit_of
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.probing import refuted_states
 from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -31,6 +34,29 @@ class Scheduler(ABC):
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """What answers a graph so small that its plan can wait until it is asked for, if it is."""
         return None
+
+
+def require_budget(name: str, memory: object, seconds: object) -> None:
+    """The limits that a scheduler was given are numbers above zero, or none.
+
+    Raises:
+        ModelError: they are not.
+    """
+    for limit, unit, value in (("memory", "bytes", memory), ("seconds", "seconds", seconds)):
+        if value is not None and not (is_real(value) and cast(float, value) > 0):
+            raise ModelError(
+                f"{name} needs {limit} as a number of {unit} above zero; got {value!r:.80}."
+            )
+
+
+def require_kind(name: str, field: str, value: object, kind: type, example: str) -> None:
+    """A choice that a scheduler was given is an object of its kind, or none.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise ModelError(f"{name} needs {field} as an object such as {example}; got {value!r:.80}.")
 
 
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:

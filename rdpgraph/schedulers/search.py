@@ -7,12 +7,20 @@ from functools import partial
 
 import torch
 
+from rdpgraph._numbers import is_real
 from rdpgraph.engines.search.solution import Limits, SearchSolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
-from rdpgraph.schedulers.scheduler import Scheduler, asked_plan, budget_of, reduced, seed_of
+from rdpgraph.schedulers.scheduler import (
+    Scheduler,
+    asked_plan,
+    budget_of,
+    reduced,
+    require_budget,
+    seed_of,
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,11 @@ class Search(Scheduler):
     generator: torch.Generator | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not (0 < self.seconds < math.inf and self.patience > 0):
+        require_budget("Search", self.memory, self.seconds)
+        if not (self.seconds < math.inf and is_real(self.patience) and self.patience > 0):
             raise ModelError(
-                f"Search needs seconds > 0 and patience > 0; got {self.seconds}, {self.patience}."
+                f"Search needs seconds > 0 and patience > 0; got {self.seconds!r}, "
+                f"{self.patience!r:.80}."
             )
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:

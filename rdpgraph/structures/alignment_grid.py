@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import as_values, as_whole, spread
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import checked_log_values
 
@@ -90,16 +91,19 @@ def checked_alignment(
 
 def pairwise_unary(match: Tensor, deletion: Tensor, insertion: Tensor) -> Tensor:
     """(*batch, S + 1, T + 1, 3) from scores of pairs and gaps, for `Alignment.pairwise`."""
+    match = as_values("Alignment.pairwise's match", match)
     if match.ndim < 2:
         raise ModelError(
             f"Alignment.pairwise needs match (*batch, S, T); got {tuple(match.shape)}."
         )
     *batch, first, second = match.shape
     shapes = ((first, second), (first, second + 1), (first + 1, second))
+    given = {"match": match, "deletion": deletion, "insertion": insertion}
     parts: list[Tensor] = []
-    for part, shape in zip((match, deletion, insertion), shapes, strict=True):
+    for (name, part), shape in zip(given.items(), shapes, strict=True):
         before = (second + 1 - shape[1], 0, first + 1 - shape[0], 0)
-        parts.append(pad(part.expand(*batch, *shape), before, value=-math.inf))
+        wide = spread(f"Alignment.pairwise's {name}", part, (*batch, *shape), match)
+        parts.append(pad(wide, before, value=-math.inf))
     return torch.stack(parts, -1)
 
 
@@ -115,6 +119,15 @@ def ctc_unary(
     Raises:
         ModelError: shapes that do not fit, a class or a length out of range.
     """
+    log_probs = as_values("Alignment.ctc's log_probs", log_probs)
+    targets, input_lengths, target_lengths = (
+        as_whole(f"Alignment.ctc's {name}", part)
+        for name, part in (
+            ("targets", targets),
+            ("input_lengths", input_lengths),
+            ("target_lengths", target_lengths),
+        )
+    )
     checked_log_values("Alignment.ctc", log_probs)
     if log_probs.ndim != 3 or not 0 <= blank < log_probs.shape[2]:
         raise ModelError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import as_values, spread
 from rdpgraph.structures.hypertree.rules import DenseRules
 
 Cells: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -22,11 +23,14 @@ def words_unary(
 
     The last three states are those of pairs and phrases, and of words of either side alone.
     """
+    pairs = as_values("Bitext.words' pairs", pairs)
     if pairs.ndim < 2:
         raise ModelError(f"Bitext.words needs pairs (*batch, p, q); got {tuple(pairs.shape)}.")
     *batch, p, q = pairs.shape
     shape = (*batch, p + 1, p + 1, q + 1, q + 1)
     leaf = pairs.new_full(shape, -math.inf)
+    source_null = spread("Bitext.words' source_null", source_null, (*batch, p), pairs)
+    target_null = spread("Bitext.words' target_null", target_null, (*batch, q), pairs)
     i = torch.arange(p, device=pairs.device).unsqueeze(1)
     j = torch.arange(q, device=pairs.device)
     every = [torch.arange(size + 1, device=pairs.device) for size in (p, q)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 
 Pick = Callable[[Tensor], Tensor]
@@ -21,9 +22,20 @@ def checked_count(count: int) -> int:
     Raises:
         ModelError: a number below 0, or none.
     """
-    if not isinstance(count, int) or count < 0:
-        raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r}.")
-    return count
+    if not is_whole(count):
+        raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r:.80}.")
+    return int(count)
+
+
+def checked_best(name: str, k: int) -> int:
+    """How many of the best, if that can be.
+
+    Raises:
+        ModelError: a number below 1, or none.
+    """
+    if not is_whole(k, 1):
+        raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
+    return int(k)
 
 
 def require_possible(name: str, possible: Tensor) -> None:
@@ -72,6 +84,8 @@ def uniform(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Numbers in [0, 1) on a device, drawn where the generator is."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ModelError(f"Samples need a torch.Generator, or none; got {generator!r:.80}.")
     source = device if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=dtype, device=source).to(device)
 

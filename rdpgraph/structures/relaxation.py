@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.tempered import tempered
@@ -14,10 +15,10 @@ from rdpgraph.structures.draws import checked_count, gumbel
 
 def checked_temperature(temperature: float) -> None:
     """Above 0, and finite."""
-    if not 0 < temperature < math.inf:
+    if not is_real(temperature) or not 0 < temperature < math.inf:
         raise ModelError(
-            f"Relaxed samples need a temperature above 0, and finite; got {temperature}. Exact "
-            "draws, which are what it becomes at 0, are given by sample(count)."
+            f"Relaxed samples need a temperature above 0, and finite; got {temperature!r:.80}. "
+            "Exact draws, which are what it becomes at 0, are given by sample(count)."
         )
 
 

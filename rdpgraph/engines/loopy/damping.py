@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
 
 
@@ -25,8 +26,10 @@ class Damping(ABC):
 
 
 def _checked(share: float) -> None:
-    if not 0 <= share < 1:
-        raise ModelError(f"Damping keeps a share of the old message, 0 <= share < 1; got {share}.")
+    if not is_real(share) or not 0 <= share < 1:
+        raise ModelError(
+            f"Damping keeps a share of the old message, 0 <= share < 1; got {share!r:.80}."
+        )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, RankTensors
-from rdpgraph.structures.draws import checked_count
+from rdpgraph.structures.draws import checked_best, checked_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,8 +280,7 @@ class Chain(Structure):
         Raises:
             ModelError: k below 1.
         """
-        if not isinstance(k, int) or k < 1:
-            raise ModelError(f"k_best needs a whole k >= 1; got {k!r}.")
+        k = checked_best("Chain", k)
         states, scores = decode.k_best(*self._given(most=MOST_TABULATED), k)
         shape = k, *self.unary.shape[:-1]
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))

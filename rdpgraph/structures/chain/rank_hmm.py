@@ -1,7 +1,7 @@
 """Hidden Markov models whose transitions, and emissions if one likes, are of low rank."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -72,6 +72,11 @@ class LowRankHMM:
     def __post_init__(self) -> None:
         settle(self, "start", "emission")
         checked_log_values("LowRankHMM's start", self.start)
+        if not isinstance(cast(object, self.transition), LowRank):
+            raise ModelError(
+                "LowRankHMM needs a LowRank transition, as LowRank.normalised(left, right); got "
+                f"{type(self.transition).__name__}."
+            )
         if isinstance(self.emission, Tensor):
             checked_log_values("LowRankHMM's emission", self.emission)
         shapes = (tuple(self.start.shape), self.transition.shape, tuple(self.emission.shape))

@@ -16,6 +16,7 @@ from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support, check_support
 from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.hypertree.checks import checked_lengths
 from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
@@ -154,8 +155,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: k below 1.
         """
-        if k < 1:
-            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        k = checked_best(type(self).__name__, k)
         unary, lengths = self._parts()
         trees = self._k_best(unary.detach(), lengths, k)
         some = (trees >= 0).any(-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph._numbers import is_whole
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle
@@ -15,6 +16,7 @@ from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
+from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.hypertree.derivation_lists import Forest
 from rdpgraph.structures.hypertree.hypergraph import Hypergraph
 from rdpgraph.structures.hypertree.node_derivations import EdgeDerivations, NodeDerivations
@@ -93,7 +95,9 @@ class Derivations(Structure):
                 "Derivations needs unary (*batch, E), heads (E,) and tails (E, arity); got "
                 f"{tuple(self.unary.shape)}, {tuple(self.heads.shape)}, {tuple(self.tails.shape)}."
             )
-        if self.nodes < 1 or not bool(((self.heads >= 0) & (self.heads < self.nodes)).all()):
+        if not is_whole(self.nodes, 1):
+            raise ModelError(f"Derivations needs a number of nodes >= 1; got {self.nodes!r:.80}.")
+        if not bool(((self.heads >= 0) & (self.heads < self.nodes)).all()):
             raise ModelError(
                 f"Derivations of {self.nodes} nodes needs heads 0 to {self.nodes - 1}."
             )
@@ -196,8 +200,7 @@ class Derivations(Structure):
         Raises:
             ModelError: k below 1.
         """
-        if k < 1:
-            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        k = checked_best("Derivations", k)
         tails = self._graph.below
         forest = Forest(self._graph.edges, tails)
         flat = self.unary.detach().reshape(math.prod(self.batch_shape), len(tails))

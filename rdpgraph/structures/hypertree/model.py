@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+from rdpgraph.structures.draws import Pick, checked_best, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import moments, proposals
 from rdpgraph.structures.hypertree.checks import (
     checked_mask,
@@ -280,8 +280,7 @@ class Hypertree(HypertreeFields):
             ModelError: k below 1.
             BudgetError: rules of low rank that are too large when written out.
         """
-        if k < 1:
-            raise ModelError(f"k_best needs k >= 1; got {k}.")
+        k = checked_best("Hypertree", k)
         with torch.no_grad():
             tape = HypertreeRecursion.of(self).to_tape(ranks=False, double=True)
             states, there = best(tape, up(tape, 0.0), k)

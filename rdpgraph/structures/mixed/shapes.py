@@ -34,9 +34,9 @@ def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
             splits.append((own, rest))
     sizes = parts, MOST_STRETCHES[parts]
     own, rest = (
-        torch.tensor(
-            [pair[side] for pair in splits], dtype=torch.long, device="cpu"
-        ).reshape(len(splits), size, 2)
+        torch.tensor([pair[side] for pair in splits], dtype=torch.long, device="cpu").reshape(
+            len(splits), size, 2
+        )
         for side, size in enumerate(sizes)
     )
     return own, rest

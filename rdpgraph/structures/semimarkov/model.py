@@ -21,7 +21,7 @@ from rdpgraph.model.sites import Sites
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.checks import as_lengths
 from rdpgraph.structures.chain.tensors import table_of
-from rdpgraph.structures.draws import checked_count
+from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
     kbest,
@@ -230,8 +230,7 @@ class SemiMarkov(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        if k < 1:
-            raise ModelError(f"SemiMarkov.k_best needs k >= 1; got {k}.")
+        k = checked_best("SemiMarkov", k)
         best = self._segmentation(kbest.k_best(*self._parts(), k), (k,))
         empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0

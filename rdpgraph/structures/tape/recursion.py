@@ -14,7 +14,7 @@ from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
-from rdpgraph.structures.draws import checked_count, drawn, largest
+from rdpgraph.structures.draws import checked_best, checked_count, drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import Drawn, descend
@@ -223,8 +223,7 @@ class Recursion(Structure):
         Raises:
             ModelError: k below 1.
         """
-        if k < 1:
-            raise ModelError(f"{self.name}.k_best needs k >= 1; got {k}.")
+        k = checked_best(self.name, k)
         with torch.no_grad():
             tape = self._best_tape
             states, there = best(tape, up(tape, 0.0), k)
