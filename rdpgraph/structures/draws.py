@@ -57,8 +57,19 @@ def largest(logs: Tensor) -> Tensor:
     return logs.argmax(1)
 
 
+def require_generator(generator: object) -> None:
+    """What draws come from is a generator, or none.
+
+    Raises:
+        ModelError: something else.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ModelError(f"Samples need a torch.Generator, or none; got {generator!r:.80}.")
+
+
 def drawn(generator: torch.Generator | None) -> Pick:
     """A draw in proportion to the exponentials."""
+    require_generator(generator)
 
     def pick(logs: Tensor) -> Tensor:
         if logs.shape[1] > _MANY:
@@ -84,8 +95,7 @@ def uniform(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Numbers in [0, 1) on a device, drawn where the generator is."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise ModelError(f"Samples need a torch.Generator, or none; got {generator!r:.80}.")
+    require_generator(generator)
     source = device if generator is None else generator.device
     return torch.rand(shape, generator=generator, dtype=dtype, device=source).to(device)
 

@@ -53,8 +53,8 @@ class EdgeDerivations(Recursion):
         return self._uses(tape, self._draws(tape, count, generator), count)
 
     def _uses(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
-        uses = torch.zeros(count * tape.batch, *tape.site_shape, dtype=torch.int64)
-        uses = uses.to(tape.device).index_put_(
+        shape = count * tape.batch, *tape.site_shape
+        uses = torch.zeros(shape, dtype=torch.int64, device=tape.device).index_put_(
             (drawn.tree, drawn.site), torch.ones_like(drawn.site), accumulate=True
         )
         return uses.reshape(count, *tape.lead, *tape.site_shape)
