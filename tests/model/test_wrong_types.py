@@ -22,7 +22,6 @@ STRUCTURES = (
     rg.Derivations(torch.zeros(1), [0], [[-1]], nodes=1),
     rg.Alignment.pairwise(torch.zeros(2, 2), torch.zeros(()), torch.zeros(())),
 )
-GRAMMAR = rg.trees.parse_grammar('1.0 S -> "a"')
 PAIRS, GAPS = torch.zeros(3, 2), torch.zeros(3)
 WRONG = {
     "factors of one": lambda: rg.FactorGraph(rg.Factor((A,), FLAT)),
@@ -65,7 +64,6 @@ WRONG = {
     "gaps that do not fit": lambda: rg.Alignment.pairwise(PAIRS, GAPS, GAPS),
     "words that do not fit": lambda: rg.Bitext.words(PAIRS, GAPS[:2], GAPS[:2]),
     "a transition as a table": lambda: rg.LowRankHMM(GAPS, torch.zeros(3, 3), PAIRS),
-    "sentences that are not split": lambda: rg.Hypertree.parses(GRAMMAR, ["a a"]),
     "a grammar in words": lambda: rg.Hypertree.parses('1.0 S -> "a"', [["a"]]),
     "tags in parts": lambda: rg.nn.CRF(2.5),
     "constraints as a tensor": lambda: rg.nn.CRF(2, constraints=torch.ones(2, 2)),

@@ -53,11 +53,6 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
         raise ModelError(f"Hypertree.parses needs a Grammar; got {type(grammar).__name__}.")
     if not sentences:
         raise ModelError("Hypertree.parses needs at least one sentence.")
-    if isinstance(sentences, str) or any(isinstance(sentence, str) for sentence in sentences):
-        raise ModelError(
-            "Hypertree.parses needs a list of sentences, each a list of words, as text.split() "
-            "gives; got text that is not split."
-        )
     total, size = max(map(len, sentences)), len(grammar.symbols)
     unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_weights.dtype)
     for item, sentence in enumerate(sentences):
