@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.engines.program import compiled
 from rdpgraph.plan import scheduler
-from rdpgraph.structures.hypertree.arcs import _rows
+from rdpgraph.structures.hypertree.projective import _rows
 from tests.query.routes import (
     ANSWERS,
     ROUTES,

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
+
+kept_layout = remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
+"""For functions of a number of words and a device that give the places of all parts of all spans.
+
+Those of long sentences take as much memory as their charts.
+"""
 
 
 @dataclass(frozen=True, eq=False)

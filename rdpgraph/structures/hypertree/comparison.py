@@ -1,19 +1,50 @@
-"""Expectations under one hypertree of the scores of another."""
+"""Expectations under one hypertree of the scores of itself and of another."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.structure import Structure
 from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
-from rdpgraph.structures.hypertree.rules import DenseRules, Rules
+from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.up import goal, up
+
+
+def scored(tree: HypertreeFields, rules: Rules) -> moments.Scored:
+    """A hypertree with other rules, all in one batch dim, by its potentials, rules and root."""
+    flat = Form(tree).flat(rules)
+    many, root = len(flat.rules.parts), [] if flat.root is None else [flat.root]
+
+    def made(parts: Sequence[Tensor]) -> HypertreeFields:
+        own = flat.rules.with_parts(parts[1 : 1 + many])
+        return replace(flat, unary=parts[0], rules=own, root=parts[-1] if root else None)
+
+    return moments.Scored([flat.unary, *flat.rules.parts, *root], made, _best)
+
+
+def _best(tree: Structure) -> Tensor:
+    """(B,) the score of the best tree."""
+    assert isinstance(tree, HypertreeFields)
+    tape = tree.to_tape(ranks=False, double=True)
+    return goal(tape, up(tape, 0.0))
+
+
+def entropy(tree: HypertreeFields) -> Tensor:
+    """(*batch,) nats. Rules of low rank are written out.
+
+    Raises:
+        BudgetError: written out, the rules are too large.
+    """
+    rules = tree.rules
+    if not isinstance(rules, NoRules | SparseRules):
+        rules = DenseRules(rules.table(Form(tree).states, tree.unary.shape[-1]))
+    return moments.entropy(scored(tree, rules)).reshape(tree.batch_shape)
 
 
 def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
@@ -34,15 +65,8 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
         )
     listed = _alike(own.rules, other.rules)
     one, two = (_written_out(tree, listed=listed) for tree in (own, other))
-    log_p, gradients = moments.log_partition_with_gradients(one)
-    possible = log_p.detach() > -math.inf
-    compared = possible & ~_meets(one, _barred(one, two), possible)
-    log_z = other.log_partition().flatten()
-    expected = log_z.new_zeros(())
-    for values, chances in zip(moments.parts(two), gradients, strict=True):
-        expected = expected + moments.dot(values, chances)
-    total = torch.where(compared, torch.where(compared, log_z, 0.0) - expected, math.inf)
-    return torch.where(possible, total, 0.0).reshape(own.batch_shape)
+    nats = moments.cross_entropy(one, two, other.log_partition().flatten())
+    return nats.reshape(own.batch_shape)
 
 
 def _alike(one: Rules, two: Rules) -> bool:
@@ -50,31 +74,12 @@ def _alike(one: Rules, two: Rules) -> bool:
     return isinstance(one, SparseRules) and isinstance(two, SparseRules) and one.is_like(two)
 
 
-def _written_out(tree: HypertreeFields, *, listed: bool) -> HypertreeFields:
-    """One batch dim, `DenseRules`, or those in a list, for each item, and a root for each."""
-    form, unary = Form(tree), tree.unary
+def _written_out(tree: HypertreeFields, *, listed: bool) -> moments.Scored:
+    """By a root, and a table of the rules or those in a list, of the type of the potentials."""
+    form, unary, rules = Form(tree), tree.unary, tree.rules
     root = unary.new_zeros(form.states) if tree.root is None else tree.root
-    rooted = Form(replace(tree, root=root))
     if listed:
-        return rooted.flat(tree.rules.with_parts([part.to(unary) for part in tree.rules.parts]))
-    return rooted.flat(DenseRules(tree.rules.table(form.states, unary.shape[-1]).to(unary)))
-
-
-def _barred(one: HypertreeFields, two: HypertreeFields) -> list[Tensor]:
-    """Of each part, where the first allows what the second forbids."""
-    pairs = zip(moments.parts(one), moments.parts(two), strict=True)
-    return [(own > -math.inf) & (other == -math.inf) for own, other in pairs]
-
-
-@torch.no_grad()
-def _meets(tree: HypertreeFields, barred: list[Tensor], possible: Tensor) -> Tensor:
-    """(B,) whether a possible tree has anything barred: how much of it the best one has."""
-    if not tree.unary.shape[-2] or not any(bool(part.any()) for part in barred):
-        return torch.zeros_like(possible)
-    unary, table, root = (
-        torch.where(values > -math.inf, part.to(values), -math.inf)
-        for values, part in zip(moments.parts(tree), barred, strict=True)
-    )
-    most = replace(tree, unary=unary, rules=tree.rules.with_parts([table]), root=root)
-    tape = HypertreeRecursion.of(most).to_tape(double=True)
-    return possible & (goal(tape, up(tape, 0.0)) > 0)
+        rules = rules.with_parts([part.to(unary) for part in rules.parts])
+    else:
+        rules = DenseRules(rules.table(form.states, unary.shape[-1]).to(unary))
+    return scored(replace(tree, root=root), rules)

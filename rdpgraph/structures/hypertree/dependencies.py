@@ -11,14 +11,15 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import as_states, settle, taken
+from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support, check_support
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best
+from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.checks import checked_lengths
-from rdpgraph.structures.hypertree.moments import entropy_of
 from rdpgraph.structures.relaxation import perturbed
 
 
@@ -134,18 +135,6 @@ class Dependencies(Structure):
         """The dims in front."""
         return tuple(self.unary.shape[:-2])
 
-    @abstractmethod
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats; twice differentiable."""
-
-    @abstractmethod
-    def mode(self) -> Tensor:
-        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-
     def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
@@ -173,21 +162,6 @@ class Dependencies(Structure):
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         """(k, B, n) heads, -1 throughout where there are fewer."""
 
-    @abstractmethod
-    def max_marginals(self) -> Tensor:
-        """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
-
-        Not differentiable.
-        """
-
-    @abstractmethod
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -204,10 +178,12 @@ class Dependencies(Structure):
         )
         return replace(self, unary=unary, lengths=lengths).marginals()
 
+    @by_autograd
     def entropy(self) -> Tensor:
         """(*batch,) nats: log Z less the expected score; 0 where no tree is possible."""
-        return entropy_of(self)
+        return moments.entropy(self._scored)
 
+    @by_autograd
     def cross_entropy(self, other: "Dependencies") -> Tensor:
         """(*batch,) the expectation under these trees of minus the other's log-probability.
 
@@ -225,29 +201,16 @@ class Dependencies(Structure):
                 f"got {type(self).__name__} {tuple(self.unary.shape)} and "
                 f"{type(other).__name__} {tuple(other.unary.shape)}."
             )
-        shape = self.batch_shape
-        log_z = other.log_partition()
-        alive = self.log_partition().detach() > -math.inf
-        barred = self._reach(((own > -math.inf) & (others == -math.inf)).reshape(self.unary.shape))
-        compared = alive & ~barred
-        scores = torch.where(others > -math.inf, others, 0.0).reshape(self.unary.shape)
-        mean = (self.marginals() * scores).flatten(len(shape)).sum(-1)
-        nats = torch.where(compared, torch.where(compared, log_z, 0.0) - mean, math.inf)
-        return torch.where(alive, nats, 0.0)
+        return moments.cross_entropy(self._scored, other._scored, other.log_partition())
 
     def kl_divergence(self, other: "Dependencies") -> Tensor:
         """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
         return self.cross_entropy(other) - self.entropy()
 
-    @torch.no_grad()
-    def _reach(self, arcs: Tensor) -> Tensor:
-        """(*batch,) whether a possible tree has any of the arcs (*batch, n, n + 1)."""
-        if not bool(arcs.any()):
-            return arcs.flatten(len(self.batch_shape)).any(-1)
-        alive = (self.log_partition() > -math.inf)[..., None, None]
-        unary = torch.where(alive & (self.unary == -math.inf), -math.inf, arcs.to(self.unary))
-        most = replace(self, unary=torch.where(alive, unary, 0.0))
-        return most.score(most.mode().clamp(min=0)) > 0
+    @property
+    def _scored(self) -> moments.Scored:
+        unary = self._parts()[0].reshape(self.unary.shape)
+        return moments.Scored([unary], lambda parts: self.with_unary(parts[0]), _best)
 
     def score(self, heads: Tensor) -> Tensor:
         """(*lead, *batch) the summed log-potentials of the arcs of trees (*lead, *batch, n).
@@ -339,3 +302,10 @@ class Dependencies(Structure):
         heads = heads.reshape(*lead, len(lengths), heads.shape[-1])
         heads = torch.where(place < lengths.unsqueeze(1), heads, -1)
         return heads.reshape([*lead, *self.batch_shape, heads.shape[-1]])
+
+
+def _best(trees: Structure) -> Tensor:
+    """(*batch,) the score of the best tree of a word or more."""
+    scores = trees.max_marginals()
+    assert scores is not None
+    return scores[..., 0, :].amax(-1)

@@ -11,7 +11,6 @@ from rdpgraph.structures.hypertree import dense, ranked
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.up import goal, up
@@ -33,7 +32,7 @@ def log_partition(tree: HypertreeFields) -> Tensor:
 def _by_tape(tree: HypertreeFields) -> Tensor:
     """(B,) exact at any range."""
     half = tree.unary.dtype not in (torch.float32, torch.float64)
-    tape = HypertreeRecursion.of(tree).to_tape(double=half)
+    tape = tree.to_tape(double=half)
     return goal(tape, up(tape)).to(tree.unary).flatten()
 
 

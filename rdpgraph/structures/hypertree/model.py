@@ -16,27 +16,19 @@ from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
-from rdpgraph.structures.draws import Pick, checked_best, checked_count, drawn, largest
-from rdpgraph.structures.hypertree import moments, proposals
+from rdpgraph.structures.hypertree import comparison, proposals
 from rdpgraph.structures.hypertree.checks import (
     checked_mask,
     checked_trees,
 )
-from rdpgraph.structures.hypertree.comparison import cross_entropy
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.inside import log_partition
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
-from rdpgraph.structures.hypertree.recursion import HypertreeRecursion
-from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
-from rdpgraph.structures.tape.best import best
-from rdpgraph.structures.tape.descend import descend
-from rdpgraph.structures.tape.recursion import KeptStates
-from rdpgraph.structures.tape.up import up
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +152,6 @@ class Hypertree(HypertreeFields):
         """The hypertree as its kernels take it."""
         return Form(self)
 
-    @torch.no_grad()
-    def _descended(self, count: int, pick: Pick, temperature: float) -> Tensor:
-        tape = HypertreeRecursion.of(self).to_tape(ranks=temperature > 0, double=True)
-        drawn = descend(tape, up(tape, temperature), count, pick, name="Hypertree")
-        return drawn.states(tape, count)
-
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats, by the inside recursion; twice differentiable.
 
@@ -174,7 +160,9 @@ class Hypertree(HypertreeFields):
         """
         return log_partition(self).reshape(self.batch_shape)
 
-    def score(self, trees: Trees | Tensor) -> Tensor:
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, trees: Trees | Tensor
+    ) -> Tensor:
         """(*lead, *batch) the summed log-potentials (nats) of trees, differentiable.
 
         Args:
@@ -204,9 +192,8 @@ class Hypertree(HypertreeFields):
         rules of low rank, one for each factor, (*batch, N or C, r): the expected number of uses of
         a rank by each state as parent, left or right part. Nothing for `NoRules`.
         """
-        wide = self.form.flat(self.rules)
-        _, gradients = moments.log_partition_with_gradients(wide)
-        gradients = gradients[1 : 1 + len(wide.rules.parts)]
+        _, gradients = comparison.scored(self, self.rules).expected()
+        gradients = gradients[1 : 1 + len(self.rules.parts)]
         return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
 
     @by_autograd
@@ -219,13 +206,12 @@ class Hypertree(HypertreeFields):
         Raises:
             BudgetError: written out, the rules are too large.
         """
-        rules = self.rules
-        if not isinstance(rules, NoRules | SparseRules):
-            rules = DenseRules(rules.table(self.form.states, self.unary.shape[-1]))
-        return moments.entropy(self.form.flat(rules)).reshape(self.batch_shape)
+        return comparison.entropy(self)
 
     @by_autograd
-    def cross_entropy(self, other: "Hypertree") -> Tensor:
+    def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Hypertree"
+    ) -> Tensor:
         """(*batch,) the expectation under this hypertree of minus the other's log-probability.
 
         Nats. +inf, with no gradient, where the other forbids what is possible here; 0 where
@@ -235,9 +221,11 @@ class Hypertree(HypertreeFields):
             ModelError: the two differ in shape, preterminals or lengths.
             BudgetError: written out, the rules are too large.
         """
-        return cross_entropy(self, other)
+        return comparison.cross_entropy(self, other)
 
-    def kl_divergence(self, other: "Hypertree") -> Tensor:
+    def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Hypertree"
+    ) -> Tensor:
         """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
         return self.cross_entropy(other) - self.entropy()
 
@@ -250,41 +238,17 @@ class Hypertree(HypertreeFields):
         """
         return Trees(self.mode())
 
-    def mode(self) -> Tensor:
-        """(*batch, T, T) the states of the constituents of one most probable tree, else -1.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-            BudgetError: rules of low rank that are too large when written out.
-        """
-        return self._descended(1, largest, 0.0)[0]
-
-    def max_marginals(self) -> Tensor:
-        """(*batch, T, T, N) the score of the best tree with each constituent; -inf where none is.
-
-        Costs what `mode` does, twice. Not differentiable.
-
-        Raises:
-            BudgetError: rules of low rank that are too large when written out.
-        """
-        if not self.form.batch or not self.unary.shape[-2]:
-            return self.unary.detach()
-        return HypertreeRecursion.of(self).max_marginals()
-
-    def k_best(self, k: int) -> KBestTrees:
+    def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, k: int
+    ) -> KBestTrees:
         """The k most probable trees of each item, best first; the scores are differentiable.
-
-        Items are taken one by one, with the lazy lists of Huang and Chiang 2005, algorithm 3.
 
         Raises:
             ModelError: k below 1.
             BudgetError: rules of low rank that are too large when written out.
         """
-        k = checked_best("Hypertree", k)
-        with torch.no_grad():
-            tape = HypertreeRecursion.of(self).to_tape(ranks=False, double=True)
-            states, there = best(tape, up(tape, 0.0), k)
-        return KBestTrees(Trees(states), torch.where(there, self.score(states), -math.inf))
+        found = super().k_best(k)
+        return KBestTrees(Trees(found.states), found.scores)
 
     def mbr(self) -> Trees:
         """(*batch) trees of the largest expected number of right constituents, with their states.
@@ -302,16 +266,6 @@ class Hypertree(HypertreeFields):
         weights, states = self.marginals().detach().max(-1)
         shape = Hypertree.span_scores(weights, lengths=self.lengths).mode()
         return Trees(torch.where(shape >= 0, states, -1))
-
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """(count, *batch, T, T) independent exact draws, as `mode` gives its tree.
-
-        One inside pass in doubles, then top-down; ``Trees(hypertree.sample(10))``.
-
-        Raises:
-            ImpossibleEvidenceError: an item has no possible tree.
-        """
-        return self._descended(checked_count(count), drawn(generator), 1.0)
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None
@@ -338,24 +292,13 @@ class Hypertree(HypertreeFields):
         rules = self.rules.scaled(1.0 / temperature)
         return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> KeptStates:
-        """The hypertree on some states of each span, with weights; what estimators solve.
-
-        All products of kept states of the two parts enter, whatever made them be kept; as a tree
-        uses a span once, Z is unbiased if each span's weights are. The printed eq. 18 of Fu,
-        Cunningham and Lapata 2022 lacks the terms of a top state and a sampled one, and is not.
-
-        Args:
-            states: (*replicates, *batch, T, T, K); repeats stay separate.
-            log_weights: of that shape; added to the unary potentials.
-
-        Raises:
-            ModelError: shapes that do not fit, or a state out of range.
-        """
-        return HypertreeRecursion.of(self).restrict(states, log_weights)
-
     def sites(self) -> Sites:
         """The spans that trees can have, with the root's potentials at the whole.
+
+        On some states of each span all products of those of the two parts enter, whatever made
+        them be kept; as a tree uses a span once, Z is unbiased if each span's weights are. The
+        printed eq. 18 of Fu, Cunningham and Lapata 2022 lacks the terms of a top state and a
+        sampled one, and is not.
 
         A state may be expected to meet the mean rule as a parent, where a span has parts, times
         that as a part, where it is not the whole; over random states of the other two, or over all

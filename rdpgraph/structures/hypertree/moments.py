@@ -1,61 +1,87 @@
-"""Expectations under a hypertree: gradients of log Z."""
+"""Entropies, and what one model says of another, where scores are sums of tensors' entries."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rdpgraph.model.gradients import expectations
 from rdpgraph.model.structure import Structure
-from rdpgraph.structures.hypertree.fields import HypertreeFields
 
 
-def parts(tree: HypertreeFields) -> list[Tensor]:
-    """What scores are sums of: the unary potentials, the rules' tensors, the root's potentials."""
-    return [tree.unary, *tree.rules.parts, *([] if tree.root is None else [tree.root])]
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A model whose scores are sums of entries of some tensors: their means are gradients.
 
-
-def log_partition_with_gradients(tree: HypertreeFields) -> tuple[Tensor, list[Tensor]]:
-    """Log Z, (B,), and its gradients in all `parts`, zero for impossible items.
-
-    With a graph of their own if anything in the hypertree has one.
+    Attributes:
+        tensors: (*lead, ...) each.
+        made: the model of other tensors.
+        best: (*lead,) the score of the best configuration of such a model, which may have none.
     """
-    given, many = parts(tree), len(tree.rules.parts)
 
-    def log_partition(unary: Tensor, *others: Tensor) -> Tensor:
-        rules = tree.rules.with_parts(others[:many])
-        root = None if tree.root is None else others[-1]
-        return replace(tree, unary=unary, rules=rules, root=root).log_partition()
+    tensors: Sequence[Tensor]
+    made: Callable[[Sequence[Tensor]], Structure]
+    best: Callable[[Structure], Tensor]
 
-    return expectations(log_partition, given, tracked=any(part.requires_grad for part in given))
+    def expected(self) -> tuple[Tensor, list[Tensor]]:
+        """Log Z, (*lead,), and its gradients in the tensors, zero for impossible items.
+
+        With a graph of their own if any of the tensors has one.
+        """
+        tracked = any(part.requires_grad for part in self.tensors)
+        return expectations(
+            lambda *parts: self.made(parts).log_partition(), self.tensors, tracked=tracked
+        )
 
 
-def entropy(tree: HypertreeFields) -> Tensor:
-    """(B,) entropy in nats of a hypertree of one batch dim, its rules one for each item."""
-    log_z, gradients = log_partition_with_gradients(tree)
-    expected = log_z.new_zeros(())
-    for values, chances in zip(parts(tree), gradients, strict=True):
-        expected = expected + dot(values, chances)
+def entropy(model: Scored) -> Tensor:
+    """(*lead,) nats: log Z less the expected score; 0 where nothing is possible."""
+    log_z, chances = model.expected()
     alive = log_z.detach() > -math.inf
-    return torch.where(alive, torch.where(alive, log_z, 0.0) - expected, 0.0)
+    nats = torch.where(alive, log_z, 0.0) - _mean_score(model, chances, log_z.ndim)
+    return torch.where(alive, nats, 0.0)
 
 
-def entropy_of(model: Structure) -> Tensor:
-    """(*batch,) entropy in nats of a model whose scores are sums of its unary potentials alone.
+def cross_entropy(own: Scored, other: Scored, log_z: Tensor) -> Tensor:
+    """(*lead,) the mean under one model of minus the log-probability in another, nats.
 
-    Log Z less the expected score; 0 where nothing is possible.
+    +inf where the other forbids what is possible; 0 where nothing is.
+
+    Args:
+        own: whose configurations they are.
+        other: of tensors of the same shapes.
+        log_z: (*lead,) of the other.
     """
-    tracked = torch.is_grad_enabled() and model.unary.requires_grad
-    with torch.set_grad_enabled(tracked):
-        log_z, marginals = model.log_partition(), model.marginals()
-        alive = log_z.detach() > -math.inf
-        scores = torch.where(model.unary > -math.inf, model.unary, 0.0) * marginals
-        nats = torch.where(alive, log_z, 0.0) - scores.flatten(log_z.ndim).sum(-1)
-        return torch.where(alive, nats, 0.0)
+    log_p, chances = own.expected()
+    possible = log_p.detach() > -math.inf
+    compared = possible & ~_meets(own, other, possible)
+    nats = torch.where(compared, log_z, 0.0) - _mean_score(other, chances, log_z.ndim)
+    return torch.where(possible, torch.where(compared, nats, math.inf), 0.0)
 
 
-def dot(values: Tensor, gradient: Tensor) -> Tensor:
-    """(B,) sums of products; what is impossible counts nothing."""
-    values = torch.where(values > -math.inf, values, 0.0)
-    return (values * gradient).flatten(1).sum(1)
+def _mean_score(model: Scored, chances: Sequence[Tensor], lead: int) -> Tensor:
+    """(*lead,) the sums of products; what is impossible counts nothing."""
+    total = chances[0].new_zeros(())
+    for values, chance in zip(model.tensors, chances, strict=True):
+        products = torch.where(values > -math.inf, values, 0.0) * chance
+        total = total + products.flatten(lead).sum(-1)
+    return total
+
+
+@torch.no_grad()
+def _meets(own: Scored, other: Scored, possible: Tensor) -> Tensor:
+    """(*lead,) whether what is possible has anything that the other forbids.
+
+    Of the configurations with most of that, how much one has.
+    """
+    pairs = zip(own.tensors, other.tensors, strict=True)
+    barred = [(mine > -math.inf) & (theirs == -math.inf) for mine, theirs in pairs]
+    if not any(bool(part.any()) for part in barred):
+        return torch.zeros_like(possible)
+    most = [
+        torch.where(mine > -math.inf, part.to(mine), -math.inf)
+        for mine, part in zip(own.tensors, barred, strict=True)
+    ]
+    return possible & (own.best(own.made(most)) > 0)

@@ -89,6 +89,10 @@ class Recursion(Structure):
     def _dims(self) -> int:
         return self.site_dims
 
+    def potentials(self, unary: Tensor) -> Tensor:
+        """What the tape has of the sites' potentials: -inf where no derivation has a state."""
+        return unary
+
     def to_tape(
         self, *, unary: Tensor | None = None, ranks: bool = True, double: bool = False
     ) -> Tape:
@@ -105,7 +109,7 @@ class Recursion(Structure):
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
         dtype = torch.float64 if double or self.doubles else self.unary.dtype
-        return Tape(unary, self._dims, ranks=ranks, dtype=dtype)
+        return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
         """What log Z is summed on; laid out once where no gradient passes what it is made of."""
@@ -281,7 +285,8 @@ class Recursion(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
+        unary = self.potentials(self.unary)
+        unary = gathered(self.name, unary, states, log_weights, sites=self._dims)
         return KeptStates(unary, states, self)
 
     def sites(self) -> Sites | None:

@@ -8,7 +8,6 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.structures.hypertree.arcs import ProjectiveArcs
 from rdpgraph.structures.tape import down as downwards
 from rdpgraph.structures.tape import moments
 from rdpgraph.structures.tape.down import down, of_sites
@@ -29,8 +28,8 @@ SMALL = {
     "ranked spans": Spans(draw(3, 3, 2), RULES["low rank"]),
     "factorised spans": Spans(draw(3, 3, 2), RULES["factorised"]),
     "listed spans": Spans(draw(3, 3, 2), LISTED),
-    "arcs": ProjectiveArcs(draw(2, 2, 3), lengths=torch.tensor([2, 1])),
-    "arcs from the root": ProjectiveArcs(draw(2, 2, 3), multiroot=True),
+    "arcs": rg.ProjectiveDependencies(draw(2, 2, 3), lengths=torch.tensor([2, 1])),
+    "arcs from the root": rg.ProjectiveDependencies(draw(2, 2, 3), multiroot=True),
     "plain spans": Spans(draw(2, 3, 3, 2), RULES["none"], lengths=torch.tensor([3, 2])),
 }
 small = pytest.mark.parametrize("name", SMALL)
