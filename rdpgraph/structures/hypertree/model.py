@@ -247,8 +247,8 @@ class Hypertree(HypertreeFields):
             ModelError: k below 1.
             BudgetError: rules of low rank that are too large when written out.
         """
-        found = super().k_best(k)
-        return KBestTrees(Trees(found.states), found.scores)
+        listed = super().k_best(k)
+        return KBestTrees(Trees(listed.states), listed.scores)
 
     def mbr(self) -> Trees:
         """(*batch) trees of the largest expected number of right constituents, with their states.
