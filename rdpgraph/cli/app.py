@@ -126,7 +126,7 @@ def infer_command(
     from rdpgraph.cli.answers import answer, as_text, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried
-    from rdpgraph.cli.many import answered_here, place, spread
+    from rdpgraph.cli.many import about, answered_here, place, spread
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
@@ -136,7 +136,11 @@ def infer_command(
     started = min(monotonic() - begin, 0.5 * time_seconds)
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
-        with progress("solving") as shown, ending(time_seconds, spent=started):
+        with (
+            about(model, models),
+            progress("solving") as shown,
+            ending(time_seconds, spent=started),
+        ):
             scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
             rewrite = estimator_of(estimator, keep, proposal, replicates)
             generator = seeded(seed)
@@ -252,8 +256,10 @@ def parse_command(
     task: Annotated[
         ParseTask, typer.Option(help="log Z, the best tree, the best spans, marginals, draws.")
     ] = ParseTask.VITERBI,
-    count: Annotated[int, typer.Option(min=1, max=10**6, help="How many draws.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="How many draws, 1 unless given (sample).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws (sample).")] = None,
     style: Annotated[
         ParseFormat, typer.Option("--format", help="How to write it.")
     ] = ParseFormat.TEXT,
@@ -268,6 +274,8 @@ def parse_command(
     """Parse sentences by a weighted grammar."""
     if picture is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
+    if count is not None and task is not ParseTask.SAMPLE:
+        raise typer.BadParameter("--count is a number of draws and needs --task sample")
     from rdpgraph.cli.estimation import seeded
     from rdpgraph.cli.parse import answers, as_text, parsed
     from rdpgraph.cli.targets import checked_picture, checked_target
@@ -276,12 +284,12 @@ def parse_command(
     from rdpgraph.io.text import LIMIT, write_text_atomically
 
     checked_target(output, grammar)
-    checked_picture(picture, grammar, output)
+    checked_picture(picture, grammar, output=output)
     generator = seeded(seed)
     rules = read_grammar(grammar, limit=int(limit or LIMIT), memory_bytes=memory_bytes or MEMORY)
-    draws = count if task is ParseTask.SAMPLE else 1
+    draws = count or 1
     parses = parsed(rules, sentences, draws=draws, memory_bytes=memory_bytes)
-    rows = answers(parses, task, count=count, generator=generator)
+    rows = answers(parses, task, count=draws, generator=generator)
     text = as_text(rows, parses, style)
     if output is not None:
         write_text_atomically(output, text)

@@ -1,13 +1,15 @@
 """Several models in one run, shared between the processes that torchrun started."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import typer
 
 from rdpgraph.cli.options import Task
+from rdpgraph.errors import RdpgraphError
 from rdpgraph.estimate.problem import Estimator
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
@@ -38,6 +40,17 @@ def answered_here(
     output.mkdir(parents=True, exist_ok=True)
     pairs = [(model, output / name) for model, name in zip(models, names, strict=True)]
     return list(pairs[rank::ranks])
+
+
+@contextmanager
+def about(model: Path, models: Sequence[Path]) -> Generator[None]:
+    """What goes wrong with one of several models begins with its name."""
+    try:
+        yield
+    except RdpgraphError as error:
+        if len(models) == 1 or str(error).startswith(str(model)):
+            raise
+        raise type(error)(f"{model}: {error}") from None
 
 
 def place() -> tuple[int, int]:

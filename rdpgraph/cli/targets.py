@@ -32,8 +32,8 @@ def checked_target(target: Path | None, *sources: Path | None) -> None:
         raise _error(errno.EACCES, target)
 
 
-def checked_picture(target: Path | None, *sources: Path | None) -> None:
-    """The same of a picture, whose name must say its format.
+def checked_picture(target: Path | None, *sources: Path | None, output: Path | None = None) -> None:
+    """The same of a picture, whose name must say its format, beside another output.
 
     Raises:
         FileFormatError: the name's suffix is no picture format, or as `checked_target`.
@@ -44,9 +44,8 @@ def checked_picture(target: Path | None, *sources: Path | None) -> None:
             f"{target}: a picture's name ends in {', '.join(PICTURES)}; got {target.suffix!r}."
         )
     checked_target(target, *sources)
-    for source in sources:  # one that is written too, and may not exist yet
-        if target is not None and source is not None and target.absolute() == source.absolute():
-            raise FileFormatError(f"{target}: this file is already an output; name another one.")
+    if target is not None and output is not None and target.absolute() == output.absolute():
+        raise FileFormatError(f"{target}: this file is already an output; name another one.")
 
 
 def _same(source: Path, target: Path) -> bool:

@@ -94,7 +94,7 @@ def exactly(scheduler: Scheduler) -> Contraction:
         return scheduler
     given = scheduler if is_dataclass(scheduler) else None
     memory, seconds = getattr(given, "memory", None), getattr(given, "seconds", None)
-    return Contraction(memory, 60.0 if seconds is None else seconds)
+    return Contraction(memory, seconds or 60.0)
 
 
 def require_fit(plan: Plan) -> None:

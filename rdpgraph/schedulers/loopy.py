@@ -76,8 +76,8 @@ class Loopy(Scheduler):
         require_kind("Loopy", "counting", self.counting, Counting, "Bethe()")
         require_kind("Loopy", "gradient", self.gradient, Gradient, "Implicit()")
         require_kind("Loopy", "start", self.start, Posterior, "infer(graph, scheduler=Loopy())")
-        if not (self.seconds is None or is_real(self.seconds)):
-            raise ModelError(f"Loopy needs seconds as a number; got {self.seconds!r:.80}.")
+        if not (self.seconds is None or (is_real(self.seconds) and self.seconds >= 0)):
+            raise ModelError(f"Loopy needs seconds as a number >= 0; got {self.seconds!r:.80}.")
         if not (self.progress is None or callable(self.progress)):
             raise ModelError(f"Loopy needs progress as a function; got {self.progress!r:.80}.")
         self._limits()

@@ -544,3 +544,14 @@ def test_several_models_that_cannot_be_told_apart_or_have_one_evidence(run, tmp_
         assert run(*wrong)[0] == 2
     shown = run("infer", ASIA, ASIA, "--task", "PR")[1]
     assert shown.count("asia.bif:") == 2
+
+
+def test_what_goes_wrong_with_one_of_several_models_begins_with_its_name(run, tmp_path):
+    other = tmp_path / "other.uai"
+    other.write_text("MARKOV\n1\n2\n1\n1 0\n2\n0 0\n")
+    for arguments, words in (((), "probability zero"), (("--set", "tub=yes"), "'tub'")):
+        code, _, said = run("infer", ASIA, other, "--task", "PR", *arguments)
+        assert code == 1
+        assert str(other) in said
+        assert words in said
+        assert str(other) not in run("infer", other, "--task", "PR", *arguments)[2]

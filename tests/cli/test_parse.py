@@ -104,6 +104,8 @@ def test_files_and_pictures(run, tmp_path):
         ([""], 1, "one word"),
         ([LONG, "--draw", "tree.xyz"], 1, "picture"),
         ([LONG, "--task", "logz", "--draw", "tree.png"], 2, "trees"),
+        ([LONG, "--count", "5"], 2, "--task sample"),
+        ([LONG, "--draw", "tree.png", "--output", "tree.png"], 1, "already an output"),
         ([LONG, "--task", "sample", "--count", "0"], 2, "count"),
         ([LONG, "--task", "sample", "--count", "9" * 20], 2, "count"),
         ([LONG, "--task", "sample", "--count", "1000", "--memory", "1MB"], 1, "1,000 trees"),

@@ -44,6 +44,7 @@ WRONG = {
     "a gradient in words": lambda: rg.Loopy(gradient="implicit"),
     "damping in words": lambda: rg.Loopy(damping="half"),
     "half a sweep": lambda: rg.Loopy(sweeps=2.5),
+    "seconds that are over": lambda: rg.Loopy(seconds=-1),
     "progress that is not called": lambda: rg.Loopy(progress=3),
     "a start of a graph": lambda: rg.Loopy(start=GRAPH),
     "a schedule of clusters in words": lambda: rg.JoinGraph(schedule="flooding"),
