@@ -114,14 +114,14 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return outputs
         return tuple(
-            refused(part.requires_grad_(), _ONCE) if isinstance(part, Tensor) else part
+            refused(part.requires_grad_(), ONCE) if isinstance(part, Tensor) else part
             for part in outputs
         )
 
     return wrapped
 
 
-_ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
+ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
 
 
 def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:

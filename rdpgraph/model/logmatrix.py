@@ -56,26 +56,36 @@ class LogMatrix:
         surprises = torch.where(self.logs > -math.inf, self.peaks.unsqueeze(-1) - self.logs, 0.0)
         return surprises, self.weights * surprises
 
-    def means(self, rows: Tensor, gains: Tensor, scores: tuple[Tensor, Tensor]) -> Tensor:
+    def means(
+        self, rows: Tensor, gains: Tensor | None, scores: tuple[Tensor, Tensor],
+        *, sums: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Means of ``gains_ik + scores_jk`` over k, by the shares of the terms of `times`.
 
         (*lead, m, n); 0 where no term is possible. Exact and differentiable as `times`.
 
         Args:
             rows: (*lead, m, k) nats.
-            gains: (*lead, m, k) finite.
+            gains: (*lead, m, k) finite; or None.
             scores: (*lead, n, k) finite; and those times the weights.
+            sums: (*lead, m, n) what `times` gives, if that is known: a product less.
         """
-        values = (rows - _peak(rows)).exp()
-        total = values @ self.weights.mT
+        peak = _peak(rows)
+        values = (rows - peak).exp()
+        if sums is None:
+            total = values @ self.weights.mT
+        else:
+            total = (sums - peak - self.peaks.unsqueeze(-2)).exp()
         low = self._low(total)
-        sums = (values * gains) @ self.weights.mT + values @ scores[1].mT
+        sums = values @ scores[1].mT
+        sums = sums if gains is None else (values * gains) @ self.weights.mT + sums
         result = torch.where(low, 0.0, sums / torch.where(low, 1.0, total))
         if not bool(low.any()):
             return result
 
         def exact(logs: Tensor, item: Tensor, row: Tensor, column: Tensor) -> Tensor:
-            own = _flat(gains, result)[item, row] + _flat(scores[0], result)[item, column]
+            own = _flat(scores[0], result)[item, column]
+            own = own if gains is None else _flat(gains, result)[item, row] + own
             return (logs.softmax(1) * own).sum(1)
 
         return self._repaired(result, low, rows, exact)

@@ -22,7 +22,6 @@ from rdpgraph.model.structure import Match, Structure
 from rdpgraph.structures.chain import (
     decode,
     logs,
-    lowrank_moments,
     lowrank_ranks,
     moments,
     pairs,
@@ -222,10 +221,7 @@ class Chain(Structure):
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
-        given = self._given()
-        if isinstance(given, RankTensors) and given.steps.shared:
-            return self._shaped(lowrank_moments.entropy(given))
-        return self._shaped(moments.entropy(self._parts()))
+        return self._shaped(moments.entropy(self._given()))
 
     def entropy_over(self, log_base: Tensor) -> Tensor | None:
         """(*batch,) by the same pass as the entropy; None for a transition of low rank."""

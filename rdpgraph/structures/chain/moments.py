@@ -1,30 +1,40 @@
 """Expectations under chains: entropy, cross-entropy, joint probabilities of neighbours."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from rdpgraph.model.gradients import differentiable_once, expectations
-from rdpgraph.model.semiring import finite
+from rdpgraph.model.gradients import ONCE, expectations, once
+from rdpgraph.model.logmatrix import LogMatrix, log_products
+from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.factors import inside, peak, product
-from rdpgraph.structures.chain.pairs import pair_sums
-from rdpgraph.structures.chain.recursion import Messages, log_partition, messages
-from rdpgraph.structures.chain.steps import TableSteps
-from rdpgraph.structures.chain.tensors import ChainTensors
+from rdpgraph.structures.chain.recursion import Messages
+from rdpgraph.structures.chain.steps import RankSteps, as_steps
+from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
+
+_CELLS = 2**24  # values of ranks that are formed at a time
 
 
-def entropy(parts: ChainTensors, log_base: Tensor | None = None) -> Tensor:
-    """(B,) nats; 0 for an impossible item. Cost and gradient as for `cross_entropy`.
+def entropy(parts: ChainTensors | RankTensors, log_base: Tensor | None = None) -> Tensor:
+    """(B,) nats; 0 for an impossible item. Differentiable once.
+
+    A sum of small terms, as the `cross_entropy` with itself. The log of a sum of ranks has no form
+    of low rank: those cost O(T N^2) products too, and O(N^2 r) for the values, in blocks.
 
     Args:
         parts: the chains.
         log_base: (*batch, T, N) without gradient, whose expectation is added.
     """
+    sent, scored = _messages(parts), parts.unary.detach()
+    if log_base is not None:
+        scored = scored - finite(log_base).reshape(scored.shape)
     # The gradient in q is zero where q is p.
-    sent = messages(*parts)
-    return _cross_entropy(parts, parts.detach(), sent, sent, log_base)
+    with torch.no_grad():
+        ratios = _log_ratios(parts, sent)
+    return _nats(parts, sent, ratios, scored, None)
 
 
 def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
@@ -39,88 +49,120 @@ def cross_entropy(parts: ChainTensors, other: ChainTensors) -> Tensor:
         parts: the first chains.
         other: the other ones, of the same lengths.
     """
-    return _cross_entropy(parts, other, messages(*parts), messages(*other))
+    sent, ratios = _messages(parts), _log_ratios(other, _messages(other))
+    values = _nats(parts, sent, ratios, other.unary, other.transition)
+    forbidden = _forbidden(parts, other, sent) & _possible(parts, sent)
+    return torch.where(forbidden, math.inf, values)
 
 
-def _cross_entropy(
-    parts: ChainTensors, other: ChainTensors, inward: Messages, outward: Messages,
-    log_base: Tensor | None = None,
+def _nats(
+    parts: ChainTensors | RankTensors, sent: Messages, ratios: Tensor, scored: Tensor,
+    link: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The same, given the messages of both, with the expectation of a log-base added."""
-    scored = other.unary
-    if log_base is not None:
-        scored = scored - finite(log_base).reshape(scored.shape)
-    first, second = parts.transition, other.transition
-    if first.ndim != second.ndim or len(first) != len(second):
-        rows = max(len(t) if t.ndim == 4 else 1 for t in (first, second))
-        shape = (rows, max(parts.unary.shape[1] - 1, 0), *first.shape[-2:])
-        first, second = first.expand(shape), second.expand(shape)
-    nats: Any = _CrossEntropy.apply(
-        parts.unary, first, parts.lengths, other.unary, second, scored.detach(), inward, outward
-    )
-    return nats
+    """Minus the expectation of another's log-probability, where it forbids nothing.
+
+    Args:
+        parts: the chains.
+        sent: their messages.
+        ratios: (B, T) the other's log Z, step by step.
+        scored: (B, T, N) its unary potentials.
+        link: its transitions; None: those of the chains, without gradient.
+    """
+    total = parts.unary.shape[1]
+    if not total:
+        return parts.unary.sum((1, 2))
+    chances = _probabilities(sent)
+    terms = ratios - (chances * finite(scored)).sum(-1)
+    if total > 1:
+        first, later = terms.split((1, total - 1), 1)
+        terms = torch.cat([first, later - _pair_means(parts, sent, chances, link)], 1)
+    counted = inside(parts.lengths, total) & _possible(parts, sent).unsqueeze(1)
+    # What is forbidden has a mean of no number, and no gradient.
+    counted = counted & (terms.detach().abs() < math.inf)
+    values = torch.where(counted, terms, 0.0).double().sum(1).to(terms.dtype)
+    return once(values, ONCE)
 
 
-class _CrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, unary: Tensor, transition: Tensor, lengths: Tensor, other_unary: Tensor,
-        other_transition: Tensor, scored: Tensor, inward: Messages, outward: Messages,
-    ) -> Tensor:  # fmt: skip
-        p, q = (
-            ChainTensors(unary, transition, lengths),
-            ChainTensors(other_unary, other_transition, lengths),
-        )
-        means = (_probabilities(inward) * finite(scored)).sum(-1)
-        terms = _log_ratios(q, outward) - means
-        if unary.shape[1] > 1:
-            terms[:, 1:] -= pair_sums(p, inward, finite(q.transition))
-        total = (
-            torch.where(inside(lengths, unary.shape[1]), terms, 0.0).double().sum(1).to(unary.dtype)
-        )
-        possible, allowed = _possible(p, inward), ~_forbidden(p, q, inward)
-        ctx.save_for_backward(
-            unary, transition, lengths, other_unary, other_transition, scored, possible & allowed
-        )
-        return torch.where(possible, torch.where(allowed, total, math.inf), 0.0)
-
-    @staticmethod
-    @differentiable_once
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """In p, minus the covariance with q's score; in q, its marginals less those of p."""
-        unary, transition, lengths, other_unary, other_transition, scored, counted = (
-            ctx.saved_tensors
-        )
-        weights = torch.where(counted, gradients[0], 0.0)
-        in_p, in_q = any(ctx.needs_input_grad[:2]), any(ctx.needs_input_grad[3:5])
-        for_p, for_q = (None, None), (None, None)
-        with torch.enable_grad():
-            own = (unary.detach().requires_grad_(), transition.detach().requires_grad_())
-            means = _gradients(log_partition(*own, lengths), own, weights, create_graph=in_p)
-            if in_p:
-                # Minus the derivative of log Z along q's potentials, differentiated once more.
-                along = (means[0] * finite(scored)).sum()
-                along = along + (means[1] * finite(other_transition)).sum()
-                for_p = _gradients(-along, own, torch.ones_like(along))
-            if in_q:
-                theirs = (
-                    other_unary.detach().requires_grad_(),
-                    other_transition.detach().requires_grad_(),
-                )
-                slopes = _gradients(log_partition(*theirs, lengths), theirs, weights)
-                for_q = tuple(f - m.detach() for f, m in zip(slopes, means, strict=True))
-        return (*for_p, None, *for_q, None, None, None)
+def _messages(parts: ChainTensors | RankTensors) -> Messages:
+    """By the fastest route; or in logs, where they are differentiated or those of ranks."""
+    unary, link, lengths = parts
+    sides = link.sides if isinstance(link, RankSteps) else (link,)
+    watched = torch.is_grad_enabled() and any(part.requires_grad for part in (unary, *sides))
+    if isinstance(link, Tensor) and not watched:
+        return recursion.messages(unary, link, lengths)
+    forward = logs.forward(unary, link, lengths)
+    forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
+    return Messages(forward, logs.backward(unary, link, lengths))
 
 
-def _gradients(
-    values: Tensor, inputs: tuple[Tensor, ...], weights: Tensor, *, create_graph: bool = False
-) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(
-        values, inputs, weights, create_graph=create_graph, allow_unused=True,
-        materialize_grads=True,
-    )  # fmt: skip
+def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
+    """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N), or O(T N r)."""
+    unary, link, _ = parts
+    if not unary.shape[1]:
+        return unary.new_zeros(unary.shape[:2])
+    alive = (sent.log_forward > -math.inf).any(-1, keepdim=True)
+    forward = torch.where(alive, sent.log_forward, 0.0)
+    first = soft_sum(unary[:, 0], 1).unsqueeze(1)
+    # p(x_t | prefix) = exp(unary + log of what arrives - ratio): one state with mass will do.
+    best = forward[:, 1:].argmax(-1, keepdim=True)
+    columns = as_steps(link).columns(best.squeeze(2)[None], first=0)[0]
+    arriving = soft_sum(forward[:, :-1] + columns, 2)
+    own = unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
+    return torch.cat([first, arriving + own.squeeze(2)], 1)
+
+
+def _pair_means(
+    parts: ChainTensors | RankTensors, sent: Messages, chances: Tensor, other: Tensor | None
+) -> Tensor:
+    """(B, T - 1) the means of another's log-values of neighbours, with 0 in place of -inf."""
+    link, before, after = parts[1], sent.log_forward[:, :-1], chances[:, 1:]
+    states = width = before.shape[2]
+    sums = None
+    if isinstance(link, RankSteps):
+        sums = link.between(before)
+        each = max(math.prod(side.shape[:-2]) for side in link.sides)
+        width = max(1, _CELLS // (states * each))
+
+    def means(here: slice) -> Tensor:
+        own = _into(link, here)
+        theirs = finite(own.detach() if other is None else other.mT[..., here, :])
+        matrix, known = LogMatrix.of(own), None if sums is None else sums[..., here]
+        scores = theirs, matrix.weights * theirs
+        if scores[1].ndim == 2:
+            each = matrix.means(before, None, scores, sums=known)
+        else:
+            known = None if known is None else known.unsqueeze(2)
+            each = matrix.means(before.unsqueeze(2), None, scores, sums=known).squeeze(2)
+        return (each * after[..., here]).sum(-1)
+
+    total = torch.zeros_like(after[..., 0])
+    for start in range(0, states, width):
+        here = slice(start, start + width)
+        again = width < states and torch.is_grad_enabled()
+        own: Tensor = checkpoint(means, here, use_reentrant=False) if again else means(here)  # pyright: ignore
+        total = total + own
+    return total
+
+
+def _into(link: Tensor | RankSteps, here: slice) -> Tensor:
+    """(n, N), or (1 or B, T - 1, n, N): the log-values into some states from all."""
+    if isinstance(link, RankSteps):
+        return log_products(link.right[..., here, :], link.left)
+    return link.mT[..., here, :]
+
+
+def _probabilities(sent: Messages) -> Tensor:
+    """(B, T, N) marginals, zero where nothing is possible."""
+    logs = sent.log_forward + sent.log_backward
+    values = (logs - peak(logs.detach(), (2,))).exp()
+    total = values.sum(-1, keepdim=True)
+    return values / torch.where(total > 0, total, 1.0)
+
+
+def _possible(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:
+    """(B,) whether any sequence is possible."""
+    dead = ~(sent.log_forward > -math.inf).any(-1)
+    return ~(dead & inside(parts.lengths, dead.shape[1])).any(1)
 
 
 def edge_marginals(parts: ChainTensors) -> Tensor:
@@ -132,39 +174,10 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
         return unary.new_zeros(shape)
     tracked = unary.requires_grad or transition.requires_grad
     _, (gradient,) = expectations(
-        lambda steps: log_partition(unary, steps, lengths), [transition.expand(shape)],
+        lambda steps: recursion.log_partition(unary, steps, lengths), [transition.expand(shape)],
         tracked=tracked,
     )  # fmt: skip
     return gradient
-
-
-def _log_ratios(parts: ChainTensors, sent: Messages) -> Tensor:
-    """(B, T): log Z of the first t + 1 steps less that of the first t; O(T N)."""
-    unary, transition, _ = parts
-    forward = sent.log_forward
-    if not unary.shape[1]:
-        return unary.new_zeros(unary.shape[:2])
-    first = unary[:, 0].logsumexp(-1, keepdim=True)
-    # p(x_t | prefix) = exp(unary + log of what arrives - ratio): one state with mass will do.
-    best = forward[:, 1:].argmax(-1, keepdim=True)
-    columns = TableSteps(transition).columns(best.squeeze(2)[None], first=0)[0]
-    arriving = (forward[:, :-1] + columns).logsumexp(-1, keepdim=True)
-    later = arriving + unary[:, 1:].gather(2, best) - forward[:, 1:].gather(2, best)
-    return torch.cat([first, later.squeeze(-1)], 1)
-
-
-def _probabilities(sent: Messages) -> Tensor:
-    """(B, T, N) marginals, zero where nothing is possible."""
-    logs = sent.log_forward + sent.log_backward
-    values = (logs - peak(logs, (2,))).exp()
-    total = values.sum(-1, keepdim=True)
-    return values / torch.where(total > 0, total, 1.0)
-
-
-def _possible(parts: ChainTensors, sent: Messages) -> Tensor:
-    """(B,) whether any sequence is possible."""
-    dead = ~(sent.log_forward > -math.inf).any(-1)
-    return ~(dead & inside(parts.lengths, dead.shape[1])).any(1)
 
 
 def _forbidden(parts: ChainTensors, other: ChainTensors, sent: Messages) -> Tensor:

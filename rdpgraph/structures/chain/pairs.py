@@ -14,27 +14,6 @@ from rdpgraph.structures.chain.tensors import ChainTensors, of_items
 _CELLS = 2**22  # of the tables that are held at once where products of probabilities fail
 
 
-def pair_sums(parts: ChainTensors, sent: Messages, values: Tensor) -> Tensor:
-    """(B, T - 1): the expectation of a function of neighbours at each step.
-
-    Two matrix products. Where probabilities lie too far apart for those, in logs.
-
-    Args:
-        parts: the chains, T > 1.
-        sent: their messages.
-        values: of the shape of the transitions; finite.
-    """
-    before, after, weights = _factors(parts, sent)
-    mass = (product(before, weights) * after).sum(-1)
-    total = (product(before, weights * values) * after).sum(-1)
-    sound = mass > _least(mass.dtype)
-    result = torch.where(sound, total / torch.where(sound, mass, 1.0), 0.0)
-    for items, steps, joint in _doubtful(parts, sent, sound):
-        own = values if values.ndim == 2 else values[items % len(values), steps]
-        result[items, steps] = (joint * own).sum((-2, -1))
-    return result
-
-
 def edge_counts(parts: ChainTensors) -> Tensor:
     """(B, N, N): for each item the expected number of steps with each pair of neighbours.
 

@@ -173,6 +173,12 @@ class RankSteps(Steps):
         """By way of the ranks, O(N r)."""
         return self.to_states(step, self.to_ranks(step, state))
 
+    def between(self, states: Tensor) -> Tensor:
+        """`advance` by each step, (B, T - 1, N) at once."""
+        for side in (self._gathering, self._spreading):
+            states = side.all_times(states)
+        return states
+
     def to_ranks(self, step: int, state: Tensor) -> Tensor:
         """(B, r) the sums over the states before a step, (B, N)."""
         return self._gathering.times(step, state)
@@ -249,6 +255,13 @@ class _Factors:
 
     def at(self, step: int) -> LogMatrix:
         return self.shared or LogMatrix.of(self.each[step])
+
+    def all_times(self, rows: Tensor) -> Tensor:
+        """(B, T - 1, k) through the matrix of each step, as (B, T - 1, n)."""
+        if self.shared is not None:
+            return self.shared.times(rows)
+        matrices = LogMatrix.of(torch.stack(self.each, 1))
+        return matrices.times(rows.unsqueeze(2)).squeeze(2)
 
     def times(self, step: int, rows: Tensor) -> Tensor:
         """(B, k) through the matrix of a step, as (B, n); or (count, B, k) as (count, B, n)."""
