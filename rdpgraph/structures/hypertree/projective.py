@@ -10,7 +10,6 @@ from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import up
 from rdpgraph.structures.tape.values import Value, View
 
 
@@ -60,8 +59,8 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
 
     @torch.no_grad()
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
-        heads, _ = best(self._best_tape, up(self._best_tape, 0.0), k)
-        return heads.reshape(k, *unary.shape[:2])
+        tape = self._best_tape
+        return best(tape, k)[0].states(tape, k).reshape(k, *unary.shape[:2])
 
     def _is_tree(self, heads: Tensor, inside: Tensor) -> Tensor:
         word = torch.arange(1, heads.shape[2] + 1, device=heads.device)

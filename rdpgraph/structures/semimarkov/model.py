@@ -24,7 +24,6 @@ from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import (
-    kbest,
     posterior,
     proposals,
     scoring,
@@ -35,6 +34,7 @@ from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import laid_out
 from rdpgraph.structures.semimarkov.transitions import flattened
+from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
@@ -231,7 +231,7 @@ class SemiMarkov(Recursion):
             ModelError: k below 1.
         """
         k = checked_best("SemiMarkov", k)
-        best = self._segmentation(kbest.k_best(*self._parts(), k), (k,))
+        best = self._segmentation(best_of(self._best_tape, k)[0], (k,))
         empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
         there = torch.where(empty, first, best.starts.any(-1))

@@ -1,7 +1,8 @@
 """From the goal to the leaves: the best derivation, or draws."""
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -14,10 +15,13 @@ from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Reader, Value
 
+_FEW = 2**8  # nodes that are told apart in Python
 _BLOCK = 2**19  # alternatives that are looked at at a time
 Pool = tuple[Value, ...]
-Nodes = tuple[Tensor, Tensor, Tensor]
-"""Derivations, places and labels, (Q,) each."""
+Nodes = tuple[Tensor, ...]
+"""Derivations, places, labels and, of lists, ranks, (Q,) each."""
+Below = Callable[[int, Nodes], Iterator[tuple[Pool, Nodes]]]
+"""What the nodes of a step are made of: nodes by their places in pools."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,34 +60,46 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, name: str) ->
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
-    device, batch = tape.device, tape.batch
     require_possible(name, reader.values[-1].flatten() > -math.inf)
-    trees = torch.arange(count * batch, device=device)
-    used = [(trees[:0], trees[:0], trees[:0])]
+    return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
+
+
+def picked(tape: Tape, reader: Reader, trees: Tensor, pick: Pick) -> Drawn:
+    """The sites of derivations with numbers (U,), each of the item that is the rest by B."""
+
+    def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
+        step, (tree, place, label) = tape.steps[number], nodes
+        item = tree % tape.batch
+        chosen = _chosen(step, reader, pick, item, place, label)
+        for pool, rows, places, labels in step.children(chosen, item, place, label):
+            yield pool, (tree if rows is None else tree[rows], places, labels)
+
+    return followed(tape, (trees, trees * 0, trees * 0), below)
+
+
+def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
+    """The sites that are used below nodes of the goal; all nodes of one step at once."""
+    none = goals[0][:0]
+    used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
     ends: dict[int, tuple[Pool, Tensor]] = {}
-    waiting[-1] = [(trees, trees * 0, trees * 0)]
+    waiting[-1] = [goals]
     for number in range(len(tape.steps) - 1, -1, -1):
         if not waiting[number]:
             continue
-        step = tape.steps[number]
-        own = waiting[number]
-        tree, place, label = map(torch.cat, zip(*own, strict=True)) if len(own) > 1 else own[0]
+        step, own = tape.steps[number], waiting[number]
+        nodes = tuple(map(torch.cat, zip(*own, strict=True))) if len(own) > 1 else own[0]
         waiting[number] = []
-        if isinstance(step, Leaf):
-            if step.sites is not None:
-                used.append((tree, step.sites[place], label))
-            continue
-        item = tree % batch
-        chosen = _chosen(step, reader, pick, (item, place, label))
-        for pool, rows, places, labels in step.children(chosen, item, place, label):
-            below = tree if rows is None else tree[rows]
-            for value, nodes in _by_value(pool, ends, (below, places, labels)):
-                waiting[value.number].append(nodes)
+        if not isinstance(step, Leaf):
+            for pool, parts in below(number, nodes):
+                for value, some in _by_value(pool, ends, parts):
+                    waiting[value.number].append(some)
+        elif step.sites is not None:
+            used.append((nodes[0], step.sites[nodes[1]], nodes[2]))
     return Drawn(*map(torch.cat, zip(*used, strict=True)))
 
 
-def _chosen(step: Step, reader: Reader, pick: Pick, nodes: Nodes) -> Tensor:
+def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     """(Q,) an alternative of each node, given by item, place and label."""
     if step.alternatives < 2:
         return torch.zeros_like(nodes[0])
@@ -101,28 +117,25 @@ def _by_value(
 
     Where each value ends is known of pools that start with this one.
     """
-    tree, number, label = nodes
+    tree, number, *others = nodes
     if len(pool) == 1:
         if tree.shape[0]:
             yield pool[0], nodes
         return
-    if tree.shape[0] == 1:
-        only = int(number)
-        for value in pool:
-            if only < value.places:
-                yield value, (tree, number.new_tensor([only]), label)
-                return
-            only -= value.places
-        return
-    longest, ends = known.get(pool[0].number, ((), number))
-    if longest[: len(pool)] != pool:
-        ends = torch.tensor([*accumulate(value.places for value in pool)], device=number.device)
-        known[pool[0].number] = pool, ends
     number, order = number.sort()
-    tree, label = tree[order], label[order]
+    tree, *others = (part[order] for part in (tree, *others))
+    if tree.shape[0] <= _FEW:
+        numbers = number.tolist()
+        stops = [bisect_left(numbers, end) for end in accumulate(value.places for value in pool)]
+    else:
+        longest, ends = known.get(pool[0].number, ((), number))
+        if longest[: len(pool)] != pool:
+            ends = torch.tensor([*accumulate(value.places for value in pool)], device=tree.device)
+            known[pool[0].number] = pool, ends
+        stops = torch.searchsorted(number, ends[: len(pool)]).tolist()
     start = first = 0
-    stops = torch.searchsorted(number, ends[: len(pool)]).tolist()
     for value, stop in zip(pool, stops, strict=True):
         if stop > first:
-            yield value, (tree[first:stop], number[first:stop] - start, label[first:stop])
+            some = slice(first, stop)
+            yield value, (tree[some], number[some] - start, *(part[some] for part in others))
         start, first = start + value.places, stop

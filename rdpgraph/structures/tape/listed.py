@@ -43,11 +43,12 @@ class Listed(Step):
         """(B, A, P, K)."""
         rows, known = self.rules.by_parent
         _, first, second = self.rules.triples[rows].unbind(2)
-        terms = reader.read(self.left)[..., first] + reader.read(self.right)[..., second]
+        left, right = reader.together((self.left, self.right))
+        terms = left[..., first] + right[..., second]
         if scores:
             terms = terms + self.rules.log_weights[:, rows][:, None, None]
         terms = torch.where(known, terms, -math.inf)
-        return self._wider(terms.permute(0, 4, 1, 2, 3).flatten(1, 2))
+        return self._wider(terms.movedim(-1, -4).flatten(-4, -3))
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B, P, K)."""
@@ -134,9 +135,9 @@ class Listed(Step):
         yield from ()
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """The left and the right part."""
-        return self.left, self.right
+        return ((self.left, self.right),)
 
     @property
     def alternatives(self) -> int:

@@ -125,7 +125,7 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
         readers = (ours, theirs, means)
         with torch.no_grad():
             lost.values.append(_lost(pair, readers, lost))
-        again = step.dim == 2 and products.matrix_of(step, tape.batch) is None
+        again = step.dim == -2 and products.matrix_of(step, tape.batch) is None
         if torch.is_grad_enabled() and again:
             mean: Tensor = checkpoint(  # pyright: ignore
                 _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False

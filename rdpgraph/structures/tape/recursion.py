@@ -222,15 +222,14 @@ class Recursion(Structure):
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
 
-        Items are taken one by one, with lazy lists (Huang and Chiang 2005, algorithm 3).
+        Those of a small recursion are found for all items at once; in a large one items are taken
+        one by one, with lazy lists (Huang and Chiang 2005, algorithm 3).
 
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best(self.name, k)
-        with torch.no_grad():
-            tape = self._best_tape
-            states, there = best(tape, up(tape, 0.0), k)
+        drawn, there = best(self._best_tape, checked_best(self.name, k))
+        states = drawn.states(self._best_tape, k)
         return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
 
     @torch.no_grad()

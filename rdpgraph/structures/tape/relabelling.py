@@ -27,14 +27,16 @@ class Relabelled(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, 1, P, J)."""
-        return self.up(reader, 1.0).unsqueeze(1)
+        return self.up(reader, 1.0).unsqueeze(-3)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, J)."""
         x = reader.values[self.x.number]
         if self.which.ndim == 1:
-            return x.index_select(2, self.which).expand(-1, self.places, -1)
-        return x.expand(len(self.which), self.places, -1).gather(2, self.which)
+            moved = x.index_select(-1, self.which)
+            return moved.expand(*x.shape[:-2], self.places, -1)
+        x = x.expand(*x.shape[:-3], len(self.which), self.places, -1)
+        return x.gather(-1, self.which.expand(*x.shape[:-1], -1))
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, 1) zeros: there is one alternative."""
@@ -55,9 +57,9 @@ class Relabelled(Step):
         yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """All of the value."""
-        return (View((self.x,)),)
+        return ((View((self.x,)),),)
 
     @property
     def work(self) -> float:
@@ -77,11 +79,11 @@ class LabelsAsPlaces(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, 1, P K, 1)."""
-        return self.up(reader, 1.0).unsqueeze(1)
+        return self.up(reader, 1.0).unsqueeze(-3)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B, P K, 1)."""
-        return reader.values[self.x.number].flatten(1).unsqueeze(-1)
+        return reader.values[self.x.number].flatten(-2).unsqueeze(-1)
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, 1) zeros: there is one alternative."""
@@ -98,9 +100,9 @@ class LabelsAsPlaces(Step):
         yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width)), None
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """All of the value."""
-        return (View((self.x,)),)
+        return ((View((self.x,)),),)
 
     @property
     def work(self) -> float:

@@ -25,11 +25,11 @@ class Step(ABC):
         dim: that of the alternatives in `terms`.
     """
 
-    dim = 1
+    dim = -3
 
     @abstractmethod
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is 2.
+        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is -2.
 
         Args:
             reader: the values so far.
@@ -83,8 +83,13 @@ class Step(ABC):
 
     @property
     @abstractmethod
+    def products(self) -> Sequence[Sequence[View]]:
+        """What it reads: products of views."""
+
+    @property
     def reads(self) -> Sequence[View]:
-        """What it reads."""
+        """The views of all ways."""
+        return [view for way in self.products for view in way]
 
     @property
     def alternatives(self) -> int:

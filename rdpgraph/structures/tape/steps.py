@@ -14,7 +14,7 @@ from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import in_blocks, soft
-from rdpgraph.structures.tape.values import Reader, Remade, Value, View, batches, joint
+from rdpgraph.structures.tape.values import Reader, Remade, Value, View, batches, side_by_side
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Leaf(Step):
         yield from ()
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """Nothing: a leaf is made of no values."""
         return ()
 
@@ -70,13 +70,8 @@ class Total(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, A, P, K)."""
-        totals: list[Tensor] = []
-        for way in self.ways:
-            total = reader.read(way[0])
-            for view in way[1:]:
-                total = total + reader.read(view)
-            totals.append(total)
-        return totals[0] if len(totals) == 1 else torch.cat(batches(totals), 1)
+        totals = [_sum(reader.together(way)) for way in self.ways]
+        return totals[0] if len(totals) == 1 else torch.cat(batches(totals), -3)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, K)."""
@@ -85,12 +80,7 @@ class Total(Step):
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, A) the log-values of the alternatives."""
-        totals: list[Tensor] = []
-        for way in self.ways:
-            total = reader.at(way[0], item, place, label)
-            for view in way[1:]:
-                total = total + reader.at(view, item, place, label)
-            totals.append(total)
+        totals = [_sum([reader.at(view, item, place, label) for view in way]) for way in self.ways]
         return totals[0] if len(totals) == 1 else torch.cat(totals, 1)
 
     def children(
@@ -123,9 +113,9 @@ class Total(Step):
                 yield view, part, None
 
     @property
-    def reads(self) -> Sequence[View]:
-        """Those of all ways."""
-        return [view for way in self.ways for view in way]
+    def products(self) -> Sequence[Sequence[View]]:
+        """The ways."""
+        return self.ways
 
     @property
     def alternatives(self) -> int:
@@ -152,9 +142,8 @@ class Concatenated(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, 1, P, all labels)."""
-        read = [reader.read(view).transpose(1, 2).flatten(2) for view in self.views]
-        batch = joint([len(part) for part in read])
-        return torch.cat([part.expand(batch, -1, -1) for part in read], 2).unsqueeze(1)
+        read = [reader.read(view).transpose(-3, -2).flatten(-2) for view in self.views]
+        return side_by_side(read, -1).unsqueeze(-3)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, all labels)."""
@@ -185,9 +174,9 @@ class Concatenated(Step):
             yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2), None
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """The views that stand side by side."""
-        return self.views
+        return [(view,) for view in self.views]
 
     @property
     def work(self) -> float:
@@ -209,7 +198,7 @@ class Pairs(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, M, P, C * E)."""
-        left, right = reader.read(self.left), reader.read(self.right)
+        left, right = reader.together((self.left, self.right))
         return (left.unsqueeze(-1) + right.unsqueeze(-2)).flatten(-2)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
@@ -274,9 +263,9 @@ class Pairs(Step):
         yield self.right, both.mT, -1
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """The left part and the right one."""
-        return self.left, self.right
+        return ((self.left, self.right),)
 
     @property
     def alternatives(self) -> int:
@@ -305,16 +294,16 @@ class Linked(Step):
     places: int
     more: int = 0
 
-    dim = 2
+    dim = -2
 
     @cached_property
     def _view(self) -> View:
         return View((self.x,))
 
     @property
-    def reads(self) -> Sequence[View]:
+    def products(self) -> Sequence[Sequence[View]]:
         """All of the value."""
-        return (self._view,)
+        return ((self._view,),)
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, P, I, J)."""
@@ -323,7 +312,7 @@ class Linked(Step):
             return x
         if scores:
             return self._wider(x + self.link.logs())
-        return self._wider(x.expand(len(x), self.places, -1, self.link.width))
+        return self._wider(x.expand(*x.shape[:-3], self.places, -1, self.link.width))
 
     def _wider(self, values: Tensor) -> Tensor:
         return pad(values, (0, self.more), value=-math.inf) if self.more else values
@@ -379,6 +368,13 @@ class Linked(Step):
     def work(self) -> float:
         """P I J."""
         return float(self.places * self.x.width * (1 if self.link is None else self.link.width))
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _ways(way: Sequence[View]) -> int:

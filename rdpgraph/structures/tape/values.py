@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import cached_property, remembered
 from rdpgraph.errors import ModelError
 
 
@@ -168,12 +168,14 @@ class Reader:
         values: (B or 1, P, K) of each step.
         pools: how many pools are kept, those read last.
         temperature: at which they are summed.
+        most: of lists of the best derivations, by rank in a dim in front: how long they are.
         remade: by their steps the values that are not kept.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
     pools: float = 4
     temperature: float = 1.0
+    most: int = 1
     remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
@@ -208,16 +210,12 @@ class Reader:
 
     def _pooled(self, view: View, before: Tensor | None) -> Tensor:
         """Those of a pool, given those of all its values but the last."""
-        first = [] if before is None else [before[:, :-1]]
+        first = [] if before is None else [before[..., :-1, :]]
         parts = [*first, *(self.values[value.number] for value in view.pool[-1 if first else 0 :])]
-        sizes = [part.shape[0] for part in parts]
-        batch = joint(sizes)
-        if len(set(sizes)) > 1:
-            parts = [part.expand(batch, -1, -1) for part in parts]
-        if view.index is None:
-            return torch.cat(parts, 1)
-        none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
-        return torch.cat([*parts, none.expand(batch, 1, view.width)], 1)
+        if view.index is not None:
+            none = torch.full((), -math.inf, dtype=parts[0].dtype, device=parts[0].device)
+            parts.append(none.expand(*parts[-1].shape[:-2], 1, view.width))
+        return side_by_side(parts, -2)
 
     def _longer(self, view: View) -> Tensor | None:
         """Those of a pool that starts with that of the view, if one is there."""
@@ -231,11 +229,27 @@ class Reader:
         """(B or 1, M, P or 1, K)."""
         pool, index = self.pooled(view), view.index
         if index is None:
-            return pool.unsqueeze(2 if view.across else 1)
+            return pool.unsqueeze(-2 if view.across else -3)
         if index.ndim == 2:
-            return pool.index_select(1, index.flatten()).unflatten(1, index.shape)
+            return pool.index_select(-2, index.flatten()).unflatten(-2, index.shape)
         item = torch.arange(len(index), device=index.device).reshape(-1, 1, 1)
-        return pool[item if len(pool) > 1 else item * 0, index]
+        return pool[..., item if pool.shape[-3] > 1 else item * 0, index, :]
+
+    def together(self, way: Sequence[View]) -> list[Tensor]:
+        """What the views of a product are, by `read`; of lists the ranks that may be needed."""
+        parts = [self.read(view) for view in way]
+        if self.most == 1:
+            return parts
+        ranks = self.ranks(way)
+        return [part if own is None else part[own] for part, own in zip(parts, ranks, strict=True)]
+
+    def ranks(self, way: Sequence[View]) -> Sequence[Tensor | None]:
+        """(C,) those ranks in the list of each view; None: all, where the others have one."""
+        values = self.values
+        lengths = [max([values[part.number].shape[0] for part in view.pool]) for view in way]
+        if sum([length > 1 for length in lengths]) < 2:
+            return [None] * len(way)
+        return needed_ranks(tuple(lengths), self.most, values[0].device)
 
     def at(self, view: View, item: Tensor, place: Tensor, label: Tensor | None = None) -> Tensor:
         """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
@@ -278,8 +292,43 @@ def as_view(given: "Value | View") -> View:
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:
     """Tensors (B or 1, M, P or 1, K or 1), as wide as their sums except for M."""
-    batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (0, 2, 3))
-    return [part.expand(batch, part.shape[1], places, width) for part in parts]
+    batch, places, width = (joint([part.shape[dim] for part in parts]) for dim in (-4, -2, -1))
+    return equally_long([
+        part.expand(*part.shape[:-4], batch, part.shape[-3], places, width) for part in parts
+    ])  # fmt: skip
+
+
+def side_by_side(parts: list[Tensor], dim: int) -> Tensor:
+    """Tensors (B or 1, P, K) as one, in the dim of places or of labels."""
+    if len({part.shape[:-2] for part in parts}) > 1:
+        batch = joint([part.shape[-3] for part in parts])
+        parts = equally_long([part.expand(*part.shape[:-3], batch, -1, -1) for part in parts])
+    return torch.cat(parts, dim)
+
+
+def equally_long(parts: list[Tensor]) -> list[Tensor]:
+    """Lists, by rank in their first dim, with -inf where others are longer."""
+    most = max([part.shape[0] for part in parts])
+    if all(part.shape[0] == most for part in parts):
+        return parts
+    missing = [torch.full_like(part[:1], -math.inf) for part in parts]
+    return [
+        part if part.shape[0] == most else torch.cat([part, *[none] * (most - len(part))])
+        for part, none in zip(parts, missing, strict=True)
+    ]
+
+
+@remembered(64)
+def needed_ranks(lengths: tuple[int, ...], most: int, device: torch.device) -> Sequence[Tensor]:
+    """(C,) ranks in each of some lists: a product with ranks r has prod(r + 1) - 1 before it."""
+    chosen: list[tuple[tuple[int, ...], int]] = [((), 1)]
+    for length in lengths:
+        chosen = [
+            ((*ranks, rank), count * (rank + 1))
+            for ranks, count in chosen
+            for rank in range(min(length, most // count))
+        ]
+    return torch.tensor([ranks for ranks, _ in chosen], device=device).unbind(1)
 
 
 def joint(sizes: Sequence[int]) -> int:

@@ -1,0 +1,48 @@
+"""The k best derivations: lists of all entries at once, and lists of one item in need."""
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.tape.best import together
+from rdpgraph.structures.tape.lazy import one_by_one
+from tests.structures.tape.models import PAIRS, Spans, draw
+
+
+def recursions():
+    """Structures, and those on two of the states of each site, one of them twice."""
+    for name, (ours, theirs) in PAIRS.items():
+        yield name, ours
+        if isinstance(theirs, rg.SemiMarkov):
+            yield f"{name}, the library's", theirs
+        shape = (*ours.unary.shape[:-1], 3)
+        states = torch.tensor([0, 1, 1]).expand(shape)
+        yield f"{name}, kept", ours.restrict(states, draw(*shape, seed=11))
+    triples = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 1, 1]])
+    listed = rg.trees.SparseRules(triples, draw(3, seed=15), parents=2)
+    yield "spans, listed", Spans(draw(2, 4, 4, 2, seed=16), listed)
+    yield "alignment", rg.Alignment(draw(2, 3, 3, 3, seed=12))
+    yield "bitext", rg.Bitext(draw(2, 3, 3, 3, 3, 2, seed=13), rg.trees.DenseRules(draw(2, 2, 2)))
+
+
+@pytest.mark.parametrize("name", RECURSIONS := dict(recursions()))
+def test_both_ways_find_the_same_lists(name):
+    tape, k = RECURSIONS[name].to_tape(ranks=False, double=True), 7
+    answers = []
+    for drawn, there in (together(tape, k), one_by_one(tape, k)):
+        states = drawn.states(tape, k)
+        assert set(drawn.tree.tolist()) <= set(there.flatten().nonzero().flatten().tolist())
+        scores = RECURSIONS[name].score(states).masked_fill(~there.reshape(k, *tape.lead), -99.0)
+        answers.append(scores)
+    torch.testing.assert_close(*answers)
+    assert bool((answers[0][:-1] >= answers[0][1:] - 1e-9).all())
+
+
+def test_lists_of_one_are_the_modes_and_impossible_items_have_none():
+    unary = draw(3, 4, 2, 2)
+    unary[1] = -torch.inf
+    found = rg.SemiMarkov(unary, draw(2, 2, seed=1)).k_best(1)
+    assert (found.scores[0] > -torch.inf).tolist() == [True, False, True]
+    mode = rg.SemiMarkov(unary[::2], draw(2, 2, seed=1)).mode()
+    assert torch.equal(found.segmentations.labels[0, ::2], mode.labels)
+    assert bool((found.segmentations.labels[0, 1] == -1).all())
