@@ -114,7 +114,7 @@ class Total(Step):
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
-        """The ways."""
+        """The ways of the sum."""
         return self.ways
 
     @property
