@@ -1,7 +1,7 @@
 """The k best derivations: lists of all entries at once, or of those of large recursions in need."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
     lists: list[Tensor] = reader.values
     # Of each step, by rank and entry: one of its alternatives with one of the ranks of its parts.
-    chosen, many, ranks = list[Tensor](), list[int](), list[Sequence[Tensor | None]]()
+    chosen, many, ranks = list[Tensor](), list[int](), list[list[Tensor | None]]()
     for number, step in enumerate(tape.steps):
         ranks.append([])
         if isinstance(step, Leaf):
@@ -54,14 +54,17 @@ def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
             many.append(1)
             continue
         terms = step.terms(reader)
-        flat = terms.movedim((step.dim, 0), (-2, -1)).flatten(-2)
+        # Alternatives and ranks last: (B, P, K, A C).
+        order = (1, 3, 4, 2, 0) if step.dim == -3 else (1, 2, 4, 3, 0)
+        flat = terms.permute(order).flatten(-2)
         values, which = flat.topk(min(k, flat.shape[-1]))
         lists.append(values.movedim(-1, 0))
         chosen.append(which)
-        ranks[number] = [own for way in step.products for own in reader.ranks(way)]
+        for way in step.products:
+            ranks[number] += reader.ranks(way)
         many.append(terms.shape[0])
         for own in ended[number]:
-            lists[own] = lists[own][:, :, :0]
+            lists[own] = lists[number]
 
     def below(number: int, nodes: Nodes) -> Iterator[tuple[Pool, Nodes]]:
         step, (tree, place, label, rank), own = tape.steps[number], nodes, chosen[number]

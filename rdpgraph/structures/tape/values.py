@@ -245,6 +245,8 @@ class Reader:
 
     def ranks(self, way: Sequence[View]) -> Sequence[Tensor | None]:
         """(C,) those ranks in the list of each view; None: all, where the others have one."""
+        if len(way) == 1:
+            return [None]
         values = self.values
         lengths = [max([values[part.number].shape[0] for part in view.pool]) for view in way]
         if sum([length > 1 for length in lengths]) < 2:
