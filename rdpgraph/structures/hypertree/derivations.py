@@ -17,7 +17,6 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best
-from rdpgraph.structures.hypertree.derivation_lists import Forest
 from rdpgraph.structures.hypertree.hypergraph import Hypergraph
 from rdpgraph.structures.hypertree.node_derivations import EdgeDerivations, NodeDerivations
 from rdpgraph.structures.relaxation import perturbed
@@ -194,25 +193,15 @@ class Derivations(Structure):
     def k_best(self, k: int) -> KBestDerivations:
         """The k most probable derivations of each item, best first; the scores are differentiable.
 
-        Items are taken one by one: O(E log k + nodes k log k) in Python. Derivations that swap two
-        parts of one node count as two, though their numbers of uses are the same.
+        Derivations that swap two parts of one node count as two, though their numbers of uses are
+        the same.
 
         Raises:
             ModelError: k below 1.
         """
         k = checked_best("Derivations", k)
-        tails = self._graph.below
-        forest = Forest(self._graph.edges, tails)
-        flat = self.unary.detach().reshape(math.prod(self.batch_shape), len(tails))
-        uses = torch.zeros(k, *flat.shape, dtype=torch.int64, device="cpu")
-        absent = torch.ones(k, len(flat), dtype=torch.bool, device="cpu")
-        for item, weights in enumerate(flat.tolist()):
-            for rank, row in enumerate(forest.k_best(weights, k)):
-                uses[rank, item] = torch.tensor(row, device="cpu")
-                absent[rank, item] = False
-        uses = uses.reshape(k, *self.unary.shape).to(self.unary.device)
-        absent = absent.reshape(k, *self.batch_shape).to(self.unary.device)
-        return KBestDerivations(uses, torch.where(absent, -math.inf, self.score(uses)))
+        uses, there = self._recursion.best_uses(k)
+        return KBestDerivations(uses, torch.where(there, self.score(uses), -math.inf))
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, E) how often independent exact draws use each hyperedge.

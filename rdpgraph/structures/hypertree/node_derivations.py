@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.hypertree.hypergraph import Hypergraph, Row
+from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
@@ -51,6 +52,12 @@ class EdgeDerivations(Recursion):
         """
         tape = self.to_tape(double=True)
         return self._uses(tape, self._draws(tape, count, generator), count)
+
+    @torch.no_grad()
+    def best_uses(self, k: int) -> tuple[Tensor, Tensor]:
+        """(k, *batch, E) those of the k best, best first, and (k, *batch) whether they are there."""
+        drawn, there = best(self._best_tape, k)
+        return self._uses(self._best_tape, drawn, k), there
 
     def _uses(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
         shape = count * tape.batch, *tape.site_shape

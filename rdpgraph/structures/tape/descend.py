@@ -1,7 +1,7 @@
 """From the goal to the leaves: the best derivation, or draws."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -82,7 +82,7 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
     none = goals[0][:0]
     used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
-    ends: dict[int, tuple[Pool, Tensor]] = {}
+    ends: dict[int, tuple[Pool, list[int]]] = {}
     waiting[-1] = [goals]
     for number in range(len(tape.steps) - 1, -1, -1):
         if not waiting[number]:
@@ -111,7 +111,7 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
 
 
 def _by_value(
-    pool: Pool, known: dict[int, tuple[Pool, Tensor]], nodes: Nodes
+    pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
 ) -> Iterator[tuple[Value, Nodes]]:
     """The nodes of each value of a pool, given by their places in it; those of none are dropped.
 
@@ -122,20 +122,31 @@ def _by_value(
         if tree.shape[0]:
             yield pool[0], nodes
         return
+    longest, ends = known.get(pool[0].number, ((), []))
+    if longest[: len(pool)] != pool:
+        ends = [*accumulate(value.places for value in pool)]
+        known[pool[0].number] = pool, ends
     number, order = number.sort()
     tree, *others = (part[order] for part in (tree, *others))
-    if tree.shape[0] <= _FEW:
-        numbers = number.tolist()
-        stops = [bisect_left(numbers, end) for end in accumulate(value.places for value in pool)]
-    else:
-        longest, ends = known.get(pool[0].number, ((), number))
-        if longest[: len(pool)] != pool:
-            ends = torch.tensor([*accumulate(value.places for value in pool)], device=tree.device)
-            known[pool[0].number] = pool, ends
-        stops = torch.searchsorted(number, ends[: len(pool)]).tolist()
-    start = first = 0
-    for value, stop in zip(pool, stops, strict=True):
-        if stop > first:
-            some = slice(first, stop)
-            yield value, (tree[some], number[some] - start, *(part[some] for part in others))
-        start, first = start + value.places, stop
+    for which, first, stop in _runs(number, ends, len(pool)):
+        some = slice(first, stop)
+        start = ends[which] - pool[which].places
+        yield pool[which], (tree[some], number[some] - start, *(part[some] for part in others))
+
+
+def _runs(numbers: Tensor, ends: list[int], count: int) -> Iterator[tuple[int, int, int]]:
+    """Which of `count` values sorted numbers lie in, the first that does, and the next."""
+    first = 0
+    if len(numbers) > _FEW:
+        bounds = torch.tensor(ends[:count], device=numbers.device)
+        for which, stop in enumerate(torch.searchsorted(numbers, bounds).tolist()):
+            if stop > first:
+                yield which, first, stop
+            first = stop
+        return
+    few = numbers.tolist()
+    while first < len(few) and few[first] < ends[count - 1]:
+        which = bisect_right(ends, few[first])
+        stop = bisect_left(few, ends[which])
+        yield which, first, stop
+        first = stop

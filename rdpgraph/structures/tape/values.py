@@ -247,11 +247,18 @@ class Reader:
         """(C,) those ranks in the list of each view; None: all, where the others have one."""
         if len(way) == 1:
             return [None]
-        values = self.values
-        lengths = [max([values[part.number].shape[0] for part in view.pool]) for view in way]
+        lengths = [self._length(view.pool) for view in way]
         if sum([length > 1 for length in lengths]) < 2:
             return [None] * len(way)
-        return needed_ranks(tuple(lengths), self.most, values[0].device)
+        return needed_ranks(tuple(lengths), self.most, self.values[0].device)
+
+    def _length(self, pool: tuple[Value, ...]) -> int:
+        longest = 0
+        for value in reversed(pool):
+            longest = max(longest, self.values[value.number].shape[0])
+            if longest == self.most:
+                break
+        return longest
 
     def at(self, view: View, item: Tensor, place: Tensor, label: Tensor | None = None) -> Tensor:
         """(Q, M) of some places of some items; (Q, M, K) of all labels by default."""
