@@ -55,7 +55,7 @@ class EdgeDerivations(Recursion):
 
     @torch.no_grad()
     def best_uses(self, k: int) -> tuple[Tensor, Tensor]:
-        """(k, *batch, E) those of the k best, best first, and (k, *batch) whether they are there."""
+        """(k, *batch, E) those of the k best, best first, and (k, *batch) which there are."""
         drawn, there = best(self._best_tape, k)
         return self._uses(self._best_tape, drawn, k), there
 
