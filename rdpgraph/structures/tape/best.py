@@ -9,10 +9,10 @@ from torch import Tensor
 from rdpgraph.structures.draws import largest
 from rdpgraph.structures.tape.descend import Drawn, Nodes, Pool, followed, picked
 from rdpgraph.structures.tape.lazy import one_by_one
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import last_read, leaves, up
-from rdpgraph.structures.tape.values import Reader
 
 _MEAN = 2**12  # terms of a step and item, above which lists of all entries are slower
 _HELD = 2**26  # terms of a step with ranks that are held at once

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.draws import Pick, require_possible
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, Value
+from rdpgraph.structures.tape.values import Value
 
 _FEW = 2**8  # nodes that are told apart in Python
 _BLOCK = 2**19  # alternatives that are looked at at a time

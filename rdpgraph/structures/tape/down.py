@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader, Value, View
+from rdpgraph.structures.tape.values import Value, View
 
 _MOST = 16  # parts of an entry that wait to be summed at once
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.tape.descend import Drawn
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import up
-from rdpgraph.structures.tape.values import Reader, Value
+from rdpgraph.structures.tape.values import Value
 
 Node = tuple[int, int, int]
 Ask = tuple[Node, int]

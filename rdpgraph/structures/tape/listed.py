@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import soft
-from rdpgraph.structures.tape.values import Reader, View
+from rdpgraph.structures.tape.values import View
 
 _BLOCK = 2**22  # terms that are held at a time
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.tape.down import down, of_sites
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import leaves
-from rdpgraph.structures.tape.values import Reader
 
 
 @torch.no_grad()

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.tape import products
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import goal, last_read, leaves, up
-from rdpgraph.structures.tape.values import Reader
 
 _BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.semiring import finite
 from rdpgraph.structures.tape.links import Table
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Linked
-from rdpgraph.structures.tape.values import Reader
 
 _SMALL = 2**12  # terms of a link, of all items, that are looked at one by one
 

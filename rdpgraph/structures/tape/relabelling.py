@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Child, Step
-from rdpgraph.structures.tape.values import Reader, Value, View
+from rdpgraph.structures.tape.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)

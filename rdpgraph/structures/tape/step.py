@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.sums import soft
-from rdpgraph.structures.tape.values import Reader, Value, View
+from rdpgraph.structures.tape.values import Value, View
 
 Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
 """A pool; which of the nodes asked about have a part in it (None: all); its places; labels."""

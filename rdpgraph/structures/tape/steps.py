@@ -12,9 +12,10 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link
+from rdpgraph.structures.tape.reader import Reader, Remade, batches, side_by_side
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import in_blocks, soft
-from rdpgraph.structures.tape.values import Reader, Remade, Value, View, batches, side_by_side
+from rdpgraph.structures.tape.values import Value, View
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf, Pairs
 from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Reader
 
 _HELD = 2**20  # numbers of pairs of labels that are kept for the way down
 _MANY = 2**20  # potentials that are read at once
