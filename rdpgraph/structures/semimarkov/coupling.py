@@ -13,8 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rdpgraph.model.logmatrix import steep
-from rdpgraph.model.semiring import finite, safe_log, soft_sum
+from rdpgraph.model.semiring import finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,7 @@ class Coupling:
         transition: (N, N) log-potentials, [from, to], or (B, N, N), those of each item.
         weights: of that shape, their exponentials, each column scaled to a maximum of one.
         peaks: (N,) or (B, N) the logs of what the columns were scaled by.
-        faint: totals below this are summed again in logs; those to be differentiated sooner.
+        faint: totals below this are summed again in logs.
         bounded: no total of a possible step can be below it.
     """
 
@@ -37,45 +36,41 @@ class Coupling:
 
     @classmethod
     def of(cls, transition: Tensor) -> Self:
-        """Prepare a transition, differentiably; O(N^2), for each item that has its own."""
-        peaks = finite(transition.detach().amax(-2, keepdim=True))
+        """Prepare a transition; O(N^2), for each item that has its own."""
+        peaks = finite(transition.amax(-2, keepdim=True))
         info = torch.finfo(transition.dtype)
         faint = info.tiny / info.eps * transition.shape[-1]
         shifted = transition - peaks
-        lowest = float(shifted.detach().amin()) if len(transition) else 0.0
-        bounded = lowest > math.log(max(faint, steep(transition.dtype)))
+        bounded = not len(transition) or float(shifted.amin()) > math.log(faint)
         return cls(transition, shifted.exp(), peaks.squeeze(-2), faint, bounded)
 
     def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
-        peak = finite(logs.detach().amax(-1, keepdim=True))
+        peak = finite(logs.amax(-1, keepdim=True))
         values = (logs - peak).exp()
         return values, times(values, self.weights), peak
 
     def enter(self, logs: Tensor) -> Tensor:
-        """(B, N) log sum_m exp(logs[m] + transition[m, n]); differentiable any number of times."""
+        """(B, N) log sum_m exp(logs[m] + transition[m, n])."""
         _, totals, peak = self.scaled(logs)
-        logs_entered = safe_log(totals) + peak + self.peaks
+        logs_entered = totals.log() + peak + self.peaks
         rows, columns = self.lost(logs, totals)
         if len(rows):
             table = self.transition
             into = table.T[columns] if table.ndim == 2 else table[rows, :, columns]
-            exact = soft_sum(logs[rows] + into, 1)
-            logs_entered = logs_entered.index_put((rows, columns), exact)
+            logs_entered[rows, columns] = (logs[rows] + into).logsumexp(1)
         return logs_entered
 
     def lost(self, logs: Tensor, totals: Tensor) -> tuple[Tensor, Tensor]:
         """The rows and columns of (B, N) totals that are possible and too faint to trust."""
-        least = max(self.faint, steep(totals.dtype)) if totals.requires_grad else self.faint
-        with torch.no_grad():
-            faint = totals < least
-            if self.bounded or not bool(faint.any()):
-                none = torch.zeros(0, dtype=torch.long, device=totals.device)
-                return none, none
-            before = (logs > -math.inf).to(self.weights)
-            possible = times(before, (self.transition > -math.inf).to(self.weights)) > 0
-            rows, columns = (faint & possible).nonzero().unbind(1)
-            return rows, columns
+        faint = totals < self.faint
+        if self.bounded or not bool(faint.any()):
+            none = torch.zeros(0, dtype=torch.long, device=totals.device)
+            return none, none
+        before = (logs > -math.inf).to(self.weights)
+        possible = times(before, (self.transition > -math.inf).to(self.weights)) > 0
+        rows, columns = (faint & possible).nonzero().unbind(1)
+        return rows, columns
 
 
 def times(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
+from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.checks import as_lengths
 from rdpgraph.structures.chain.tensors import table_of
@@ -38,6 +39,7 @@ from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.up import goal, up
 from rdpgraph.structures.tape.values import Value
 
 
@@ -148,9 +150,17 @@ class SemiMarkov(Recursion):
         Twice differentiable; O(T (D N + N^2)) time, with a `LowRank` transition O(T (D N + N r)).
         O(T N) is kept; O(T D N) with one, or where positions have their own transitions.
         """
+        tracked = is_tracked(self) and torch.is_grad_enabled()
+        if isinstance(self.transition, LowRank) or (tracked and len(self.transition.shape) > 2):
+            return super().log_partition()
         segments, lengths = self._positions()
-        log_z = posterior.log_partition(segments, self._compact, lengths)
+        log_z = posterior.log_partition(segments, self._table, lengths, self._by_autograd)
         return log_z.reshape(self.batch_shape)
+
+    def _by_autograd(self, segments: Tensor, transition: Tensor) -> Tensor:
+        tape = self._blank(segments.reshape(self.unary.shape), ranks=True, double=True)
+        tape.finish(laid_out(tape, transition, self.lengths))
+        return goal(tape, up(tape)).to(segments).reshape(-1)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, segmentation: Segmentation | Tensor
@@ -315,16 +325,6 @@ class SemiMarkov(Recursion):
         low = self.transition
         width = 2 * low.rank if isinstance(low, LowRank) else labels
         return float(math.prod(self.batch_shape) * steps * labels * (durations + width))
-
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Segments (B, T, D, N), the transition (N, N) or (1 or B, T - 1, N, N), lengths (B,)."""
-        segments, lengths = self._positions()
-        return segments, self._table, lengths
-
-    @property
-    def _compact(self) -> Tensor | LowRank:
-        low = self.transition
-        return low if isinstance(low, LowRank) else self._table
 
     @property
     def _table(self) -> Tensor:

@@ -7,6 +7,7 @@ scores.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,80 +15,54 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-from rdpgraph.model.gradients import differentiable_once
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.gradients import regradient
 from rdpgraph.structures.semimarkov.coupling import Coupling
 from rdpgraph.structures.semimarkov.recursion import Prefixes, at_last, prefixes
-from rdpgraph.structures.semimarkov.transitions import couplings, tables
+from rdpgraph.structures.semimarkov.transitions import tables
 
 
-def log_partition(segments: Tensor, transition: Tensor | LowRank, lengths: Tensor) -> Tensor:
-    """(B,) log Z; twice differentiable. O(T (D N + N^2)) time, O(T N) kept beside the scores.
-
-    The second derivative is that of the recursion by autograd, which keeps O(T D N), and so is
-    the first with a `LowRank` transition or one for each position.
+def log_partition(
+    segments: Tensor, transition: Tensor, lengths: Tensor, again: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """(B,) log Z. O(T (D N + N^2)) time, O(T N) kept beside the scores.
 
     Args:
         segments: (B, T, D, N).
-        transition: (N, N), or (1 or B, T - 1, N, N), or of low rank.
+        transition: (N, N); without gradient (1 or B, T - 1, N, N), too.
         lengths: (B,) int64.
+        again: log Z of segments and transition by autograd, for second derivatives.
     """
-    if isinstance(transition, LowRank) or transition.ndim > 2:
-        steps = couplings(transition, segments.shape[1])
-        return prefixes(segments, steps, lengths).log_partition
-    log_z: Tensor = _LogPartition.apply(segments, transition, lengths)  # pyright: ignore
+    if transition.ndim > 2 or not torch.is_grad_enabled():
+        return prefixes(segments, tables(transition, segments.shape[1]), lengths).log_partition
+    log_z: Tensor = _LogPartition.apply(segments, transition, lengths, again)  # pyright: ignore
     return log_z
 
 
 class _LogPartition(Function):
-    @staticmethod
-    def forward(ctx: Any, segments: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-        forward = prefixes(segments, tables(transition, segments.shape[1]), lengths)
-        ctx.save_for_backward(
-            segments, transition, lengths, forward.leaving, forward.entering, forward.bases
-        )
-        return forward.log_partition
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        answer: tuple[Tensor, Tensor] = _Posterior.apply(*ctx.saved_tensors, *grads)  # pyright: ignore
-        return *answer, None
-
-
-class _Posterior(Function):
     @staticmethod
     def forward(
         ctx: Any,
         segments: Tensor,
         transition: Tensor,
         lengths: Tensor,
-        leaving: Tensor,
-        entering: Tensor,
-        bases: Tensor,
-        grad: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(segments, transition, lengths, grad)
-        forward = Prefixes(grad, leaving, entering, bases)
-        return posterior(segments, Coupling.of(transition), lengths, forward, grad)
+        again: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        forward = prefixes(segments, tables(transition, segments.shape[1]), lengths)
+        ctx.save_for_backward(
+            segments, transition, lengths, forward.leaving, forward.entering, forward.bases
+        )
+        ctx.again = again
+        return forward.log_partition
 
     @staticmethod
-    @differentiable_once
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *along: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        segments, transition, lengths, grad = ctx.saved_tensors
-        with torch.enable_grad():
-            inputs = [part.detach().requires_grad_() for part in (segments, transition, grad)]
-            couplings = tables(inputs[1], segments.shape[1])
-            log_z = prefixes(inputs[0], couplings, lengths).log_partition
-            first = torch.autograd.grad(
-                log_z, inputs[:2], inputs[2], create_graph=True, materialize_grads=True
-            )
-            # A transition that no step uses has a gradient without a graph.
-            used = [pair for pair in zip(first, along, strict=True) if pair[0].requires_grad]
-            outputs, ways = zip(*used, strict=True)
-            second = torch.autograd.grad(outputs, inputs, ways, materialize_grads=True)
-        return second[0], second[1], None, None, None, None, second[2]
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        segments, transition, lengths, *messages = ctx.saved_tensors
+        (grad,) = gradients
+        if torch.is_grad_enabled():
+            return *regradient(ctx.again, (segments, transition), grad), None, None
+        forward = Prefixes(grad, *messages)
+        answer = posterior(segments, Coupling.of(transition), lengths, forward, grad)
+        return *answer, None, None
 
 
 def posterior(

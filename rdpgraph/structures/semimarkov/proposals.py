@@ -10,7 +10,6 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.tensors import table_of
-from rdpgraph.structures.semimarkov.lowrank import coupling_of
 from rdpgraph.structures.semimarkov.masses import LabelledSegments
 from rdpgraph.structures.semimarkov.transitions import flattened
 
@@ -86,9 +85,9 @@ def _means(
     labels = potential.shape[-1]
     if isinstance(potential, LowRank):
         left, right = potential.log_left, potential.log_right
-        flat = left.new_full((1, labels), -math.log(labels))
-        onto, back = coupling_of(potential), coupling_of(LowRank(right, left))
-        return onto.enter(flat)[0], back.enter(flat)[0]
+        # The means of the factors, over the labels at the other end.
+        onto, back = ((part.logsumexp(0) - math.log(labels)) for part in (left, right))
+        return (onto + right).logsumexp(1), (back + left).logsumexp(1)
     device = potential.device
     where = device if generator is None else generator.device
     asked = torch.randint(labels, (landmarks,), generator=generator, device=where).to(device)

@@ -1,7 +1,7 @@
 """The transition between segments: one for all positions, or one for each.
 
-Recursions take it as a `LowRank`, as a table (N, N), or as tables (1 or B, T - 1, N, N), of which
-number t lies between a segment that ends at position t and one that starts at t + 1.
+It is a table (N, N), or tables (1 or B, T - 1, N, N), of which number t lies between a segment
+that ends at position t and one that starts at t + 1.
 """
 
 import math
@@ -15,7 +15,6 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.structures.semimarkov.coupling import Coupling
-from rdpgraph.structures.semimarkov.lowrank import LowRankCoupling, coupling_of
 
 
 def checked_transition(transition: Tensor | Potential, segments: Tensor) -> None:
@@ -65,19 +64,10 @@ def after(transition: Tensor, place: int) -> Tensor:
 
 
 def tables(transition: Tensor, steps: int) -> Sequence[Coupling]:
-    """The T - 1 tables, prepared for products, differentiably."""
+    """The T - 1 tables, prepared for products."""
     if transition.ndim == 2:
         return [Coupling.of(transition)] * (steps - 1)
     return [Coupling.of(after(transition, place)) for place in range(steps - 1)]
-
-
-def couplings(
-    transition: Tensor | LowRank, steps: int
-) -> Sequence[Coupling] | Sequence[LowRankCoupling]:
-    """The T - 1 transitions, prepared for products, differentiably."""
-    if isinstance(transition, LowRank):
-        return [coupling_of(transition)] * (steps - 1)
-    return tables(transition, steps)
 
 
 def potential_after(potential: Potential, place: int) -> Potential:
