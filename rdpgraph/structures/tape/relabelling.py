@@ -26,10 +26,6 @@ class Relabelled(Step):
     which: Tensor
     places: int
 
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, 1, P, J)."""
-        return self.up(reader, 1.0).unsqueeze(-3)
-
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, J)."""
         x = reader.values[self.x.number]
@@ -38,10 +34,6 @@ class Relabelled(Step):
             return moved.expand(*x.shape[:-2], self.places, -1)
         x = x.expand(*x.shape[:-3], len(self.which), self.places, -1)
         return x.gather(-1, self.which.expand(*x.shape[:-1], -1))
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1) zeros: there is one alternative."""
-        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -62,11 +54,6 @@ class Relabelled(Step):
         """All of the value."""
         return ((View((self.x,)),),)
 
-    @property
-    def work(self) -> float:
-        """No terms: values are moved."""
-        return 0.0
-
 
 @dataclass(frozen=True, eq=False)
 class LabelsAsPlaces(Step):
@@ -78,17 +65,9 @@ class LabelsAsPlaces(Step):
 
     x: Value
 
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, 1, P K, 1)."""
-        return self.up(reader, 1.0).unsqueeze(-3)
-
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B, P K, 1)."""
         return reader.values[self.x.number].flatten(-2).unsqueeze(-1)
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1) zeros: there is one alternative."""
-        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -104,8 +83,3 @@ class LabelsAsPlaces(Step):
     def products(self) -> Sequence[Sequence[View]]:
         """All of the value."""
         return ((View((self.x,)),),)
-
-    @property
-    def work(self) -> float:
-        """No terms: values are moved."""
-        return 0.0

@@ -20,7 +20,7 @@ Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
 
 
 class Step(ABC):
-    """One step.
+    """One step: a sum of alternatives. One that moves values has one alternative, and says `up`.
 
     Attributes:
         dim: that of the alternatives in `terms`.
@@ -28,7 +28,6 @@ class Step(ABC):
 
     dim = -3
 
-    @abstractmethod
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is -2.
 
@@ -36,14 +35,17 @@ class Step(ABC):
             reader: the values so far.
             scores: whether what the step itself adds is in them.
         """
+        del scores
+        return self.up(reader, 1.0).unsqueeze(-3)
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, K) the soft sum of the alternatives."""
         return soft(self.terms(reader), self.dim, temperature)
 
-    @abstractmethod
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, A) the alternatives of some nodes."""
+        """(Q, A) the log-values of the alternatives of some nodes; zeros where there is one."""
+        del item, place
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
 
     def chosen(
         self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
@@ -98,9 +100,9 @@ class Step(ABC):
         return 1
 
     @property
-    @abstractmethod
     def work(self) -> float:
-        """How many terms there are for one item."""
+        """How many terms there are for one item; none where values are moved, or given."""
+        return 0.0
 
 
 def beside(own: Tensor, above: Tensor) -> Tensor:

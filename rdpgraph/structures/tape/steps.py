@@ -30,14 +30,6 @@ class Leaf(Step):
     logs: Tensor | None
     sites: Tensor | None = None
 
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """A leaf has no alternatives."""
-        raise NotImplementedError
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """A leaf has no alternatives."""
-        raise NotImplementedError
-
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
     ) -> Iterator[Child]:
@@ -52,11 +44,6 @@ class Leaf(Step):
     def products(self) -> Sequence[Sequence[View]]:
         """Nothing: a leaf is made of no values."""
         return ()
-
-    @property
-    def work(self) -> float:
-        """No terms: values are moved, or given."""
-        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,18 +128,10 @@ class Concatenated(Step):
 
     views: Sequence[View]
 
-    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
-        """(B, 1, P, all labels)."""
-        read = [reader.read(view).transpose(-3, -2).flatten(-2) for view in self.views]
-        return side_by_side(read, -1).unsqueeze(-3)
-
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, all labels)."""
-        return self.terms(reader).squeeze(1)
-
-    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
-        """(Q, 1) zeros: there is one alternative."""
-        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+        read = [reader.read(view).transpose(-3, -2).flatten(-2) for view in self.views]
+        return side_by_side(read, -1)
 
     def children(
         self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
@@ -178,11 +157,6 @@ class Concatenated(Step):
     def products(self) -> Sequence[Sequence[View]]:
         """The views that stand side by side."""
         return [(view,) for view in self.views]
-
-    @property
-    def work(self) -> float:
-        """No terms: values are moved, or given."""
-        return 0.0
 
 
 @dataclass(frozen=True, eq=False)
