@@ -24,7 +24,6 @@ from rdpgraph.structures.chain import (
     logs,
     lowrank_ranks,
     moments,
-    pairs,
     paths,
     recursion,
     restriction,
@@ -217,7 +216,7 @@ class Chain(Structure):
 
         O(N^2) memory for each item; where gradients are tracked, items are solved one by one.
         """
-        return self._shaped(pairs.edge_counts(self._parts()))
+        return self._shaped(moments.edge_counts(self._parts()))
 
     def entropy(self) -> Tensor:
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""

@@ -1,6 +1,7 @@
 """Expectations under chains: entropy, cross-entropy, joint probabilities of neighbours."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 from rdpgraph.model.gradients import ONCE, expectations, once
 from rdpgraph.model.logmatrix import LogMatrix, log_products
 from rdpgraph.model.semiring import finite, soft_sum
-from rdpgraph.structures.chain import logs, recursion
+from rdpgraph.structures.chain import logs, recursion, scaled
 from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages
 from rdpgraph.structures.chain.steps import RankSteps, as_steps
-from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors, of_items
 
 _CELLS = 2**24  # values of ranks that are formed at a time
 
@@ -93,6 +94,47 @@ def _messages(parts: ChainTensors | RankTensors) -> Messages:
     forward = logs.forward(unary, link, lengths)
     forward = forward - finite(soft_sum(forward, 2)).unsqueeze(2)
     return Messages(forward, logs.backward(unary, link, lengths))
+
+
+def edge_counts(parts: ChainTensors) -> Tensor:
+    """(B, N, N): for each item the expected number of steps with each pair of neighbours.
+
+    O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
+    asked for, or products in float64 may have lost something, items are solved one by one.
+    """
+    unary, transition, _ = parts
+    if unary.shape[1] < 2 or not len(unary):
+        return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
+    if torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad):
+        return _counts_one_by_one(*parts)[0]
+    attempts = recursion.stages(unary.dtype, unary.device, _counts, _counts_one_by_one)
+    with torch.no_grad():
+        return recursion.first_safe(attempts, *parts).to(unary.dtype)
+
+
+def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """By one sweep forward and one back; and (B,) whether they are in doubt."""
+    factors = scaled.factors(unary, transition, lengths)
+    swept = scaled.forward(factors)
+    _, ahead = scaled.backward(factors, swept, torch.ones_like(swept.values))
+    states, counts = swept.states, unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
+    if transition.ndim == 2:
+        return (states.mT @ ahead).mul_(factors.matrix), swept.doubtful
+    for step, matrix in enumerate(factors.matrix.unbind(1)):
+        counts += states[:, step].unsqueeze(2) * ahead[:, step].unsqueeze(1) * matrix
+    return counts, swept.doubtful
+
+
+def _counts_one_by_one(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of each item's log Z in transitions that all steps share; not in doubt."""
+    each = list[Tensor]()
+    for row in torch.arange(len(unary), device=unary.device).split(1):
+        own, table, length = of_items((unary, transition, lengths), row)
+        _, (gradient,) = expectations(
+            partial(recursion.log_partition, own, lengths=length), [table], tracked=True
+        )
+        each.append(gradient if gradient.ndim == 2 else gradient.sum((0, 1)))
+    return torch.stack(each), torch.zeros_like(lengths, dtype=torch.bool)
 
 
 def _log_ratios(parts: ChainTensors | RankTensors, sent: Messages) -> Tensor:

@@ -72,10 +72,11 @@ class _Scaled(torch.autograd.Function):
             return None, *regradient(again, (unary, *kept[: ctx.sides]), gradient), None
         own = ctx.kind(unary, offset, lengths, *kept)
         swept = Forward(states, scales, scales, scales)
-        needed = any(ctx.needs_input_grad[2:])
         with ctx.products:
-            marginals, edges = backward(own, swept, gradient, edges=needed)
-        return None, marginals, *(edges or [None] * ctx.sides), None
+            marginals, ahead = backward(own, swept, gradient)
+            needed = any(ctx.needs_input_grad[2:])
+            edges = _edges(own, states, ahead) if needed else (None,) * ctx.sides
+        return None, marginals, *edges, None
 
 
 def _autocast(device: str) -> torch.autocast:
@@ -111,21 +112,23 @@ def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
-def backward(
-    factors: StepFactors, swept: Forward, gradient: Tensor, *, edges: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A backward sweep, likewise: marginals, and sums of edge marginals if they are asked for."""
+def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """A backward sweep, likewise: marginals, and the other side of each edge."""
+    if isinstance(factors, Factors):
+        if native.serves(factors):
+            return native.backward(factors, swept, gradient)
+        if arrays.serves(factors):
+            return arrays.backward(factors, swept, gradient)
+        if fused.serves(factors):
+            return fused.backward(factors, swept, gradient)
+    return sweeps.backward(factors, swept, gradient)
+
+
+def _edges(factors: StepFactors, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
+    """Sums of edge marginals, likewise."""
     if isinstance(factors, Factors) and native.serves(factors):
-        marginals, ahead = native.backward(factors, swept, gradient)
-        parts = factors.matrix, swept.states, ahead
-        return marginals, (native.edge_gradient(*parts),) if edges else ()
-    if isinstance(factors, Factors) and arrays.serves(factors):
-        marginals, ahead = arrays.backward(factors, swept, gradient)
-    elif isinstance(factors, Factors) and fused.serves(factors):
-        marginals, ahead = fused.backward(factors, swept, gradient)
-    else:
-        marginals, ahead = sweeps.backward(factors, swept, gradient)
-    return marginals, factors.edges(swept.states, ahead) if edges else ()
+        return (native.edge_gradient(factors.matrix, states, ahead),)
+    return factors.edges(states, ahead)
 
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:
