@@ -43,8 +43,7 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     unary, transition = _dense(unary), _dense(transition)
     emission, matrix = torch.empty_like(unary), torch.empty_like(transition)
     offset = unary.new_empty(batch, steps)
-    parts = _pointers(unary, transition, emission, matrix, offset)
-    function("level", unary.dtype)(*parts, batch, steps, states)
+    _call("level", unary, transition, emission, matrix, offset, batch, steps, states)
     return Factors(unary, offset, lengths, transition, emission.exp_(), matrix.exp_())
 
 
@@ -57,21 +56,14 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     batch, steps, count = emission.shape
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
-    doubtful = values.new_empty(batch, dtype=torch.bool)
-    room = _room(matrix)
-    function("forward", emission.dtype)(
-        *_pointers(unary, emission, transition, matrix, offset),
-        None if starts is None else starts.data_ptr(),
-        *_pointers(lengths, states, scales, values, doubtful, room),
-        batch,
-        steps,
-        count,
-        ranges.state_limit(emission.dtype),
-        ranges.step_limit(emission.dtype),
-        floor,
-        upward,
-        _threads(batch * count * count),
-    )
+    doubtful = torch.empty(batch, dtype=torch.bool)
+    limits = ranges.state_limit(emission.dtype), ranges.step_limit(emission.dtype)
+    parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
+    threads = _threads(batch * count * count)
+    _call(
+        "forward", unary, emission, transition, matrix, offset, starts, lengths,
+        *parts, *limits, floor, upward, threads,
+    )  # fmt: skip
     return Forward(states, scales, values, doubtful)
 
 
@@ -82,15 +74,8 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
     states, scales = _dense(swept.states), _dense(swept.scales)
     batch, steps, count = emission.shape
     marginals, ahead = torch.empty_like(emission), torch.empty_like(emission)
-    room = _room(matrix)
-    function("backward", emission.dtype)(
-        *_pointers(states, scales, emission, matrix, lengths, gradient),
-        *_pointers(marginals, ahead, room),
-        batch,
-        steps,
-        count,
-        _threads(batch * count * count),
-    )
+    parts = marginals, ahead, _room(matrix), batch, steps, count, _threads(batch * count * count)
+    _call("backward", states, scales, emission, matrix, lengths, gradient, *parts)
     return marginals, ahead
 
 
@@ -100,8 +85,7 @@ def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
     result = torch.empty_like(matrix)
     count = len(matrix)
     steps = states.numel() // count
-    parts = _pointers(states, ahead, matrix, result)
-    function("edges", matrix.dtype)(*parts, steps, count, _threads(steps * count * count))
+    _call("edges", states, ahead, matrix, result, steps, count, _threads(steps * count * count))
     return result
 
 
@@ -110,8 +94,8 @@ def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)
     batch, steps, count = unary.shape
     best_scores, room = torch.empty_like(unary), _room(transition)
-    parts = _pointers(unary, transition, lengths, best_scores, room)
-    function("prefixes", unary.dtype)(*parts, batch, steps, count, _threads(batch * count * count))
+    threads = _threads(batch * count * count)
+    _call("prefixes", unary, transition, lengths, best_scores, room, batch, steps, count, threads)
     return best_scores
 
 
@@ -132,30 +116,26 @@ def trace(
     count, batch, total = states.shape
     first = 0 if noise is None else last + 1 - len(noise)
     width = messages.shape[2]
-    work = (last + 1 - first) * count * batch * width
-    function("trace", messages.dtype)(
-        *_pointers(messages, turned, lengths),
-        None if noise is None else noise.data_ptr(),
-        states.data_ptr(),
-        count,
-        batch,
-        total,
-        width,
-        first,
-        last,
-        _threads(work),
-    )
+    sizes = count, batch, total, width, first, last
+    threads = _threads((last + 1 - first) * count * batch * width)
+    _call("trace", messages, turned, lengths, noise, states, *sizes, threads)
 
 
 def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
     """(k, B, T) the states of the k best sequences; ties go to the lower states."""
     unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
     batch, steps, count = unary.shape
-    paths = lengths.new_empty(k, batch, steps)
-    parts = _pointers(unary, turned, lengths, paths)
+    paths = torch.empty(k, batch, steps, dtype=torch.long)
     threads = min(max(batch, 1), _threads(batch * steps * count * count))
-    function("best", unary.dtype)(*parts, batch, steps, count, k, threads)
+    _call("best", unary, turned, lengths, paths, batch, steps, count, k, threads)
     return paths
+
+
+def _call(name: str, first: Tensor, *others: Tensor | float | None) -> None:
+    """One of the library's functions, in the type of the first tensor; tensors by address."""
+    function(name, first.dtype)(
+        *(part.data_ptr() if isinstance(part, Tensor) else part for part in (first, *others))
+    )
 
 
 def _room(matrix: Tensor) -> Tensor:
@@ -165,11 +145,6 @@ def _room(matrix: Tensor) -> Tensor:
 
 def _dense(part: Tensor) -> Tensor:
     return part if part.is_contiguous() else part.contiguous()
-
-
-def _pointers(*parts: Tensor) -> list[int]:
-    """Addresses; the caller holds on to the tensors."""
-    return [part.data_ptr() for part in parts]
 
 
 def _threads(work: int) -> int:
