@@ -16,6 +16,7 @@ from rdpgraph.structures.draws import Noise, gumbel
 from rdpgraph.structures.relaxation import checked_temperature
 
 _CELLS = 2**20  # weights of a part of the steps
+_MOST_PARTS = 8  # where they have a gradient
 
 
 @torch.no_grad()
@@ -91,15 +92,21 @@ def relaxed_by(
     messages = logs.forward(unary, transition, lengths)
     with torch.no_grad():
         states = traceback(messages, transition, lengths, count=count, noise=held(noise))
-    steps = as_steps(transition)
-    if torch.is_grad_enabled() and messages.requires_grad:
-        every = slice(0, unary.shape[1])
-        return _weights(messages, steps, lengths, states, temperature, noise, every)
-    weights, total = torch.empty_like(noise), unary.shape[1]
+    steps, total = as_steps(transition), max(1, unary.shape[1])
+
+    def of(here: slice) -> Tensor:
+        return _weights(messages, steps, lengths, states, temperature, noise, here)
+
     width = max(1, _CELLS * total // max(1, noise.numel()))
-    for first in range(0, total, width):
-        here = slice(first, min(first + width, total))
-        weights[:, :, here] = _weights(messages, steps, lengths, states, temperature, noise, here)
+    if torch.is_grad_enabled() and messages.requires_grad:
+        # The gradient of a part is as large as all messages, and the tables of all steps.
+        parts = 1 if isinstance(transition, Tensor) and transition.ndim > 2 else _MOST_PARTS
+        width = max(width, -(-total // parts))
+        return torch.cat([of(slice(at, at + width)) for at in range(0, total, width)], 2)
+    weights = torch.empty_like(noise)
+    for at in range(0, total, width):
+        here = slice(at, at + width)
+        weights[:, :, here] = of(here)
     return weights
 
 
