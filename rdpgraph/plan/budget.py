@@ -67,7 +67,7 @@ def require_room(needed: float, what: str, memory: float | None = None) -> None:
         have = "are available" if memory is None else "is the budget"
         raise BudgetError(
             f"{what} would take {_gigabytes(needed)}, and {_gigabytes(room)} {have}; ask "
-            "for fewer variables, states or batch items."
+            "for fewer variables, states, batch items or draws."
         )
 
 

@@ -1,7 +1,7 @@
 """What a posterior answers about each variable: mappings that take names and views too."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -11,6 +11,7 @@ from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import frame_of_states, frame_of_values
+from rdpgraph.plan.budget import require_room
 
 
 class Answers(dict[Entry, Tensor]):
@@ -143,11 +144,12 @@ class Bounds(NamedTuple):
     upper: Tensor
 
 
-def checked_draws(count: int, generator: object) -> int:
-    """How many draws, if that can be, and from such a source.
+def checked_draws(count: int, generator: object, shape: Sequence[int]) -> int:
+    """How many draws of so many numbers each, if that can be, and from such a source.
 
     Raises:
         EvidenceError: another count than a whole number from 0 on, or another generator.
+        BudgetError: they would not fit.
     """
     if not is_whole(count):
         raise EvidenceError(
@@ -155,4 +157,5 @@ def checked_draws(count: int, generator: object) -> int:
         )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise EvidenceError(f"sample needs a torch.Generator, or none; got {generator!r:.80}.")
+    require_room(8.0 * count * math.prod(shape), f"{count:,} draws")
     return int(count)

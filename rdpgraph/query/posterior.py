@@ -327,7 +327,7 @@ class Posterior(Inferred):
         Raises:
             ImpossibleEvidenceError: the evidence has probability zero.
         """
-        count = checked_draws(count, generator)
+        count = checked_draws(count, generator, (*self.batch_shape, self.graph.num_variables))
         self._require_possible("sample")
         return self._assigned(self.solution.sample(count, generator), count)
 

@@ -138,7 +138,7 @@ class StructuredPosterior(Inferred):
         Raises:
             ImpossibleEvidenceError: an item has no configuration.
         """
-        count = checked_draws(count, generator)
+        count = checked_draws(count, generator, self.structure.states_shape)
         _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_sample(count, generator)

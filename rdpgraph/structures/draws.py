@@ -1,5 +1,6 @@
 """Choosing among alternatives: the largest, or a draw by Gumbel noise or by running sums."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.plan.budget import require_room
 
 Pick = Callable[[Tensor], Tensor]
 """Chooses an entry of each row of log-values (Q, M), as (Q,)."""
@@ -16,25 +18,29 @@ Noise = Callable[[int, int], Tensor]
 _MANY = 256  # alternatives from which on one number for all of them takes less time than noise
 
 
-def checked_count(count: int) -> int:
-    """How many draws, if that can be.
+def checked_count(count: int, shape: Sequence[int] = ()) -> int:
+    """How many draws of so many numbers each, if that can be.
 
     Raises:
         ModelError: a number below 0, or none.
+        BudgetError: they would not fit.
     """
     if not is_whole(count):
         raise ModelError(f"Samples need a count of draws, a whole number >= 0; got {count!r:.80}.")
+    require_room(8.0 * count * math.prod(shape), f"{count:,} draws")
     return int(count)
 
 
-def checked_best(name: str, k: int) -> int:
-    """How many of the best, if that can be.
+def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
+    """How many of the best, of so many numbers each, if that can be.
 
     Raises:
         ModelError: a number below 1, or none.
+        BudgetError: they would not fit.
     """
     if not is_whole(k, 1):
         raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
+    require_room(8.0 * k * math.prod(shape), f"The {k:,} best of {name}")
     return int(k)
 
 

@@ -38,7 +38,7 @@ def perturbed(
         ModelError: a temperature that is not above 0.
     """
     checked_temperature(temperature)
-    noise = gumbel((checked_count(count), *unary.shape), unary, generator)
+    noise = gumbel((checked_count(count, unary.shape), *unary.shape), unary, generator)
     many = None if lengths is None else lengths.expand(count, *lengths.shape)
     return (unary + noise) / temperature, many
 

@@ -97,6 +97,17 @@ def test_counts_of_structures_are_whole_numbers(structure):
     assert structure.log_prob(structure.sample(two)).shape == (2,)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: type(structure).__name__)
+def test_more_draws_than_fit_are_refused_before_they_are_made(structure):
+    for ask in (structure.k_best, structure.sample, rg.infer(structure).sample):
+        with pytest.raises(rg.errors.BudgetError, match="1,000,000,000,000"):
+            ask(10**12)
+    with pytest.raises(rg.errors.BudgetError, match="1,000,000,000,000 draws"):
+        structure.rsample(10**12, temperature=1.0)
+    with pytest.raises(rg.errors.BudgetError, match="1,000,000,000,000 draws"):
+        rg.infer(GRAPH).sample(10**12)
+
+
 def test_counts_of_posteriors_may_be_numpys():
     for model in (GRAPH, CHAIN):
         posterior = rg.infer(model)

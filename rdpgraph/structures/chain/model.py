@@ -275,7 +275,7 @@ class Chain(Structure):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best("Chain", k)
+        k = checked_best("Chain", k, self.states_shape)
         states, scores = decode.k_best(*self._given(most=MOST_TABULATED), k)
         shape = k, *self.unary.shape[:-1]
         return KBest(states.reshape(shape), scores.reshape(shape[:-1]))
@@ -286,7 +286,7 @@ class Chain(Structure):
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
-        drawn = sampling.draw(*self._given(), checked_count(count), generator)
+        drawn = sampling.draw(*self._given(), checked_count(count, self.states_shape), generator)
         require_possible(drawn[:1], self._flat_lengths(), "samples")
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
@@ -305,7 +305,8 @@ class Chain(Structure):
 
         Source: Fu, Cunningham and Lapata 2022 (arXiv:2112.03638v3), algorithm 4.
         """
-        drawn = sampling.relaxed(*self._given(), checked_count(count), temperature, generator)
+        count = checked_count(count, self.unary.shape)
+        drawn = sampling.relaxed(*self._given(), count, temperature, generator)
         return drawn.reshape([count, *self.unary.shape])
 
     def filtered(self) -> Tensor:

@@ -144,7 +144,7 @@ class Dependencies(Structure):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best(type(self).__name__, k)
+        k = checked_best(type(self).__name__, k, self.states_shape)
         unary, lengths = self._parts()
         trees = self._k_best(unary.detach(), lengths, k)
         some = (trees >= 0).any(-1)

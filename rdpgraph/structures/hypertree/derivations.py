@@ -199,7 +199,7 @@ class Derivations(Structure):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best("Derivations", k)
+        k = checked_best("Derivations", k, self.states_shape)
         uses, there = self._recursion.best_uses(k)
         return KBestDerivations(uses, torch.where(there, self.score(uses), -math.inf))
 

@@ -71,7 +71,7 @@ class NonProjectiveDependencies(Dependencies):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        return self._descended(checked_count(count), 1.0, drawn(generator))
+        return self._descended(checked_count(count, self.states_shape), 1.0, drawn(generator))
 
     def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
         ways = edmonds if edmonds.quicker(*unary.shape[:2]) else tree_lists

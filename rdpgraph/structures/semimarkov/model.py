@@ -240,7 +240,7 @@ class SemiMarkov(Recursion):
         Raises:
             ModelError: k below 1.
         """
-        k = checked_best("SemiMarkov", k)
+        k = checked_best("SemiMarkov", k, self.states_shape)
         best = self._segmentation(best_of(self._best_tape, k)[0], (k,))
         empty = self._positions()[1].reshape(self.batch_shape) == 0
         first = torch.arange(k, device=empty.device).reshape(k, *[1] * empty.ndim) == 0
@@ -260,7 +260,8 @@ class SemiMarkov(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
-        drawn = self._draws(self.to_tape(double=True), checked_count(count), generator)
+        count = checked_count(count, self.states_shape)
+        drawn = self._draws(self.to_tape(double=True), count, generator)
         return self._segmentation(drawn, (count,))
 
     def rsample(

@@ -228,7 +228,8 @@ class Recursion(Structure):
         Raises:
             ModelError: k below 1.
         """
-        drawn, there = best(self._best_tape, checked_best(self.name, k))
+        k = checked_best(self.name, k, self.states_shape)
+        drawn, there = best(self._best_tape, k)
         states = drawn.states(self._best_tape, k)
         return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
 
@@ -245,7 +246,8 @@ class Recursion(Structure):
     @torch.no_grad()
     def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
         """The sites of independent draws."""
-        return descend(tape, up(tape), checked_count(count), drawn(generator), name=self.name)
+        count = checked_count(count, self.states_shape)
+        return descend(tape, up(tape), count, drawn(generator), name=self.name)
 
     @by_autograd
     def rsample(
