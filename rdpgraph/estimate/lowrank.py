@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.added import AddedVariables
 from rdpgraph.estimate.lifted import Inexact
@@ -60,8 +61,8 @@ class LowRankFactors(Estimator):
     shared: bool = False
 
     def __post_init__(self) -> None:
-        if self.features is not None and self.features < 1:
-            raise ModelError(f"LowRankFactors needs features >= 1; got {self.features}.")
+        if self.features is not None and not is_whole(self.features, 1):
+            raise ModelError(f"LowRankFactors needs features >= 1; got {self.features!r:.80}.")
 
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.proposal import Proposal, Scores, mixed
@@ -48,11 +50,14 @@ class Pilot(Proposal):
     most: int = 64
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share < 1.0 or self.most < 2:
+        numbers = is_real(self.share) and is_whole(self.most, 2)
+        if not numbers or not 0.0 < self.share < 1.0:
             raise ModelError(
                 "Pilot needs a share between 0 and 1 and most states >= 2; got "
-                f"{self.share} and {self.most}."
+                f"{self.share!r:.80} and {self.most!r:.80}."
             )
+        if not isinstance(cast(object, self.base), Proposal):
+            raise ModelError(f"Pilot needs a proposal as its base; got {self.base!r:.80}.")
 
     def scores_of(self, setting: Setting) -> Scores:
         """The mixture of the masses and the base."""

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.setting import Setting
 from rdpgraph.model.sites import Sites
@@ -61,9 +62,17 @@ class Mixture(Proposal):
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.proposals, Iterable) or not isinstance(self.weights, Iterable):
+            raise ModelError(
+                "Mixture needs lists of proposals and of their weights; got "
+                f"{self.proposals!r:.80} and {self.weights!r:.80}."
+            )
         object.__setattr__(self, "proposals", tuple(self.proposals))
         object.__setattr__(self, "weights", tuple(self.weights))
-        positive = all(0 < weight < math.inf for weight in self.weights)
+        for part in self.proposals:
+            if not isinstance(cast(object, part), Proposal):
+                raise ModelError(f"Mixture needs proposals, such as Local(); got {part!r:.80}.")
+        positive = all(is_real(weight) and 0 < weight < math.inf for weight in self.weights)
         if not self.proposals or len(self.proposals) != len(self.weights) or not positive:
             raise ModelError(
                 "Mixture needs a positive weight for each of one or more proposals; got "

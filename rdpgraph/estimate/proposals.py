@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.proposal import Mixture, Proposal, Scores
 from rdpgraph.estimate.setting import Setting
@@ -98,8 +99,8 @@ class Landmark(Proposal):
     count: int = 8
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ModelError(f"Landmark needs a count of states >= 1; got {self.count}.")
+        if not is_whole(self.count, 1):
+            raise ModelError(f"Landmark needs a count of states >= 1; got {self.count!r:.80}.")
 
     def log_scores(self, sites: Sites) -> Tensor:
         """The unary log-potentials plus the logs of the mean factor values."""

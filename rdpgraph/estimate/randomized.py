@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._compiler import opaque
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.problem import Estimator, Model, Problem
@@ -55,11 +56,11 @@ class Randomized(Estimator):
                 "Randomized needs a Proposal, as Local(), and a Selection, as TopTail(8, 8); got "
                 f"{self.proposal!r} and {self.selection!r}."
             )
-        counted = isinstance(self.replicates, int) and self.replicates >= 1
-        if not counted or not 0.0 <= self.defensive < 1.0:
+        numbers = is_whole(self.replicates, 1) and is_real(self.defensive)
+        if not numbers or not 0.0 <= self.defensive < 1.0:
             raise ModelError(
                 "Randomized needs replicates >= 1 and a defensive share in [0, 1); got "
-                f"{self.replicates} and {self.defensive}."
+                f"{self.replicates!r:.80} and {self.defensive!r:.80}."
             )
 
     @staticmethod

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.counting import Bethe
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
 from rdpgraph.engines.loopy.slots import started
@@ -47,14 +48,19 @@ class Redrawn(Estimator):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.at, Iterable):
+        listed = isinstance(self.at, Iterable) and all(is_whole(sweep) for sweep in self.at)
+        if not listed:
             raise ModelError(f"Redrawn needs `at` as numbers of sweeps, (5, 10); got {self.at!r}.")
+        if not isinstance(cast(object, self.estimator), Randomized):
+            raise ModelError(f"Redrawn needs a Randomized estimator; got {self.estimator!r:.80}.")
         object.__setattr__(self, "at", tuple(self.at))
         steps = [after - before for before, after in zip((0, *self.at), self.at, strict=False)]
-        if not all(step >= 1 for step in steps) or not 0.0 < self.share <= 1.0:
+        if not all(step >= 1 for step in steps) or not (
+            is_real(self.share) and 0.0 < self.share <= 1.0
+        ):
             raise ModelError(
                 "Redrawn needs increasing numbers of sweeps >= 1 and a share in (0, 1]; got "
-                f"{self.at} and {self.share}."
+                f"{self.at} and {self.share!r:.80}."
             )
 
     def prepare(

@@ -3,10 +3,12 @@
 import math
 import warnings
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
@@ -81,11 +83,13 @@ class RandomFeatures:
     directions: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.dimension < 1 or self.features < 1:
+        if not is_whole(self.dimension, 1) or not is_whole(self.features, 1):
             raise ModelError(
                 "RandomFeatures needs a dimension and a number of features >= 1; got "
-                f"{self.dimension} and {self.features}."
+                f"{self.dimension!r:.80} and {self.features!r:.80}."
             )
+        if not isinstance(cast(object, self.generator), torch.Generator | None):
+            raise ModelError(f"RandomFeatures needs a torch.Generator; got {self.generator!r:.80}.")
         shape = (*self.maps, self.features, self.dimension)
         drawn = self._orthogonal() if self.orthogonal else self._normal(shape)
         dtype = self.dtype or torch.get_default_dtype()

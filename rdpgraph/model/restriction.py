@@ -1,6 +1,7 @@
 """Restriction of a graph to supports: the rewrite that randomized estimators make."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -107,6 +108,8 @@ def _by_entry(
         entry = domain.entries[place]
         if tuple(domain.numbers(item).shape) != entry.shape:
             raise ModelError(f"A support is given for all of array {entry.name!r}, not for a part.")
+        if not isinstance(cast(object, support), Support):
+            raise ModelError(f"The support of {entry.name!r} is a Support; got {support!r:.80}.")
         own = support.states.shape[:-1]
         if len(own) < len(entry.shape) or tuple(own[len(own) - len(entry.shape) :]) != entry.shape:
             raise ModelError(

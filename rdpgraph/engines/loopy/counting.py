@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 
@@ -52,9 +53,9 @@ class Fractional(Counting):
     number: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.number < math.inf:
+        if not is_real(self.number) or not 0 < self.number < math.inf:
             raise ModelError(
-                f"Fractional needs a counting number above 0, and finite; got {self.number}."
+                f"Fractional needs a counting number above 0, and finite; got {self.number!r:.80}."
             )
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
@@ -82,6 +83,13 @@ class TreeReweighted(Counting):
 
     trees: int = 8
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.trees, 1) or not is_whole(self.seed, -(2**63)):
+            raise ModelError(
+                "TreeReweighted needs trees >= 1 and a whole seed; got "
+                f"{self.trees!r:.80} and {self.seed!r:.80}."
+            )
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+from rdpgraph.errors import ModelError
 from rdpgraph.model.gradients import differentiable_once
 from rdpgraph.plan import clock
 
@@ -75,6 +77,14 @@ class Implicit(Gradient):
 
     iterations: int = 100
     tolerance: float = 1e-6
+
+    def __post_init__(self) -> None:
+        numbers = is_whole(self.iterations, 1) and is_real(self.tolerance)
+        if not numbers or not self.tolerance >= 0:
+            raise ModelError(
+                "Implicit needs iterations >= 1 and a tolerance >= 0; got "
+                f"{self.iterations!r:.80} and {self.tolerance!r:.80}."
+            )
 
     def run(self, equations: Equations, start: Messages, limits: Limits) -> Outcome:
         """Sweeps without gradients, then one with."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.likely import Everything, Likely
@@ -55,12 +56,18 @@ class RandomizedPruning(Estimator):
     resume: Any = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        warm = 0 if self.warm_up is None else self.warm_up
-        if self.sweeps < 1 or self.chains < 1 or warm < 0 or not self.seconds > 0:
+        whole = is_whole(self.sweeps, 1) and is_whole(self.chains, 1)
+        warm = self.warm_up is None or is_whole(self.warm_up)
+        if not (whole and warm and is_real(self.seconds) and self.seconds > 0):
             raise ModelError(
                 "RandomizedPruning needs sweeps >= 1, chains >= 1, warm_up >= 0 and seconds > 0; "
-                f"got {self.sweeps}, {self.chains}, {self.warm_up} and {self.seconds}."
+                f"got {self.sweeps!r}, {self.chains!r}, {self.warm_up!r} and {self.seconds!r}."
             )
+        for name, kind in (("selected", Selected), ("likely", Likely)):
+            if not isinstance(given := getattr(self, name), kind):
+                raise ModelError(
+                    f"RandomizedPruning needs {name} as a {kind.__name__}; got {given!r:.80}."
+                )
 
     @property
     def warming(self) -> int:
