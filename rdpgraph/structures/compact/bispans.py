@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.compact.matching import each, matched
+
 Triple = tuple[Tensor, Tensor, Tensor]
 
 _BITS = 62  # of a number that holds a set of links
@@ -74,8 +76,7 @@ class Bispans:
         column -= begin[keys[1]]
         many = count[keys[0]]
         row = many.cumsum(0) - many
-        source = torch.repeat_interleave(torch.arange(len(item), device=item.device), many)
-        within = torch.arange(len(source), device=item.device) - row[source]
+        source, within = each(many)
         target = order[begin[keys[0]][source] + within]
         ends = torch.stack([i[source], k[source], j[target], m[target]])
         owner, size = item[source], ends[1] - ends[0] + ends[3] - ends[2]
@@ -126,14 +127,8 @@ class Bispans:
         own = (self.item * (p + 1) + other[0]) * (q + 1) + other[1]
         at, own = at[left], own[right]
         cells = int(max(at.max(), own.max())) + 1 if len(at) else 0
-        many = torch.bincount(own, minlength=cells)
-        begin = (many.cumsum(0) - many)[at]
-        right = right[own.argsort(stable=True)]
-        many = many[at]
-        index = torch.repeat_interleave(torch.arange(len(at), device=at.device), many)
-        within = torch.arange(len(index), device=at.device) - (many.cumsum(0) - many)[index]
-        left, right = left[index], right[begin[index] + within]
-        parts = left, right
+        rows, columns = matched(at, own, among=cells)
+        parts = left, right = left[rows], right[columns]
         ends = torch.stack([self.ends[row][parts[part]] for row, part in enumerate(sides)])
         return self.numbers(self.item[left], ends), left, right
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.inside import LOWEST
+from rdpgraph.structures.compact.matching import each
 from rdpgraph.structures.draws import column
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -105,11 +106,8 @@ class Runs:
     @cached_property
     def steps(self) -> Tensor:
         """(F,) the free steps, run by run."""
-        run = torch.repeat_interleave(
-            torch.arange(len(self.length), device=self.length.device), self.length
-        )
-        within = torch.arange(len(run), device=run.device)
-        return self.start[run] + within - (self.length.cumsum(0) - self.length)[run]
+        run, within = each(self.length)
+        return self.start[run] + within
 
     def draw(self, generator: torch.Generator | None) -> Tensor:
         """(F,) which of the states left each free step is in."""

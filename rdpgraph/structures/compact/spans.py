@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.compact.matching import matched
+
 
 @dataclass(frozen=True, eq=False)
 class Spans:
@@ -57,9 +59,5 @@ class Spans:
         first, last = self.ends
         own = self.item * (total + 1) + first
         at = self.item * (total + 1) + last + 1
-        many = torch.bincount(own, minlength=len(self.number) * (total + 1) + 1)
-        begin, many = (many.cumsum(0) - many)[at], many[at]
-        left = torch.repeat_interleave(torch.arange(len(at), device=at.device), many)
-        within = torch.arange(len(left), device=at.device) - (many.cumsum(0) - many)[left]
-        right = own.argsort(stable=True)[begin[left] + within]
+        left, right = matched(at, own, among=len(self.number) * (total + 1) + 1)
         return self.number[self.item[left], first[left], last[right]], left, right

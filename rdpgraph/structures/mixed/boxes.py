@@ -68,13 +68,3 @@ class Boxes:
         whole, part = (torch.cat(own) for own in zip(*nested, strict=True))
         other = whole != part
         return whole[other], part[other]
-
-
-def matched(left: Tensor, right: Tensor) -> Pairs:
-    """All pairs of places in which two lists of numbers are equal."""
-    values, order = right.sort(stable=True)
-    begin = torch.searchsorted(values, left)
-    many = torch.searchsorted(values, left, right=True) - begin
-    row = torch.repeat_interleave(torch.arange(len(left), device=left.device), many)
-    within = torch.arange(len(row), device=left.device) - (many.cumsum(0) - many)[row]
-    return row, order[begin[row] + within]

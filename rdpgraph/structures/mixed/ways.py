@@ -13,7 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.mixed.boxes import Boxes, Pairs, matched
+from rdpgraph.structures.compact.matching import matched
+from rdpgraph.structures.mixed.boxes import Boxes, Pairs
 from rdpgraph.structures.mixed.emission import Emission
 from rdpgraph.structures.mixed.shapes import ORDERS
 

@@ -12,6 +12,7 @@ from rdpgraph.model.masks import Draw, Expected, StructureMasks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.chain.links import Transitions
+from rdpgraph.structures.compact.matching import each, matched
 from rdpgraph.structures.compact.rule_forest import RuleForest
 from rdpgraph.structures.compact.ruled import RuleMasked
 
@@ -112,16 +113,13 @@ class SemiMarkovMasks(StructureMasks):
         before = sizes.cumsum(0) - sizes
         starts = before[step] + rank
         stops = starts + sizes[step]
-        # Of each step and item, which of the kept labels are its own.
-        many = torch.bincount(step * items + item, minlength=steps * items)
-        begin = many.cumsum(0) - many
         number = torch.full(kept.shape, -1, device=device)
         number[item, step, label] = rank
         # Segments: as far back as the label is kept.
         place = torch.arange(steps, device=device).reshape(1, -1, 1)
         gap = torch.where(kept, -1, place).cummax(1).values if steps else place
         run = (place - gap).expand(kept.shape)[item, step, label].clamp(max=longest)
-        last, age = _each(run)
+        last, age = each(run)
         item_, step_, label_ = item[last], step[last], label[last]
         own = self.unary[item_ % max(len(self.unary), 1), step_, age, label_].double()
         some = (own > -math.inf).nonzero().squeeze(1)
@@ -130,9 +128,8 @@ class SemiMarkovMasks(StructureMasks):
         site = ((item[last] * steps + step[last]) * longest + age) * labels + label[last]
         # Transitions: from all kept labels of the step before.
         later = (step > 0).nonzero().squeeze(1)
-        group = (step[later] - 1) * items + item[later]
-        target, within = _each(many[group])
-        source = begin[group[target]] + within
+        group = step * items + item
+        target, source = matched(group[later] - items, group, among=items * steps)
         target = later[target]
         logs = self.values(
             item[target], step[source], label[source].unsqueeze(1), label[target].unsqueeze(1)
@@ -190,10 +187,3 @@ class MaskedSemiMarkov(RuleMasked):
         ends.index_put_((item, last - age, label), weights, accumulate=True)
         ends.index_put_((item, last + 1, label), -weights, accumulate=True)
         return ends.cumsum(1)[:, :steps].reshape(*self.lead, *self.masks.questions)
-
-
-def _each(many: Tensor) -> tuple[Tensor, Tensor]:
-    """Each number as often as `many` (n,) says: which, and how many of it come before."""
-    index = torch.repeat_interleave(torch.arange(len(many), device=many.device), many)
-    within = torch.arange(len(index), device=many.device)
-    return index, within - (many.cumsum(0) - many)[index]
