@@ -17,7 +17,7 @@ from rdpgraph.structures.chain.tensors import of_items
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """Forward and backward messages of chains, in nats, detached.
+    """Forward and backward messages of chains, in nats.
 
     Attributes:
         log_forward: (B, T, N): log-probability of the state given the prefix that ends there, its

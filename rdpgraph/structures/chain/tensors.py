@@ -88,11 +88,6 @@ class RankTensors(NamedTuple):
         steps = RankSteps(side(transition.log_left), side(transition.log_right))
         return RankTensors(flat, steps, lengths)
 
-    def detach(self) -> "RankTensors":
-        """The same without gradients."""
-        steps = RankSteps(*(side.detach() for side in self.steps.sides))
-        return RankTensors(self.unary.detach(), steps, self.lengths)
-
 
 def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
     """The tensors of some items of the batch: the unary, tables or factors, and lengths."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, recursion, steps
+from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, moments, recursion, steps
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import RankTensors
@@ -274,3 +274,23 @@ def test_relaxed_samples_are_those_of_the_table_some_steps_at_a_time(lead, monke
             generator = torch.Generator().manual_seed(3)
             drawn.append(chain.rsample(2, temperature=0.7, generator=generator))
     assert all(torch.allclose(one, drawn[0]) for one in drawn[1:])
+
+
+@pytest.mark.parametrize("cells", [2**24, 15, 1])
+@pytest.mark.parametrize("lead", LEADS)
+def test_entropies_are_those_of_the_table_some_states_at_a_time(lead, cells, monkeypatch):
+    tensors, lengths = problem(lead=lead)
+    potential = rg.LowRank(*tensors[1:])
+    low, dense = (
+        rg.Chain(tensors[0], transition, lengths=lengths).entropy()
+        for transition in (potential, potential.table(2))
+    )
+    monkeypatch.setattr(moments, "_CELLS", cells)
+    some = rg.Chain(tensors[0], potential, lengths=lengths).entropy()
+    with torch.no_grad():
+        quick = rg.Chain(tensors[0], potential, lengths=lengths).entropy()
+    for values in (low, some, quick):
+        assert torch.allclose(values, dense, rtol=1e-9, atol=1e-9)
+    gradients = (torch.autograd.grad(values.sum(), tensors) for values in (dense, some))
+    for expected, own in zip(*gradients, strict=True):
+        assert torch.allclose(own, expected, rtol=1e-8, atol=1e-8)
