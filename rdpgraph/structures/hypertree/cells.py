@@ -1,33 +1,19 @@
-"""The spans of a hypertree on a few states each, and their inside values rank by rank."""
+"""The masses of all states of every span, given a few states of the others: inside x outside."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.structures.hypertree.charts import Chart, peak
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.plain import Rows, sides
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules
 
 _BLOCK = 2**22  # entries of a block of terms
-
-
-@dataclass(frozen=True, eq=False)
-class RankRows:
-    """The inside values in the ranks.
-
-    Attributes:
-        lefts: by width (B, T - width, r) log-values of spans as left parts.
-        rights: as right parts.
-        sums: by width from 1 (B, T - width, r), summed over the splits.
-    """
-
-    lefts: Rows
-    rights: Rows
-    sums: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,32 +64,98 @@ class Cells:
         kept = self.states.diagonal(offset=width, dim1=1, dim2=2).mT
         return torch.where(inside, phi, -math.inf), kept
 
-    def by_rank(self) -> RankRows:
-        """O(T^2 K r + T^3 r)."""
-        values, ranks = RankRows([], [], []), self.ranks
+    def by_rank(self) -> tuple[Chart, list[Tensor]]:
+        """Log-values of spans in the ranks, as parts; by width from 1 their sums over the splits.
+
+        O(T^2 K r + T^3 r).
+        """
+        ranks, sums, total = self.ranks, list[Tensor](), self.unary.shape[-2]
         assert ranks.parent is not None
-        last = ranks.parent.shape[1] - 1
-        total, rank = self.unary.shape[-2], ranks.left.shape[2]
+        last, rank = ranks.parent.shape[1] - 1, ranks.left.shape[2]
+        chart = Chart.of(self.unary[:, :, 0], rank)
         size = max(1, _BLOCK // max(1, len(self.unary) * self.unary.shape[-1] * rank))
         for width in range(total):
             phi, kept = self.of_width(width)
             if width:
-                left, right = sides(values.lefts, values.rights, width)
-                sums = soft_sum(left + right, 2)
-                values.sums.append(sums)
+                parts = chart.left_parts(width, 0, width) + chart.right_parts(width, 0, width)
+                sums.append(soft_sum(parts, 2))
                 above = kept.clamp(max=last).split(size, 1)
-                terms = zip(sums.split(size, 1), above, strict=True)
+                terms = zip(sums[-1].split(size, 1), above, strict=True)
                 phi = phi + torch.cat(
                     [soft_sum(own.unsqueeze(2) + _rows(ranks.parent, at), 3) for own, at in terms],
                     1,
                 )
-            for side, factor in ((values.lefts, ranks.left), (values.rights, ranks.right)):
+            for side, factor in (
+                (chart.left(width), ranks.left),
+                (chart.right(width), ranks.right),
+            ):
                 terms = zip(phi.split(size, 1), kept.split(size, 1), strict=True)
                 parts = [soft_sum(own.unsqueeze(3) + _rows(factor, at), 2) for own, at in terms]
-                side.append(torch.cat(parts, 1))
-        return values
+                side.copy_(torch.cat(parts, 1))
+        return chart, sums
 
 
 def _rows(factor: Tensor, states: Tensor) -> Tensor:
     """(B, S, K, r) the rows of (B or 1, C, r) for states (B, S, K)."""
     return factor[torch.arange(len(factor), device=factor.device).reshape(-1, 1, 1), states]
+
+
+@torch.no_grad()
+def log_masses(cells: Cells, unary: Tensor) -> Tensor:
+    """(B, T, T, C) what all trees with a state weigh, whose other states are kept ones.
+
+    The inside recursion runs over the states kept, and so does that outside, rank by rank; both
+    are taken one step further to all states. O(T^2 C r + T^3 r).
+
+    Args:
+        cells: the states kept.
+        unary: (B, T, T, C) potentials of all states, with the root's at the whole, -inf where no
+            tree has them.
+    """
+    result, ranks, total = unary.clone(), cells.ranks, unary.shape[1]
+    assert ranks.parent is not None
+    if not total:
+        return result
+    words, (inner, sums) = unary.shape[3] - cells.parents, cells.by_rank()
+    outer = Chart.of(unary[:, :, 0], ranks.left.shape[2], fill=-math.inf)
+    for width in range(total - 1, -1, -1):
+        whole = (cells.lengths == width + 1).reshape(-1, 1, 1)
+        left = _log_times(outer.left(width), ranks.left.mT)
+        right = _log_times(outer.right(width), ranks.right.mT)
+        outside = torch.logaddexp(left, right)
+        outside[:, :1] = torch.where(whole, 0.0, outside[:, :1])
+        inside = torch.zeros_like(outside)
+        if width:
+            inside = _log_times(sums[width - 1], ranks.parent.mT)
+            inside = pad(inside, (0, words), value=-math.inf)
+        cell = result.diagonal(offset=width, dim1=1, dim2=2)
+        cell.add_((inside + outside).mT)
+        if not width:
+            break
+        phi, kept = cells.of_width(width)
+        beyond = outside.gather(2, kept)
+        beyond[:, :1] = torch.where(whole, cells.root.unsqueeze(1), beyond[:, :1])
+        # Kept states are summed over in all of them, at their places.
+        every = torch.full_like(outside, -math.inf)
+        every = _log_scatter(every, kept, phi + beyond)[..., : cells.parents]
+        above = _log_times(every, ranks.parent).unsqueeze(2)
+        for view, others in (
+            (outer.left_parts(width, 0, width), inner.right_parts(width, 0, width)),
+            (outer.right_parts(width, 0, width), inner.left_parts(width, 0, width)),
+        ):
+            view.copy_(torch.logaddexp(view, above + others))
+    return result
+
+
+def _log_scatter(target: Tensor, places: Tensor, logs: Tensor) -> Tensor:
+    """The logs of the summed exponentials at each place of the last dim."""
+    top = logs.amax(-1, keepdim=True)
+    top = torch.where(top > -math.inf, top, 0.0)
+    return torch.zeros_like(target).scatter_add_(-1, places, (logs - top).exp()).log() + top
+
+
+def _log_times(logs: Tensor, table: Tensor) -> Tensor:
+    """Log of exp(logs) (B, S, M) times exp(table) (R, M, N), scaled by row and by column."""
+    top = peak(logs)
+    high = peak(table.mT).mT
+    return ((logs - top).exp() @ (table - high).exp()).log() + top + high

@@ -7,7 +7,7 @@ by end and falling width, so that split m is at the same place in both slices.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -101,6 +101,14 @@ class Chart:
         shape = (like.shape[0], like.shape[1], like.shape[1], *dims)
         return Chart(like.new_full(shape, fill), like.new_full(shape, fill))
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """As left parts, and as right parts."""
+        return self.lefts, self.rights
+
+    def skip(self) -> None:
+        """Leave the next width as it is."""
+
     def put(self, width: int, left: Tensor, right: Tensor) -> None:
         """Set the spans of width + 1 words."""
         self.left(width).copy_(left)
@@ -124,19 +132,63 @@ class Chart:
         return self.rights[:, width:, start + first : start + last]
 
 
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """The same width by width, in operations that autograd records.
+
+    Attributes:
+        rows: of each width (B, T - width, ...) what spans are as left and as right parts.
+    """
+
+    rows: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Nothing: it is not kept."""
+        return ()
+
+    def skip(self) -> None:
+        """Leave the next width empty; no part of it is read."""
+        self.rows.append(())  # pyright: ignore
+
+    def put(self, width: int, left: Tensor, right: Tensor) -> None:
+        """Add the next width."""
+        self.rows.append((left, right))
+
+    def left(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as left parts."""
+        return self.rows[width][0]
+
+    def right(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as right parts."""
+        return self.rows[width][1]
+
+    def left_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) left parts of some splits of all spans of a width."""
+        parts = [self.left(place)[:, : place - width] for place in range(first, last)]
+        return torch.stack(parts, 2)
+
+    def right_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) right parts of the same splits."""
+        parts = [self.right(width - 1 - place)[:, place + 1 :] for place in range(first, last)]
+        return torch.stack(parts, 2)
+
+
 def peak(logs: Tensor) -> Tensor:
     """(..., 1) the largest of each row, 0 where all is -inf."""
-    top = logs.amax(-1, keepdim=True)
+    top = logs.detach().amax(-1, keepdim=True)
     return torch.where(top > -math.inf, top, 0.0)
 
 
 def lowest_log(logs: Tensor) -> Tensor:
     """(...) the smallest finite log of each row; +inf where there is none."""
+    logs = logs.detach()
     return torch.where(logs > -math.inf, logs, math.inf).amin(-1)
 
 
 def lowest(values: Tensor) -> Tensor:
     """(...) the log of the smallest positive value of each row; +inf where there is none."""
+    values = values.detach()
     return torch.where(values > 0, values, math.inf).amin(-1).log()
 
 
@@ -147,7 +199,7 @@ def limit(dtype: torch.dtype) -> float:
 
 def rescaled(raw: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values over their largest, that (1 if it is 0), and the log-scale (-inf if it is 0)."""
-    top = raw.amax(-1, keepdim=True)
+    top = raw.detach().amax(-1, keepdim=True)
     alive = top > 0
     safe = torch.where(alive, top, 1.0)
     scale = torch.where(alive, base + safe.log(), -math.inf)
@@ -167,20 +219,3 @@ def products(left: Tensor, right: Tensor, count: int) -> Tensor:
     if count == 1:
         return (left.flatten(0, 1).mT @ right.flatten(0, 1)).unsqueeze(0)
     return left.mT @ right
-
-
-def roots(chart: Chart, scales: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every item the values (B, N) and log-scale (B, 1) of the span that covers its length."""
-    item = torch.arange(len(lengths), device=lengths.device)
-    last = (lengths - 1).clamp(min=0)
-    return chart.lefts[item, 0, last], scales[item, 0, last].unsqueeze(1)
-
-
-def split_weights(scales: Chart, lows: Chart, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every split: its weight (B, S, w), the log-scale (B, S, 1), the lowest product (B, S)."""
-    logs = scales.left_parts(width, 0, width) + scales.right_parts(width, 0, width)
-    top = peak(logs)
-    logs = logs - top
-    least = logs + lows.left_parts(width, 0, width) + lows.right_parts(width, 0, width)
-    low = torch.where(logs > -math.inf, least, 0.0).amin(-1)
-    return logs.exp(), top, low

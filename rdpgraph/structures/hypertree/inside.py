@@ -7,12 +7,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree import dense, ranked
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
+from rdpgraph.structures.hypertree.dense import DenseSweep
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
+from rdpgraph.structures.hypertree.ranked import RankedSweep
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.hypertree.sweep import log_roots
 from rdpgraph.structures.tape.up import goal, up
 
 
@@ -55,8 +57,8 @@ def _by_kernel(parts: HypertreeTensors, root: Tensor) -> tuple[Tensor, Tensor]:
     if dtype not in (torch.float32, torch.float64):
         total, doubtful = _by_kernel(parts.to(torch.float32), root.float())
         return total.to(dtype), doubtful
-    kernel = dense if isinstance(parts.rules, DenseRules) else ranked
-    roots, doubtful = kernel.log_roots(parts)
+    kind = DenseSweep if isinstance(parts.rules, DenseRules) else RankedSweep
+    roots, doubtful = log_roots(kind, parts)
     if parts.split:
         roots = pad(roots, (0, parts.leaves.shape[2]), value=-math.inf)
     else:

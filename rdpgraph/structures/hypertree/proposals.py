@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.model.semiring import soft_scatter
-from rdpgraph.structures.hypertree import masses
 from rdpgraph.structures.hypertree.cells import Cells
+from rdpgraph.structures.hypertree.cells import log_masses as masses_of
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules, Rules
@@ -67,7 +67,7 @@ def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | 
     if cells is None:
         return None
     every = unary(tree).expand(*states.shape[:-1], tree.unary.shape[-1])
-    logs = masses.log_masses(cells, every.reshape(-1, *every.shape[-3:]))
+    logs = masses_of(cells, every.reshape(-1, *every.shape[-3:]))
     return logs.reshape(every.shape)
 
 

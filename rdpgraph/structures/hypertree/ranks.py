@@ -28,7 +28,7 @@ class Ranks:
 
     left: Tensor
     right: Tensor
-    parent: Tensor | None
+    parent: Tensor | None = None
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -38,7 +38,7 @@ class Ranks:
 
     def with_parts(self, parts: Sequence[Tensor]) -> "Ranks":
         """The same of other tensors."""
-        return Ranks(parts[0], parts[1], parts[2] if len(parts) > 2 else None)
+        return Ranks(*parts)
 
     def item(self, rows: Tensor) -> "Ranks":
         """Those of some items."""
@@ -56,5 +56,5 @@ def kernel_form(rules: Rules, spans: Tensor, children: int) -> tuple[DenseRules 
         return Ranks(rules.left, rules.right, rules.parent), spans
     if isinstance(rules, FactorisedRules):
         left, right = (part.transpose(1, 2).flatten(2) for part in rules.parts)
-        return Ranks(left, right, None), spans - rules.log_normaliser[:, None, None]
+        return Ranks(left, right), spans - rules.log_normaliser[:, None, None]
     return DenseRules(rules.table(spans.shape[3], children)), spans
