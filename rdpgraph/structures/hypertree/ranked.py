@@ -90,7 +90,7 @@ class RankedSweep(Sweep):
         return times(total, self.parent.values.mT)
 
     def value(self, width: int) -> Tensor:
-        """Those kept."""
+        """Those that were put there."""
         return self.rows["values"][width]
 
     def backward(self, gradient: Tensor, doubtful: Tensor) -> list[Tensor]:
