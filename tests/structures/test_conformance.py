@@ -120,6 +120,16 @@ def test_answers_are_computed_where_the_tensors_are_and_not_on_the_default_devic
         torch.testing.assert_close(found[question], answer(model))
 
 
+def test_a_chain_in_a_graph_is_solved_where_its_tables_are():
+    sites = rg.VariableArray("site", (50,), 4)
+    tables = rg.Table(draw(4, 4)), rg.Table(draw(50, 4))
+    blocks = rg.FactorBlock((sites[:-1], sites[1:]), tables[0]), rg.FactorBlock((sites,), tables[1])
+    posterior, same = (rg.infer(rg.FactorGraph(blocks)) for _ in range(2))
+    with torch.device("meta"):
+        found = posterior.log_partition
+    torch.testing.assert_close(found, same.log_partition)
+
+
 def test_what_is_too_large_to_enumerate_is_refused():
     with pytest.raises(rg.errors.ModelError, match="fewer sites"):
         check_structure(rg.Hypertree(draw(5, 5, 3)))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import library, ranges
 from rdpgraph.structures.chain.factors import Factors
 from rdpgraph.structures.chain.library import function, status
@@ -56,7 +57,7 @@ def forward(factors: Factors, *, floor: float, upward: bool) -> Forward:
     batch, steps, count = emission.shape
     states, scales = torch.empty_like(emission), torch.empty_like(offset)
     values = offset.new_empty(batch)
-    doubtful = torch.empty(batch, dtype=torch.bool)
+    doubtful = values.new_empty(batch, dtype=torch.bool)
     limits = ranges.state_limit(emission.dtype), ranges.step_limit(emission.dtype)
     parts = states, scales, values, doubtful, _room(matrix), batch, steps, count
     threads = _threads(batch * count * count)
@@ -125,7 +126,7 @@ def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor
     """(k, B, T) the states of the k best sequences; ties go to the lower states."""
     unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
     batch, steps, count = unary.shape
-    paths = torch.empty(k, batch, steps, dtype=torch.long)
+    paths = lengths.new_empty(k, batch, steps)
     threads = min(max(batch, 1), _threads(batch * steps * count * count))
     _call("best", unary, turned, lengths, paths, batch, steps, count, k, threads)
     return paths
@@ -134,7 +135,7 @@ def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor
 def _call(name: str, first: Tensor, *others: Tensor | float | None) -> None:
     """One of the library's functions, in the type of the first tensor; tensors by address."""
     function(name, first.dtype)(
-        *(part.data_ptr() if isinstance(part, Tensor) else part for part in (first, *others))
+        *(_address(part) if isinstance(part, Tensor) else part for part in (first, *others))
     )
 
 
@@ -149,3 +150,17 @@ def _dense(part: Tensor) -> Tensor:
 
 def _threads(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // _SHARED_WORK))
+
+
+def _address(part: Tensor) -> int:
+    """Where its numbers lie in the memory of this machine.
+
+    Raises:
+        ModelError: they lie on another device.
+    """
+    if not part.is_cpu:
+        raise ModelError(
+            f"A chain on the CPU was given lengths or places on {part.device}: leave torch's "
+            "default device at the CPU."
+        )
+    return part.data_ptr()

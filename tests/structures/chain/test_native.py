@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import decode, native, paths, ranges, sampling, sweeps
 from rdpgraph.structures.chain.factors import Factors
 
@@ -168,3 +169,10 @@ def test_factors_are_those_of_torch(dtype):
     found = native.factors(case.unary, case.transition, case.lengths)
     for name in ("emission", "matrix", "offset"):
         assert torch.equal(getattr(found, name), getattr(case, name))
+
+
+@needs_kernel
+def test_memory_of_another_device_is_not_read():
+    lengths = torch.tensor([3], device="meta")
+    with pytest.raises(ModelError, match="default device"):
+        native.prefixes(torch.zeros(1, 3, 2), torch.zeros(2, 2), lengths)
