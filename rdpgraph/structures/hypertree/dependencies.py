@@ -138,8 +138,8 @@ class Dependencies(Structure):
     def k_best(self, k: int) -> KBestDependencies:
         """The k most probable trees of each item, best first; the scores are differentiable.
 
-        Without crossing arcs O(n^3), and lazy lists of the spans that are asked about, in Python
-        and item by item; with them O(k n^3), all items at once.
+        O(k n^3), all items at once; long sentences without crossing arcs in O(n^3), with lazy lists
+        of the spans that are asked about, in Python and item by item.
 
         Raises:
             ModelError: k below 1.
