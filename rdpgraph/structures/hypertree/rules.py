@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -27,7 +27,12 @@ class Rules(ABC):
 
     With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
     where C > N, the others belong to single words (preterminals).
+
+    Attributes:
+        own_dims: how many dims of each tensor follow the batch dims.
     """
+
+    own_dims: ClassVar[int]
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -45,13 +50,13 @@ class Rules(ABC):
         """(N, C); None if any will do."""
 
     @property
-    @abstractmethod
     def batch_shape(self) -> tuple[int, ...]:
         """The dims in front of the tensors."""
+        return tuple(self.parts[0].shape[: -self.own_dims])
 
-    @abstractmethod
     def flat(self, batch: tuple[int, ...]) -> Self:
         """The same with one dim in front, 1 or that of the flattened batch."""
+        return self.with_parts([_flat(part, self.own_dims, batch) for part in self.parts])
 
     def item(self, rows: Tensor) -> Self:
         """Of flat rules, those of some items."""
@@ -76,9 +81,14 @@ class Rules(ABC):
             right: (B, *lead, K).
         """
 
-    @abstractmethod
     def scaled(self, factor: float) -> "Rules":
-        """Rules whose log-weights are those of these times a factor above 0."""
+        """Rules whose log-weights are those of these times a factor above 0.
+
+        Raises:
+            BudgetError: they have to be written out, and would be too large.
+        """
+        parents, children = self.shape or (0, 0)
+        return DenseRules(self.table(parents, children) * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +103,8 @@ class DenseRules(Rules):
     """
 
     log_rule: Tensor
+
+    own_dims = 3
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -113,15 +125,6 @@ class DenseRules(Rules):
         """(N, C): the numbers of labels of parents and of children."""
         return self.log_rule.shape[-3], self.log_rule.shape[-1]
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the states."""
-        return tuple(self.log_rule.shape[:-3])
-
-    def flat(self, batch: tuple[int, ...]) -> "DenseRules":
-        """One batch dim."""
-        return DenseRules(_flat(self.log_rule, 3, batch))
-
     def table(self, parents: int, children: int) -> Tensor:
         """The log-weights themselves."""
         return self.log_rule
@@ -131,10 +134,6 @@ class DenseRules(Rules):
         item = _items(self.log_rule, parents)
         ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
         return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
-
-    def scaled(self, factor: float) -> "DenseRules":
-        """The log-weights times the factor."""
-        return DenseRules(self.log_rule * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +154,8 @@ class LowRankRules(Rules):
     parent: Tensor
     left: Tensor
     right: Tensor
+
+    own_dims = 2
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -183,15 +184,6 @@ class LowRankRules(Rules):
         """(N, C): the numbers of labels of parents and of children."""
         return self.parent.shape[-2], self.left.shape[-2]
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the states."""
-        return tuple(self.parent.shape[:-2])
-
-    def flat(self, batch: tuple[int, ...]) -> "LowRankRules":
-        """One batch dim."""
-        return LowRankRules(*(_flat(part, 2, batch) for part in self.parts))
-
     def table(self, parents: int, children: int) -> Tensor:
         """Summed over the rank."""
         _within_budget(self, self.batch_shape, parents, children)
@@ -208,10 +200,6 @@ class LowRankRules(Rules):
         pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
         products = log_products(self.parent[item, parents], pairs)
         return products.unflatten(-1, (left.shape[-1], right.shape[-1]))
-
-    def scaled(self, factor: float) -> DenseRules:
-        """Written out, and the log-weights times the factor."""
-        return DenseRules(self.table(*self.shape) * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +219,8 @@ class FactorisedRules(Rules):
 
     left: Tensor
     right: Tensor
+
+    own_dims = 3
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -263,18 +253,9 @@ class FactorisedRules(Rules):
         return self.left.shape[-3], self.left.shape[-2]
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the states."""
-        return tuple(self.left.shape[:-3])
-
-    @property
     def log_normaliser(self) -> Tensor:
         """(*batch, N) log n_k, nats."""
         return soft_sum(soft_sum(self.left, -2) + soft_sum(self.right, -2), -1)
-
-    def flat(self, batch: tuple[int, ...]) -> "FactorisedRules":
-        """One batch dim."""
-        return FactorisedRules(*(_flat(part, 3, batch) for part in self.parts))
 
     def table(self, parents: int, children: int) -> Tensor:
         """Summed over the rank."""
@@ -290,10 +271,6 @@ class FactorisedRules(Rules):
         psi = self.right[item[..., None], rows, right.unsqueeze(-2)]
         total = _summed(phi[..., :, None, :], psi[..., None, :, :])
         return total - self.log_normaliser[item, parents][..., None, None]
-
-    def scaled(self, factor: float) -> DenseRules:
-        """Written out, and the log-weights times the factor."""
-        return DenseRules(self.table(*self.shape) * factor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,8 @@ class SparseRules(Rules):
     parents: int = field(kw_only=True)
     children: int | None = field(default=None, kw_only=True)
 
+    own_dims = 1
+
     if TYPE_CHECKING:  # what the fields are made of
 
         def __init__(
@@ -97,11 +99,6 @@ class SparseRules(Rules):
         return self.parents, self.parents if self.children is None else self.children
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims before the rules."""
-        return tuple(self.log_weights.shape[:-1])
-
-    @property
     def count(self) -> int:
         """M, the number of rules."""
         return len(self.triples)
@@ -125,13 +122,6 @@ class SparseRules(Rules):
         place = torch.arange(int(counts.amax()), device=rows.device)
         first = (counts.cumsum(0) - counts).unsqueeze(1)
         return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
-
-    def flat(self, batch: tuple[int, ...]) -> "SparseRules":
-        """One batch dim."""
-        weights = self.log_weights
-        if math.prod(weights.shape[:-1]) == 1:
-            return self.with_parts([weights.reshape(1, -1)])
-        return self.with_parts([weights.expand(*batch, -1).reshape(-1, self.count)])
 
     def table(self, parents: int, children: int) -> Tensor:
         """The log-weights at their places, -inf elsewhere."""
