@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import fused, native, ranges, sweeps
+from rdpgraph.structures.chain import arrays, fused, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors
 from rdpgraph.testing import brute_force
 
@@ -135,7 +135,8 @@ def calls(monkeypatch):
             return original(*parts, **options)
 
         monkeypatch.setattr(fused, name, counted)
-    monkeypatch.setattr(native, "serves", lambda factors: False)
+    for faster in (native, arrays):
+        monkeypatch.setattr(faster, "serves", lambda factors: False)
     return seen
 
 
