@@ -22,10 +22,12 @@ _SMALL = 2**12  # terms of a link, of all items, that are looked at one by one
 
 def matrix_of(step: Step, batch: int) -> LogMatrix | None:
     """The table of a step, if there is one for all places, and it is large; else None."""
-    link = step.link if isinstance(step, Linked) else None
-    if not isinstance(link, Table) or link.values.shape[1] > 1:
+    if not isinstance(step, Linked) or not isinstance(step.link, Table):
         return None
-    return link.matrix if batch * math.prod(link.values.shape[-2:]) > _SMALL else None
+    logs = step.link.values
+    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= _SMALL:
+        return None
+    return step.whole.matrix
 
 
 def matrices_of(steps: tuple[Step, Step], batch: int) -> tuple[LogMatrix, LogMatrix] | None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import log_products
-from rdpgraph.structures.tape.links import Link
+from rdpgraph.structures.tape.links import Link, Table
 from rdpgraph.structures.tape.reader import Reader, Remade, batches, side_by_side
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import in_blocks, soft
@@ -291,6 +291,12 @@ class Linked(Step):
 
     def _wider(self, values: Tensor) -> Tensor:
         return pad(values, (0, self.more), value=-math.inf) if self.more else values
+
+    @differentiable_property
+    def whole(self) -> Table:
+        """The table of the link, with all labels that the step has."""
+        assert isinstance(self.link, Table)
+        return Table(self._wider(self.link.values)) if self.more else self.link
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B, P, J)."""

@@ -8,7 +8,7 @@ import rdpgraph as rg
 from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.structures.tape import products
 from rdpgraph.structures.tape.up import last_read
-from tests.structures.tape.models import Segments, Tags, draw
+from tests.structures.tape.models import Segments, Spans, Tags, draw
 
 INF = float("inf")
 
@@ -18,23 +18,30 @@ def with_zeros(logs, share, seed):
     return torch.where(torch.rand(logs.shape, generator=generator) < share, -INF, logs)
 
 
+SHAPES = {Tags: ((4,), (3, 3)), Segments: ((4, 2), (3, 3)), Spans: ((4, 4), (2, 3, 3))}
+"""Of each kind its sites and its table: of spans rules with fewer parents than states."""
+
+
 def pairs(kind, zeros):
-    """Two recursions of one shape, the second of which allows all that the first does, or not."""
-    sites = (4, 2) if kind is Segments else (4,)
-    made = []
+    """Two recursions of one shape, the second of which allows all that the first does, or not.
+
+    And the potentials of both.
+    """
+    sites, shape = SHAPES[kind]
+    models, inputs = [], []
     for seed in (0, 10):
-        unary = with_zeros(3 * draw(2, *sites, 3, seed=seed), zeros, seed)
-        table = with_zeros(3 * draw(3, 3, seed=seed + 1), zeros, seed + 1)
-        lengths = torch.tensor([4, 3])
-        made.append((unary.requires_grad_(), table.requires_grad_(), lengths))
-    return [kind(unary, table, lengths=lengths) for unary, table, lengths in made]
+        unary = with_zeros(3 * draw(2, *sites, 3, seed=seed), zeros, seed).requires_grad_()
+        table = with_zeros(3 * draw(*shape, seed=seed + 1), zeros, seed + 1).requires_grad_()
+        link = rg.trees.DenseRules(table) if kind is Spans else table
+        models.append(kind(unary, link, lengths=torch.tensor([4, 3])))
+        inputs += [unary, table]
+    return *models, inputs
 
 
-@pytest.mark.parametrize("kind", [Tags, Segments])
+@pytest.mark.parametrize("kind", list(SHAPES))
 @pytest.mark.parametrize("zeros", [0.0, 0.2, 0.5])
 def test_products_are_choices_looked_at_one_by_one(kind, zeros, monkeypatch):
-    one, other = pairs(kind, zeros)
-    inputs = (one.unary, one.transition, other.unary, other.transition)
+    one, other, inputs = pairs(kind, zeros)
     answers = {
         "entropy": one.entropy,
         "cross-entropy": lambda: one.cross_entropy(other),
