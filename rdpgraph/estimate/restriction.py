@@ -279,16 +279,21 @@ class RestrictedSolution(Solution):
         """The solution on the same states, each counted as it is."""
         return self.restriction.unweighted().solved()
 
-    @differentiable_property
+    @property
     def _possible(self) -> "RestrictedSolution":
         """The same with every replicate possible; for those that were, the same states.
 
         Raises:
             ImpossibleEvidenceError: an item has no possible replicate.
         """
+        return self._replaced or self
+
+    @differentiable_property
+    def _replaced(self) -> "RestrictedSolution | None":
+        """None where that is this one, which would never be freed if it held itself."""
         possible = self.replicates.possible
         if bool(possible.all()):
-            return self
+            return None
         if not bool(possible.any(0).all()):
             raise ImpossibleEvidenceError(
                 "There are no samples and no mode: on the states kept nothing is possible in at "

@@ -1,5 +1,7 @@
 """Every structure with sites of its own is held to its graph, or to its scores."""
 
+import gc
+
 import pytest
 import torch
 
@@ -118,6 +120,37 @@ def test_answers_are_computed_where_the_tensors_are_and_not_on_the_default_devic
         found = {question: answer(model) for question, answer in ANSWERS.items()}
     for question, answer in ANSWERS.items():
         torch.testing.assert_close(found[question], answer(model))
+
+
+def asked(model, estimator=None):
+    """Ask everything of a model and of its posterior."""
+    for answer in ANSWERS.values():
+        answer(model)
+    generator = torch.Generator().manual_seed(0)
+    posterior = rg.infer(model, estimator=estimator, generator=generator)
+    for _ in range(2):
+        posterior.marginals(), posterior.entropy(), posterior.max_marginals()
+        posterior.mode(), posterior.sample(2, generator)
+
+
+@pytest.mark.parametrize("name", [name for name in STRUCTURES if "by node" not in name])
+def test_what_answers_are_made_of_is_freed_when_nothing_names_it(name):
+    """Not when the garbage collector comes by: until then tensors would be held."""
+    every = rg.Randomized(
+        rg.randomized.Uniform(), rg.randomized.TopSystematic(0.5, 0.5), replicates=2
+    )
+    estimators = [None, every] if STRUCTURES[name]().sites() is not None else [None]
+    for estimator in estimators:
+        asked(STRUCTURES[name](), estimator)  # what is made once for all stays
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)  # what it would free is listed instead
+        try:
+            asked(STRUCTURES[name](), estimator)
+            gc.collect()
+            assert not [left for left in gc.garbage if isinstance(left, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
 
 
 def test_a_chain_in_a_graph_is_solved_where_its_tables_are():

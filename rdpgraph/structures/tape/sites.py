@@ -1,9 +1,11 @@
 """The sites of a tape: indexed, they give the values of their potentials."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rdpgraph.structures.tape.values import Labels, Value
@@ -35,3 +37,13 @@ class Sites:
         """What the columns of that value stand for; enough for what leads to them."""
         kept = self.states
         return Labels(numbers, None if kept is None else kept.index_select(1, numbers))
+
+
+def numbered(
+    unary: Tensor, states: Tensor | None, batch: int, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor | None]:
+    """(*sites) the numbers of sites of a shape, and (B, all, K) which states they have, if any."""
+    count = math.prod(shape)
+    if states is not None:
+        states = states.expand(unary.shape).reshape(batch, count, unary.shape[-1])
+    return torch.arange(count, device=unary.device).reshape(shape), states

@@ -18,7 +18,7 @@ from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.listed import Listed
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
-from rdpgraph.structures.tape.sites import Sites
+from rdpgraph.structures.tape.sites import Sites, numbered
 from rdpgraph.structures.tape.sources import Sources, collected, widened
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Total
@@ -92,19 +92,18 @@ class Tape:
         """Where the tensors live."""
         return self.unary.device
 
-    @cached_property
+    @property
     def sites(self) -> "Sites":
         """The sites, to be indexed like an array of their shape: the potentials of some of them.
 
         One place for each; their labels are the sites' states.
         """
-        count, states = math.prod(self.site_shape), self.states
-        if states is not None:
-            states = states.expand(self.unary.shape).reshape(
-                self.batch, count, self.unary.shape[-1]
-            )
-        numbers = torch.arange(count, device=self.device).reshape(self.site_shape)
-        return Sites(numbers, states, self._of_sites)
+        # Not kept, for it holds the tape: the two would be freed by the garbage collector alone.
+        return Sites(*self._numbered, self._of_sites)
+
+    @cached_property
+    def _numbered(self) -> tuple[Tensor, Tensor | None]:
+        return numbered(self.unary, self.states, self.batch, self.site_shape)
 
     def _of_sites(self, labels: Labels) -> Value:
         assert labels.sites is not None
