@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.engines.contraction import (
-    Upward,
-    downward,
-    log_total,
-    traceback,
-    upward,
-)
+from rdpgraph.engines.contraction import Upward, downward, log_total, traceback, upward
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.program import Owner, compiled

@@ -11,11 +11,7 @@ from rdpgraph.gp.features import Features, Products
 from rdpgraph.gp.graphs import GraphLikelihood
 from rdpgraph.gp.kernels import RBF, Kernel, Linear, Matern, Product, Sum
 from rdpgraph.gp.labelling import Labelling, Pieces
-from rdpgraph.gp.likelihoods import (
-    ChainLikelihood,
-    Likelihood,
-    PiecewisePseudoLikelihood,
-)
+from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood, PiecewisePseudoLikelihood
 from rdpgraph.gp.posterior import Functions, Gaussians, VariationalPosterior
 from rdpgraph.gp.saga import SAGA
 from rdpgraph.gp.tagger import StructuredGP

@@ -9,14 +9,7 @@ import torch
 from rdpgraph.errors import ModelError
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.tables import all_variables, conditional_tables, factor_tables, values_of
-from rdpgraph.io.text import (
-    LIMIT,
-    Bytes,
-    PathLike,
-    fail,
-    read_bytes,
-    write_text_atomically,
-)
+from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.uai_content import Content, read_content
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact import CompactVariables

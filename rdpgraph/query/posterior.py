@@ -10,12 +10,7 @@ from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution, meets
-from rdpgraph.errors import (
-    BudgetError,
-    ImpossibleEvidenceError,
-    ModelError,
-    UnsupportedError,
-)
+from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph

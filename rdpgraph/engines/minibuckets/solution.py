@@ -12,14 +12,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import variable_table
 from rdpgraph.engines.minibuckets.bounds import log_sum
-from rdpgraph.engines.minibuckets.estimate import (
-    FEW,
-    RUNS,
-    Estimate,
-    Sampling,
-    error_of,
-    estimated,
-)
+from rdpgraph.engines.minibuckets.estimate import FEW, RUNS, Estimate, Sampling, error_of, estimated
 from rdpgraph.engines.minibuckets.lattice import averages
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.network import Network

@@ -224,14 +224,12 @@ def edge_marginals(parts: ChainTensors) -> Tensor:
 
 def _forbidden(parts: ChainTensors, other: ChainTensors, sent: Messages) -> Tensor:
     """(B,) whether the other chain forbids a sequence that the first allows; in logs, exactly."""
-    logs, within = (
-        sent.log_forward + sent.log_backward,
-        inside(parts.lengths, parts.unary.shape[1]),
-    )
+    total = parts.unary.shape[1]
+    logs, within = sent.log_forward + sent.log_backward, inside(parts.lengths, total)
     lost = (logs > -math.inf) & (other.unary == -math.inf) & within.unsqueeze(2)
     forbidden = lost.flatten(1).any(1)
     gone = (other.transition == -math.inf) & (parts.transition > -math.inf)
-    if parts.unary.shape[1] < 2 or not bool(gone.any()):
+    if total < 2 or not bool(gone.any()):
         return forbidden
     before = (sent.log_forward[:, :-1] > -math.inf).to(parts.unary)
     right = (sent.log_backward + parts.unary)[:, 1:]

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.chain.factors import (
-    StepFactors,
-    inside,
-    joined,
-    peak,
-    product,
-    steps_of,
-)
+from rdpgraph.structures.chain.factors import StepFactors, inside, joined, peak, product, steps_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,7 @@ from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
 from rdpgraph.structures.hypertree import comparison, proposals
-from rdpgraph.structures.hypertree.checks import (
-    checked_mask,
-    checked_trees,
-)
+from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form

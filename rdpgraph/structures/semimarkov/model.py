@@ -24,11 +24,7 @@ from rdpgraph.structures.chain.checks import as_lengths
 from rdpgraph.structures.chain.tensors import table_of
 from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.relaxation import perturbed
-from rdpgraph.structures.semimarkov import (
-    posterior,
-    proposals,
-    scoring,
-)
+from rdpgraph.structures.semimarkov import posterior, proposals, scoring
 from rdpgraph.structures.semimarkov.checks import checked_fields
 from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks

@@ -154,10 +154,8 @@ def one_by_one(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         k: how many.
     """
     reader, goal = up(tape, 0.0), (len(tape.steps) - 1, 0, 0)
-    used, there = (
-        list[tuple[int, int, int]](),
-        torch.zeros(k, tape.batch, dtype=torch.bool, device="cpu"),
-    )
+    used = list[tuple[int, int, int]]()
+    there = torch.zeros(k, tape.batch, dtype=torch.bool, device="cpu")
     for item in range(tape.batch):
         lists = Lists(tape, reader, torch.tensor([item], device=tape.device))
         for rank in range(k):

@@ -8,6 +8,8 @@ import torch
 from rdpgraph import Chain
 
 KINDS = ("shared", "per step", "batched")
+SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
+"""Numbers of states, and of steps."""
 
 
 def seeded(seed):

@@ -11,6 +11,7 @@ from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.structures.chain import decode, deviations
 from tests.structures.chain.enumeration import (
     KINDS,
+    SHAPES,
     chain_of,
     chains,
     item_of,
@@ -18,8 +19,6 @@ from tests.structures.chain.enumeration import (
     seeded,
     sequences,
 )
-
-SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
 
 
 def place_of(listed, states):

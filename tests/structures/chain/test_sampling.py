@@ -13,6 +13,7 @@ from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.chain.sampling import held, relaxed_by
 from tests.structures.chain.enumeration import (
     KINDS,
+    SHAPES,
     chain_of,
     chains,
     item_of,
@@ -20,8 +21,6 @@ from tests.structures.chain.enumeration import (
     seeded,
     sequences,
 )
-
-SHAPES = [(3, 4), (2, 5), (1, 3), (3, 1), (2, 0)]
 
 
 def gumbel(shape, seed):
