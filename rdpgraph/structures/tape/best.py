@@ -34,8 +34,8 @@ def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         there = (reader.values[-1] > -math.inf).flatten().expand(tape.batch)
         drawn = picked(tape, reader, there.nonzero().squeeze(1), largest)
         return drawn, there.reshape(1, *tape.lead)
-    most = max(step.work for step in tape.steps) * tape.batch * k
-    few = most <= _HELD and tape.work <= _MEAN * tape.batch * len(tape.steps)
+    work = [step.work for step in tape.steps]
+    few = max(work) * tape.batch * k <= _HELD and sum(work) <= _MEAN * len(work)
     drawn, there = together(tape, k) if few else one_by_one(tape, k)
     return drawn, there.reshape(k, *tape.lead)
 

@@ -1,7 +1,7 @@
 """From the goal to the leaves: the best derivation, or draws."""
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,7 +16,7 @@ from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value
 
-_FEW = 2**8  # nodes that are told apart in Python
+_FEW = 2**5  # nodes that are told apart in Python
 _BLOCK = 2**19  # alternatives that are looked at at a time
 Pool = tuple[Value, ...]
 Nodes = tuple[Tensor, ...]
@@ -83,16 +83,24 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
     none = goals[0][:0]
     used = [(none, none, none)]
     waiting: list[list[Nodes]] = [[] for _ in tape.steps]
+    single: list[list[tuple[int, ...]]] = [[] for _ in tape.steps]
     ends: dict[int, tuple[Pool, list[int]]] = {}
     waiting[-1] = [goals]
     for number in range(len(tape.steps) - 1, -1, -1):
-        if not waiting[number]:
-            continue
         step, own = tape.steps[number], waiting[number]
+        if single[number]:
+            own.append(torch.tensor(single[number], device=tape.device).unbind(1))
+            single[number] = []
+        if not own:
+            continue
         nodes = tuple(map(torch.cat, zip(*own, strict=True))) if len(own) > 1 else own[0]
         waiting[number] = []
         if not isinstance(step, Leaf):
             for pool, parts in below(number, nodes):
+                if len(pool) > 1 and parts[0].shape[0] <= _FEW:
+                    for value, node in _each(pool, ends, parts):
+                        single[value.number].append(node)
+                    continue
                 for value, some in _by_value(pool, ends, parts):
                     waiting[value.number].append(some)
         elif step.sites is not None:
@@ -105,49 +113,48 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     if step.alternatives < 2:
         return torch.zeros_like(nodes[0])
     size = max(1, _BLOCK // step.alternatives)
-    if len(nodes[0]) <= size:
+    if nodes[0].shape[0] <= size:
         return step.chosen(reader, pick, *nodes)
     pieces = zip(*(part.split(size) for part in nodes), strict=True)
     return torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
 
 
+def _each(
+    pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
+) -> Iterator[tuple[Value, tuple[int, ...]]]:
+    """A few nodes one by one, as `_by_value`: their numbers cost less than calls on tensors."""
+    ends = _ends(pool, known)
+    for tree, number, *others in torch.stack(nodes, 1).tolist():
+        which = bisect_right(ends, number)
+        if which < len(pool):
+            yield pool[which], (tree, number - ends[which] + pool[which].places, *others)
+
+
 def _by_value(
     pool: Pool, known: dict[int, tuple[Pool, list[int]]], nodes: Nodes
 ) -> Iterator[tuple[Value, Nodes]]:
-    """The nodes of each value of a pool, given by their places in it; those of none are dropped.
-
-    Where each value ends is known of pools that start with this one.
-    """
-    tree, number, *others = nodes
+    """The nodes of each value of a pool, given by their places in it; those of none are dropped."""
     if len(pool) == 1:
-        if tree.shape[0]:
+        if nodes[0].shape[0]:
             yield pool[0], nodes
         return
-    longest, ends = known.get(pool[0].number, ((), []))
-    if longest[: len(pool)] != pool:
-        ends = [*accumulate(value.places for value in pool)]
-        known[pool[0].number] = pool, ends
+    tree, number, *others = nodes
     number, order = number.sort()
     tree, *others = (part[order] for part in (tree, *others))
-    for which, first, stop in _runs(number, ends, len(pool)):
-        some = slice(first, stop)
-        start = ends[which] - pool[which].places
-        yield pool[which], (tree[some], number[some] - start, *(part[some] for part in others))
-
-
-def _runs(numbers: Tensor, ends: list[int], count: int) -> Iterator[tuple[int, int, int]]:
-    """Which of `count` values sorted numbers lie in, the first that does, and the next."""
-    first = 0
-    if len(numbers) > _FEW:
-        bounds = torch.tensor(ends[:count], device=numbers.device)
-        for which, stop in enumerate(torch.searchsorted(numbers, bounds).tolist()):
-            if stop > first:
-                yield which, first, stop
-            first = stop
-        return
-    few = numbers.tolist()
-    while first < len(few) and few[first] < ends[count - 1]:
-        which = bisect_right(ends, few[first])
-        stop = bisect_left(few, ends[which])
-        yield which, first, stop
+    ends, first = _ends(pool, known), 0
+    bounds = torch.tensor(ends[: len(pool)], device=number.device)
+    stops = torch.searchsorted(number, bounds).tolist()
+    for value, end, stop in zip(pool, ends[: len(pool)], stops, strict=True):
+        if stop > first:
+            some, start = slice(first, stop), end - value.places
+            yield value, (tree[some], number[some] - start, *(part[some] for part in others))
         first = stop
+
+
+def _ends(pool: Pool, known: dict[int, tuple[Pool, list[int]]]) -> list[int]:
+    """Where each value of a pool ends; after those, ends of a longer one that starts with it."""
+    longest, ends = known.get(pool[0].number, ((), []))
+    if longest[: len(pool)] != pool:
+        ends = [*accumulate([value.places for value in pool])]
+        known[pool[0].number] = pool, ends
+    return ends
