@@ -21,7 +21,7 @@ from rdpgraph.structures.alignment_grid import (
     ctc_unary,
     pairwise_unary,
 )
-from rdpgraph.structures.hypertree.checks import checked_lengths
+from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value
@@ -69,12 +69,8 @@ class Alignment(Recursion):
     def __post_init__(self) -> None:
         settle(self, "unary", "transition", whole=("first_lengths", "second_lengths"))
         checked_alignment(self.unary, self.moves, self.transition)
-        for name, size in zip(
-            ("first_lengths", "second_lengths"), self.unary.shape[-3:-1], strict=True
-        ):
-            if (given := getattr(self, name)) is not None:
-                lengths = checked_lengths("Alignment", given, self.batch_shape, size - 1)
-                object.__setattr__(self, name, lengths.to(self.unary.device))
+        first, second = self.unary.shape[-3:-1]
+        settle_lengths(self, first_lengths=first - 1, second_lengths=second - 1)
 
     @classmethod
     def pairwise(

@@ -12,7 +12,7 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.bitext_grammar import Splits, grammar_rules, words_unary
 from rdpgraph.structures.bitext_masks import BitextMasks
-from rdpgraph.structures.hypertree.checks import checked_lengths
+from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.hypertree.rules import NoRules, Rules
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
@@ -80,10 +80,7 @@ class Bitext(Recursion):
             )
         if self.allowed is not None and tuple(self.allowed.shape) != shape[-5:-1]:
             raise ModelError(f"Bitext needs allowed {shape[-5:-1]}; got {self.allowed.shape}.")
-        for name, most in (("source_lengths", shape[-4] - 1), ("target_lengths", shape[-2] - 1)):
-            if (given := getattr(self, name)) is not None:
-                lengths = checked_lengths("Bitext", given, self.batch_shape, most)
-                object.__setattr__(self, name, lengths.to(self.unary.device))
+        settle_lengths(self, source_lengths=shape[-4] - 1, target_lengths=shape[-2] - 1)
 
     @classmethod
     def words(

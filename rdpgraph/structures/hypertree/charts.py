@@ -7,7 +7,7 @@ by end and falling width, so that split m is at the same place in both slices.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -42,11 +42,6 @@ class HypertreeTensors:
     split: bool
 
     @property
-    def children(self) -> int:
-        """C, the number of labels that a child may have."""
-        return self.spans.shape[3] + (self.leaves.shape[2] if self.split else 0)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that gradients may flow to."""
         return (self.leaves, self.spans, *self.rules.parts)
@@ -54,23 +49,16 @@ class HypertreeTensors:
     def with_tensors(self, tensors: Sequence[Tensor]) -> "HypertreeTensors":
         """Others instead of `tensors`."""
         leaves, spans, *parts = tensors
-        return HypertreeTensors(
-            leaves, spans, self.rules.with_parts(parts), self.lengths, self.split
-        )
+        return replace(self, leaves=leaves, spans=spans, rules=self.rules.with_parts(parts))
 
     def rows(self, rows: Tensor) -> "HypertreeTensors":
         """Some of the items."""
-        return HypertreeTensors(
-            self.leaves[rows], self.spans[rows], self.rules.item(rows), self.lengths[rows],
-            self.split,
-        )  # fmt: skip
+        rules, lengths = self.rules.item(rows), self.lengths[rows]
+        return HypertreeTensors(self.leaves[rows], self.spans[rows], rules, lengths, self.split)
 
     def to(self, dtype: torch.dtype) -> "HypertreeTensors":
         """The same in another type."""
-        rules = self.rules.with_parts([part.to(dtype) for part in self.rules.parts])
-        return HypertreeTensors(
-            self.leaves.to(dtype), self.spans.to(dtype), rules, self.lengths, self.split
-        )
+        return self.with_tensors([part.to(dtype) for part in self.tensors])
 
     def phi(self, width: int) -> Tensor:
         """(B, T - width, N) log-potentials of spans of width + 1 words, -inf beyond the length."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.rules import Rules
 
@@ -85,16 +86,25 @@ def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def checked_lengths(owner: str, lengths: Tensor, batch: Sequence[int], total: int) -> Tensor:
-    """Lengths (*batch,) as int64."""
-    whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
-    if not (whole or not lengths.numel()) or tuple(lengths.shape) != tuple(batch):
-        raise ModelError(
-            f"{owner} of batch shape {tuple(batch)} needs integer lengths of that shape; got "
-            f"{lengths.dtype} of shape {tuple(lengths.shape)}."
-        )
-    lengths = lengths.long()
-    wrong = lengths[(lengths < 0) | (lengths > total)]
-    if len(wrong):
-        raise ModelError(f"{owner} of {total} words needs lengths 0 to {total}; got {wrong[0]}.")
-    return lengths
+def settle_lengths(owner: Structure, **most: int) -> None:
+    """Make lengths (*batch,) in fields of a structure, if there are any, int64 on its device.
+
+    Args:
+        owner: whose fields they are.
+        most: of each field the largest that a length may be.
+    """
+    name, batch = type(owner).__name__, owner.batch_shape
+    for field, total in most.items():
+        lengths: Tensor | None = getattr(owner, field)
+        if lengths is None:
+            continue
+        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+        if not (whole or not lengths.numel()) or tuple(lengths.shape) != batch:
+            raise ModelError(
+                f"{name} of batch shape {batch} needs integer lengths of that shape; got "
+                f"{lengths.dtype} of shape {tuple(lengths.shape)}."
+            )
+        wrong = lengths[(lengths < 0) | (lengths > total)]
+        if len(wrong):
+            raise ModelError(f"{name} of {total} words needs lengths 0 to {total}; got {wrong[0]}.")
+        object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))

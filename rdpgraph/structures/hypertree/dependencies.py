@@ -19,7 +19,7 @@ from rdpgraph.model.support import Support, check_support
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.hypertree import moments
-from rdpgraph.structures.hypertree.checks import checked_lengths
+from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.relaxation import perturbed
 
 
@@ -77,9 +77,7 @@ class Dependencies(Structure):
                 f"{name} needs unary potentials (*batch, n, n + 1), [word, head], head 0 the root; "
                 f"got {shape}. Scores [head, dependent] are taken by {name}.from_arcs."
             )
-        if self.lengths is not None:
-            lengths = checked_lengths(name, self.lengths, shape[:-2], shape[-2])
-            object.__setattr__(self, "lengths", lengths.to(self.unary.device))
+        settle_lengths(self, lengths=shape[-2])
 
     @classmethod
     def from_arcs(

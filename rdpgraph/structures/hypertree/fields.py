@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 from rdpgraph.model.arrays import settle
 from rdpgraph.structures.hypertree.charts import kept_layout
 from rdpgraph.structures.hypertree.checks import (
-    checked_lengths,
     checked_root,
     checked_rules,
     checked_unary,
+    settle_lengths,
 )
 from rdpgraph.structures.hypertree.rules import NoRules, Rules
 from rdpgraph.structures.tape.recursion import Recursion
@@ -37,10 +37,7 @@ class HypertreeFields(Recursion):
         checked_unary(self.unary)
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
-        if self.lengths is not None:
-            total = self.unary.shape[-2]
-            lengths = checked_lengths("Hypertree", self.lengths, self.batch_shape, total)
-            object.__setattr__(self, "lengths", lengths.to(self.unary.device))
+        settle_lengths(self, lengths=self.unary.shape[-2])
 
     def potentials(self, unary: Tensor) -> Tensor:
         """-inf for preterminals of two words and more, and for others of one, if there are any."""

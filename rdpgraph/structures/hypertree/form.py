@@ -12,7 +12,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
-from rdpgraph.structures.hypertree.rules import NoRules, Rules
+from rdpgraph.structures.hypertree.rules import NoRules, Rules, flat
 from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
@@ -54,13 +54,8 @@ class Form:
     def root(self) -> Tensor:
         """(1 or B, C), -inf for preterminals."""
         tree = self.tree
-        if tree.root is None:
-            root = tree.unary.new_zeros(1, self.states)
-        elif tree.root.ndim == 1:
-            root = tree.root.unsqueeze(0)
-        else:
-            root = tree.root.expand(*tree.batch_shape, -1).reshape(self.batch, self.states)
-        return pad(root, (0, tree.preterminals), value=-math.inf)
+        root = tree.unary.new_zeros(self.states) if tree.root is None else tree.root
+        return pad(flat(root, 1, tree.batch_shape), (0, tree.preterminals), value=-math.inf)
 
     @property
     def parts(self) -> HypertreeTensors:
@@ -102,23 +97,22 @@ class Form:
 
     def items(self, rows: Tensor) -> HypertreeFields:
         """Some of the items, in one batch dim."""
-        flat = self.flat(self.tree.rules)
-        root = None if flat.root is None else flat.root[rows]
+        tree = self.flat(self.tree.rules)
+        root = None if tree.root is None else tree.root[rows]
         return replace(
-            flat, unary=flat.unary[rows], rules=flat.rules.item(rows), root=root,
+            tree, unary=tree.unary[rows], rules=tree.rules.item(rows), root=root,
             lengths=self.lengths[rows],
         )  # fmt: skip
 
     def flat(self, rules: Rules) -> HypertreeFields:
         """The hypertree with one batch dim, and with other rules, of that for each item."""
-        tree, batch = self.tree, (self.batch,)
-        flat = rules.flat(tree.batch_shape)
-        each = [part.expand(*batch, *part.shape[1:]) for part in flat.parts]
-        unary = tree.unary.reshape(*batch, *tree.unary.shape[-3:])
+        tree, batch = self.tree, self.batch
+        rules = rules.flat(tree.batch_shape)
+        rules = rules.with_parts([part.expand(batch, *part.shape[1:]) for part in rules.parts])
+        unary = tree.unary.reshape(batch, *tree.unary.shape[-3:])
         root = tree.root
         if root is not None:
-            root = root.expand(*tree.batch_shape, -1).reshape(*batch, self.states)
-        rules = flat.with_parts(each)
+            root = flat(root, 1, tree.batch_shape).expand(batch, -1)
         return replace(tree, unary=unary, rules=rules, root=root, lengths=self.lengths)
 
 

@@ -1,6 +1,5 @@
 """Rules of low rank as the kernels take them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,12 +9,13 @@ from rdpgraph.structures.hypertree.rules import (
     FactorisedRules,
     LowRankRules,
     NoRules,
+    Parts,
     Rules,
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class Ranks(Parts):
     """weight(k, a, b) = sum_r exp(parent_kr + left_ar + right_br).
 
     Without parents' factors each parent has a run of ranks of its own, which are summed.
@@ -29,20 +29,6 @@ class Ranks:
     left: Tensor
     right: Tensor
     parent: Tensor | None = None
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """The tensors of the factors: parent, left and right."""
-        return (self.left, self.right) if self.parent is None else (self.left, self.right,
-                                                                    self.parent)  # fmt: skip
-
-    def with_parts(self, parts: Sequence[Tensor]) -> "Ranks":
-        """The same of other tensors."""
-        return Ranks(*parts)
-
-    def item(self, rows: Tensor) -> "Ranks":
-        """Those of some items."""
-        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
 
 
 def kernel_form(rules: Rules, spans: Tensor, children: int) -> tuple[DenseRules | Ranks, Tensor]:

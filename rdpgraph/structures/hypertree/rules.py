@@ -22,7 +22,30 @@ MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False)
-class Rules(ABC):
+class Parts:
+    """What is made of a few tensors."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, those that gradients flow to."""
+        return tuple(getattr(self, name) for name in self._names)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> Self:
+        """The same of other tensors."""
+        return replace(self, **dict(zip(self._names, parts, strict=True)))
+
+    def item(self, rows: Tensor) -> Self:
+        """Of what is flat, of one batch dim, some items."""
+        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
+
+    @property
+    def _names(self) -> list[str]:
+        names = [field.name for field in fields(self)]
+        return [name for name in names if isinstance(getattr(self, name), Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class Rules(Parts, ABC):
     """Log-weights of a parent's state given the states of its left and right part.
 
     With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
@@ -33,16 +56,6 @@ class Rules(ABC):
     """
 
     own_dims: ClassVar[int]
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """The tensors, those that gradients flow to."""
-        return tuple(getattr(self, field.name) for field in fields(self) if field.type is Tensor)
-
-    def with_parts(self, parts: Sequence[Tensor]) -> Self:
-        """The same rules of other tensors."""
-        names = [field.name for field in fields(self) if field.type is Tensor]
-        return replace(self, **dict(zip(names, parts, strict=True)))
 
     @property
     @abstractmethod
@@ -56,20 +69,21 @@ class Rules(ABC):
 
     def flat(self, batch: tuple[int, ...]) -> Self:
         """The same with one dim in front, 1 or that of the flattened batch."""
-        return self.with_parts([_flat(part, self.own_dims, batch) for part in self.parts])
+        return self.with_parts([flat(part, self.own_dims, batch) for part in self.parts])
 
-    def item(self, rows: Tensor) -> Self:
-        """Of flat rules, those of some items."""
-        parts = [part if len(part) == 1 else part[rows] for part in self.parts]
-        return self.with_parts(parts)
-
-    @abstractmethod
     def table(self, parents: int, children: int) -> Tensor:
         """(*batch, N, C, C) log-weights, differentiable.
 
         Raises:
             BudgetError: it would be too large.
         """
+        batch, rank = self.batch_shape, self.parts[0].shape[-1] if self.parts else 1
+        within_budget(self, math.prod(batch) * parents * children**2 * rank)
+        rules, grid = self.flat(batch), (parents, children, children)
+        items = max((len(part) for part in rules.parts), default=1)
+        device = rules.parts[0].device if rules.parts else None
+        states = (torch.arange(size, device=device).expand(items, -1) for size in grid)
+        return rules.evaluate(*states).reshape(*batch, *grid)
 
     @abstractmethod
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -131,7 +145,7 @@ class DenseRules(Rules):
 
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """The log-weights, looked up in the table."""
-        item = _items(self.log_rule, parents)
+        item = items_of(self.log_rule, parents)
         ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
         return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
 
@@ -184,18 +198,9 @@ class LowRankRules(Rules):
         """(N, C): the numbers of labels of parents and of children."""
         return self.parent.shape[-2], self.left.shape[-2]
 
-    def table(self, parents: int, children: int) -> Tensor:
-        """Summed over the rank."""
-        _within_budget(self, self.batch_shape, parents, children)
-        return _summed(
-            self.parent[..., :, None, None, :],
-            self.left[..., None, :, None, :],
-            self.right[..., None, None, :, :],
-        )
-
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """Rows of the factors, then the sum over the rank, as a product of matrices."""
-        item = _items(self.parent, parents)
+        item = items_of(self.parent, parents)
         first, second = self.left[item, left], self.right[item, right]
         pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
         products = log_products(self.parent[item, parents], pairs)
@@ -257,20 +262,13 @@ class FactorisedRules(Rules):
         """(*batch, N) log n_k, nats."""
         return soft_sum(soft_sum(self.left, -2) + soft_sum(self.right, -2), -1)
 
-    def table(self, parents: int, children: int) -> Tensor:
-        """Summed over the rank."""
-        _within_budget(self, self.batch_shape, parents, children)
-        total = _summed(self.left[..., :, None, :], self.right[..., None, :, :])
-        return total - self.log_normaliser[..., None, None]
-
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Rows of the features, then the sum over the rank."""
-        item = _items(self.left, parents)
+        """Rows of the features, then the sum over the rank, as a product of matrices."""
+        item = items_of(self.left, parents)
         rows = parents.unsqueeze(-1)
         phi = self.left[item[..., None], rows, left.unsqueeze(-2)]
         psi = self.right[item[..., None], rows, right.unsqueeze(-2)]
-        total = _summed(phi[..., :, None, :], psi[..., None, :, :])
-        return total - self.log_normaliser[item, parents][..., None, None]
+        return log_products(phi, psi) - self.log_normaliser[item, parents][..., None, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,11 +289,6 @@ class NoRules(Rules):
         """The same rules, which have no batch dims."""
         return self
 
-    def table(self, parents: int, children: int) -> Tensor:
-        """(parents, children, children) zeros."""
-        _within_budget(self, (), parents, children)
-        return torch.zeros(parents, children, children)
-
     def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
         """Zeros of the shape that is asked for."""
         shape = (*parents.shape, left.shape[-1], right.shape[-1])
@@ -306,7 +299,8 @@ class NoRules(Rules):
         return self
 
 
-def _flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
+def flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
+    """(B or 1, ...) of (*batch, ...) with so many dims after the batch."""
     ends = part.shape[part.ndim - dims :]
     lead = part.shape[: part.ndim - dims]
     if math.prod(lead) == 1:
@@ -314,22 +308,18 @@ def _flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
     return part.expand(*batch, *ends).reshape(-1, *ends)
 
 
-def _items(part: Tensor, states: Tensor) -> Tensor:
+def items_of(part: Tensor, states: Tensor) -> Tensor:
     """(B or 1, 1, ...) the row of flat rules that each of (B, ..., K) states belongs to."""
     item = torch.arange(len(part), device=states.device)
     return item.reshape(-1, *(1,) * (states.ndim - 1))
 
 
-def _summed(*factors: Tensor) -> Tensor:
-    total = factors[0]
-    for factor in factors[1:]:
-        total = total + factor
-    return soft_sum(total, -1)
+def within_budget(rules: Rules, entries: int) -> None:
+    """Rules whose table takes so many numbers to write out.
 
-
-def _within_budget(rules: Rules, batch: tuple[int, ...], parents: int, children: int) -> None:
-    rank = rules.parts[0].shape[-1] if rules.parts else 1
-    entries = math.prod(batch) * parents * children**2 * rank
+    Raises:
+        BudgetError: they are too many.
+    """
     if entries > MOST_TABULATED:
         raise BudgetError(
             f"{type(rules).__name__} would be written out to {entries:,} numbers, more than the "

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.rules import MOST_TABULATED, Rules
+from rdpgraph.structures.hypertree.rules import Rules, items_of, within_budget
 
 _MOST_STATES = 2**20
 """Three numbers of so many states are one number of 64 bits."""
@@ -125,12 +125,7 @@ class SparseRules(Rules):
 
     def table(self, parents: int, children: int) -> Tensor:
         """The log-weights at their places, -inf elsewhere."""
-        entries = math.prod(self.batch_shape) * parents * children**2
-        if entries > MOST_TABULATED:
-            raise BudgetError(
-                f"SparseRules would be written out to {entries:,} numbers, and at most "
-                f"{MOST_TABULATED:,} are; this question needs a table of all triples."
-            )
+        within_budget(self, math.prod(self.batch_shape) * parents * children**2)
         like = self.log_weights
         empty = like.new_full((*self.batch_shape, parents * children**2), -math.inf)
         places = self._numbers(*self.triples.unbind(1))
@@ -144,8 +139,7 @@ class SparseRules(Rules):
         grid = parents[..., :, None, None], left[..., None, :, None], right[..., None, None, :]
         wanted = self._numbers(*grid).contiguous()
         at = torch.searchsorted(known, wanted).clamp(max=self.count - 1)
-        item = torch.arange(len(self.log_weights), device=parents.device)
-        item = item.reshape(-1, *(1,) * (wanted.ndim - 1))
+        item = items_of(self.log_weights, wanted)
         place = (item * self.count + rows[at]).expand(wanted.shape)
         weights = self.log_weights.flatten().index_select(0, place.flatten()).reshape(wanted.shape)
         return torch.where(known[at] == wanted, weights, -math.inf)

@@ -12,7 +12,7 @@ from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.hypertree.checks import checked_lengths
+from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.mixed.emission import Emission
 from rdpgraph.structures.mixed.masks import MixedMasks
 from rdpgraph.structures.mixed.shapes import ORDERS, layouts
@@ -92,10 +92,7 @@ class MixedBitext(Recursion):
                     f"MixedBitext of unary (*batch, p + 1, p + 1, q + 1, q + 1, 1) needs {name} "
                     f"{size}; got {tuple(given.shape)}."
                 ) from None
-        for name, most in (("source_lengths", p), ("target_lengths", q)):
-            if (given := getattr(self, name)) is not None:
-                lengths = checked_lengths("MixedBitext", given, batch, most)
-                object.__setattr__(self, name, lengths.to(self.unary.device))
+        settle_lengths(self, source_lengths=p, target_lengths=q)
 
     @classmethod
     def words(cls, pairs: Tensor, source: Tensor, target: Tensor, **rest: Any) -> "MixedBitext":

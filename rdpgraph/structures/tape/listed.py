@@ -131,10 +131,6 @@ class Listed(Step):
         yield self.left, left + sides[0]
         yield self.right, right + sides[1]
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """Nothing: `shares` says it."""
-        yield from ()
-
     @property
     def products(self) -> Sequence[Sequence[View]]:
         """The left and the right part."""

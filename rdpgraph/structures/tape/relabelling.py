@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Child, Step
+from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.values import Value, View
 
 
@@ -42,12 +43,15 @@ class Relabelled(Step):
         own = self.which[label] if self.which.ndim == 1 else self.which[item, place, label]
         yield (self.x,), None, place if self.x.places > 1 else place * 0, own
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """To each label of x the terms of those that are made of it."""
-        which = self.which.expand(len(terms), self.places, -1)
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        """To each label of x what those have that are made of it."""
+        which = self.which.expand(len(above), self.places, -1)
         columns = torch.arange(self.x.width, device=which.device)
-        own = (which.unsqueeze(-2) == columns.unsqueeze(-1)).unsqueeze(1)
-        yield View((self.x,)), torch.where(own, terms.unsqueeze(-2), -math.inf), -1
+        made = which.unsqueeze(-2) == columns.unsqueeze(-1)
+        terms = torch.where(made, above.unsqueeze(-2), -math.inf)
+        yield View((self.x,)), soft(terms, -1, temperature).unsqueeze(1)
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
@@ -75,9 +79,9 @@ class LabelsAsPlaces(Step):
         """The place and label that became a place."""
         yield (self.x,), None, place // self.x.width, place % self.x.width
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         """To each label its place."""
-        yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width)), None
+        yield View((self.x,)), terms.squeeze(-1).unflatten(2, (self.x.places, self.x.width))
 
     @property
     def products(self) -> Sequence[Sequence[View]]:

@@ -40,14 +40,6 @@ class Sources:
         """One tensor for each owner, so that links by it are recognised as one."""
         return self.once(("derived", id(owner)), lambda: (owner, make(owner)))[1]
 
-    def flat(self, values: Tensor, dims: int) -> Tensor:
-        """(B or 1, ...) of values (*batch, ...) with that many dims after the batch."""
-        lead = values.shape[: values.ndim - dims]
-        ends = values.shape[values.ndim - dims :]
-        if math.prod(lead) == 1:
-            return values.reshape(1, *ends)
-        return values.expand(*self.lead, *ends).reshape(-1, *ends)
-
     def rules(self, rules: RulesT) -> RulesT:
         """Rules of one batch dim, 1 or that of the tape, in its type."""
 

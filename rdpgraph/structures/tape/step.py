@@ -74,15 +74,11 @@ class Step(ABC):
         terms = above.unsqueeze(self.dim)
         if self.alternatives > 1:
             terms = self.terms(reader, scores=scores) + beside(own, above).unsqueeze(self.dim)
-        for view, part, summed in self.spread(terms):
-            yield view, part if summed is None else soft(part, summed, temperature)
+        yield from self.spread(terms)
 
-    @abstractmethod
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """What terms (as `terms`) give to the values read.
-
-        Yields views, with (B, M, P, K, J) for their entries, the last dim to be reduced.
-        """
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+        """What terms (as `terms`) give to the values read; of steps that do not say `shares`."""
+        yield from ()
 
     @property
     @abstractmethod

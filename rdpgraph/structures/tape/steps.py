@@ -36,10 +36,6 @@ class Leaf(Step):
         """No values: a leaf is made of none."""
         yield from ()
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """Nothing: a leaf is made of no values."""
-        yield from ()
-
     @property
     def products(self) -> Sequence[Sequence[View]]:
         """Nothing: a leaf is made of no values."""
@@ -88,17 +84,13 @@ class Total(Step):
                 yield child(view, here, inside, *parts)
             start += count
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         """The terms of each way, to each of its views."""
-        if len(self.ways) == 1:
-            for view in self.ways[0]:
-                yield view, terms, None
-            return
-        for way, part in zip(
-            self.ways, terms.split([_ways(way) for way in self.ways], 1), strict=True
-        ):
+        counts = [_ways(way) for way in self.ways]
+        parts = terms.split(counts, 1) if len(counts) > 1 else (terms,)
+        for way, part in zip(self.ways, parts, strict=True):
             for view in way:
-                yield view, part, None
+                yield view, part
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
@@ -147,11 +139,11 @@ class Concatenated(Step):
             yield child(view, here, ways, *parts, own)
             start = stop
 
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
         """To each view its own."""
         widths = [view.ways * view.width for view in self.views]
         for view, part in zip(self.views, terms.squeeze(1).split(widths, 2), strict=True):
-            yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2), None
+            yield view, part.unflatten(2, (view.ways, view.width)).transpose(1, 2)
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
@@ -230,12 +222,6 @@ class Pairs(Step):
             sides.append((to_left, other + soft(one.unsqueeze(-1) + rest, -2, temperature)))
         for view, blocks in zip((self.left, self.right), zip(*sides, strict=True), strict=True):
             yield view, torch.cat(blocks, 2)
-
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """To both parts."""
-        both = terms.unflatten(-1, (self.left.width, self.right.width))
-        yield self.left, both, -1
-        yield self.right, both.mT, -1
 
     @property
     def products(self) -> Sequence[Sequence[View]]:
@@ -335,10 +321,6 @@ class Linked(Step):
         elif self.link is not None:
             ahead = soft(ahead, 2, temperature).unsqueeze(2)
         yield self._view, (x + ahead).unsqueeze(1)
-
-    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor, int | None]]:
-        """Summed over the new labels."""
-        yield self._view, terms.unsqueeze(1), -1
 
     @property
     def alternatives(self) -> int:

@@ -13,7 +13,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import is_tracked
-from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
+from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.listed import Listed
@@ -124,7 +124,7 @@ class Tape:
 
     def flat(self, values: Tensor, dims: int) -> Tensor:
         """(B or 1, ...) of values (*batch, ...) with that many dims after the batch."""
-        return self.sources.flat(values, dims)
+        return flat(values, dims, self.lead)
 
     def lengths(self, lengths: Tensor | None, most: int) -> Tensor:
         """(B,) lengths (*batch,); all the most by default.
