@@ -113,7 +113,7 @@ class Sites:
         if not gathered:
             return None
         ones = [(rows, torch.ones_like(values[..., :1])) for rows, values in gathered]
-        return self._gathered(gathered) / self._gathered(ones).clamp(min=1.0)
+        return self._gathered(gathered).div_(self._gathered(ones).clamp(min=1.0))
 
     def mean_values(self, landmarks: int) -> Tensor:
         """The log of each state's mean factor value over random states of its neighbours.
@@ -171,7 +171,9 @@ class Sites:
                 values = values.unsqueeze(0)
             values = values.expand(*values.shape[:-2], len(rows), -1).to(total)
             own = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
-            total = total + own.index_add(-2, rows.to(own.device), values)
+            # As large as all potentials: what is there already is added to in place.
+            own.index_add_(-2, rows.to(own.device), values)
+            total = total.add_(own) if total.shape == own.shape else total + own
         return total.reshape(*total.shape[:-2], *shape, total.shape[-1])
 
 
