@@ -1,5 +1,6 @@
 """Rules of low rank as the kernels take them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,13 +10,13 @@ from rdpgraph.structures.hypertree.rules import (
     FactorisedRules,
     LowRankRules,
     NoRules,
-    Parts,
     Rules,
+    some_items,
 )
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks(Parts):
+class Ranks:
     """weight(k, a, b) = sum_r exp(parent_kr + left_ar + right_br).
 
     Without parents' factors each parent has a run of ranks of its own, which are summed.
@@ -29,6 +30,20 @@ class Ranks(Parts):
     left: Tensor
     right: Tensor
     parent: Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors of the factors: left, right, and parent."""
+        sides = self.left, self.right
+        return sides if self.parent is None else (*sides, self.parent)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> "Ranks":
+        """The same of other tensors."""
+        return Ranks(*parts)
+
+    def item(self, rows: Tensor) -> "Ranks":
+        """Those of some items."""
+        return Ranks(*some_items(self.parts, rows))
 
 
 def kernel_form(rules: Rules, spans: Tensor, children: int) -> tuple[DenseRules | Ranks, Tensor]:

@@ -22,30 +22,7 @@ MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
-    """What is made of a few tensors."""
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """The tensors, those that gradients flow to."""
-        return tuple(getattr(self, name) for name in self._names)
-
-    def with_parts(self, parts: Sequence[Tensor]) -> Self:
-        """The same of other tensors."""
-        return replace(self, **dict(zip(self._names, parts, strict=True)))
-
-    def item(self, rows: Tensor) -> Self:
-        """Of what is flat, of one batch dim, some items."""
-        return self.with_parts([part if len(part) == 1 else part[rows] for part in self.parts])
-
-    @property
-    def _names(self) -> list[str]:
-        names = [field.name for field in fields(self)]
-        return [name for name in names if isinstance(getattr(self, name), Tensor)]
-
-
-@dataclass(frozen=True, eq=False)
-class Rules(Parts, ABC):
+class Rules(ABC):
     """Log-weights of a parent's state given the states of its left and right part.
 
     With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
@@ -56,6 +33,16 @@ class Rules(Parts, ABC):
     """
 
     own_dims: ClassVar[int]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, those that gradients flow to."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.type is Tensor)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> Self:
+        """The same rules of other tensors."""
+        names = [field.name for field in fields(self) if field.type is Tensor]
+        return replace(self, **dict(zip(names, parts, strict=True)))
 
     @property
     @abstractmethod
@@ -70,6 +57,10 @@ class Rules(Parts, ABC):
     def flat(self, batch: tuple[int, ...]) -> Self:
         """The same with one dim in front, 1 or that of the flattened batch."""
         return self.with_parts([flat(part, self.own_dims, batch) for part in self.parts])
+
+    def item(self, rows: Tensor) -> Self:
+        """Of flat rules, those of some items."""
+        return self.with_parts(some_items(self.parts, rows))
 
     def table(self, parents: int, children: int) -> Tensor:
         """(*batch, N, C, C) log-weights, differentiable.
@@ -312,6 +303,11 @@ def items_of(part: Tensor, states: Tensor) -> Tensor:
     """(B or 1, 1, ...) the row of flat rules that each of (B, ..., K) states belongs to."""
     item = torch.arange(len(part), device=states.device)
     return item.reshape(-1, *(1,) * (states.ndim - 1))
+
+
+def some_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Some rows of each tensor, or the one row that it has for all items."""
+    return [part if len(part) == 1 else part[rows] for part in parts]
 
 
 def within_budget(rules: Rules, entries: int) -> None:
