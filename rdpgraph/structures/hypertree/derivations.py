@@ -13,13 +13,16 @@ from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.hypertree.hypergraph import Hypergraph
-from rdpgraph.structures.hypertree.node_derivations import EdgeDerivations, NodeDerivations
-from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.structures.hypertree.node_derivations import NodeDerivations
+from rdpgraph.structures.tape.best import best
+from rdpgraph.structures.tape.descend import Drawn
+from rdpgraph.structures.tape.recursion import Recursion
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Value, View
 
 MOST_LISTED = 1 << 18
 
@@ -39,7 +42,7 @@ class KBestDerivations:
 
 
 @dataclass(frozen=True, eq=False)
-class Derivations(Structure):
+class Derivations(Recursion):
     """The derivations of the last node of a hypergraph, weighted by their hyperedges.
 
     A derivation of a node is a hyperedge with that head, and one derivation of each of its tails;
@@ -48,8 +51,9 @@ class Derivations(Structure):
     one with a hyperedge without tails is an axiom.
 
     `marginals` are the expected numbers of uses of each hyperedge, and `mode` and `sample` give
-    numbers of uses, (*batch, E). Estimators choose hyperedges of each node, and so take hypergraphs
-    in which no derivation uses a node twice.
+    numbers of uses, (*batch, E); `rsample` gives relaxed ones, and `max_marginals` the score of the
+    best derivation that uses each hyperedge. log Z takes O(E arity), level by level. Estimators
+    choose hyperedges of each node: they take hypergraphs in which no derivation uses a node twice.
 
     Args:
         unary: (*batch, E) log-weights (nats) of the hyperedges; -inf forbids one.
@@ -75,6 +79,8 @@ class Derivations(Structure):
     heads: Tensor
     tails: Tensor
     nodes: int = field(kw_only=True)
+
+    site_dims = 0
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -108,23 +114,14 @@ class Derivations(Structure):
                 f"{int(self.heads[edge])} and tails {self.tails[edge].tolist()}."
             )
 
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
-        return tuple(self.unary.shape[:-1])
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level; on the tape the hyperedges are the states of one site."""
+        ways, rows = tape.apart(tape.sites[()]), self._graph.rows
+        return self._graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
 
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats: the log of the summed weights of the derivations of the goal.
-
-        O(E arity), level by level; differentiable any number of times.
-        """
-        return self._recursion.log_partition()
-
-    def entropy(self) -> Tensor:
-        """(*batch,) nats: log Z less the expected score; 0 where there is no derivation."""
-        return self._recursion.entropy()
-
-    def score(self, uses: Tensor) -> Tensor:
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, uses: Tensor
+    ) -> Tensor:
         """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses.
 
         -inf for numbers that no derivation has: a node is used as often as it is needed.
@@ -182,15 +179,18 @@ class Derivations(Structure):
             by_node.append(torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64), *ways]))
         return by_node[-1].to(self.unary.device)
 
+    @torch.no_grad()
     def mode(self) -> Tensor:
         """(*batch, E) how often one best derivation uses each hyperedge.
 
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._recursion.mode()
+        return self._used(self._best_tape, self._best(), 1)[0]
 
-    def k_best(self, k: int) -> KBestDerivations:
+    def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, k: int
+    ) -> KBestDerivations:
         """The k most probable derivations of each item, best first; the scores are differentiable.
 
         Derivations that swap two parts of one node count as two, though their numbers of uses are
@@ -200,36 +200,35 @@ class Derivations(Structure):
             ModelError: k below 1.
         """
         k = checked_best("Derivations", k, self.states_shape)
-        uses, there = self._recursion.best_uses(k)
+        drawn, there = best(self._best_tape, k)
+        uses = self._used(self._best_tape, drawn, k)
         return KBestDerivations(uses, torch.where(there, self.score(uses), -math.inf))
 
+    @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, *batch, E) how often independent exact draws use each hyperedge.
 
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        return self._recursion.sample(count, generator)
+        tape = self.to_tape(double=True)
+        return self._used(tape, self._draws(tape, count, generator), count)
 
-    def rsample(
-        self, count: int, *, temperature: float, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """(count, *batch, E) relaxed numbers of uses, differentiable, as `Hypertree.rsample`.
-
-        Raises:
-            ModelError: a temperature that is not above 0.
-        """
-        unary, _ = perturbed(
-            self.unary, None, count=count, temperature=temperature, generator=generator
+    def _used(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
+        shape = count * tape.batch, tape.unary.shape[-1]
+        uses = torch.zeros(shape, dtype=torch.int64, device=tape.device).index_put_(
+            (drawn.tree, drawn.state), torch.ones_like(drawn.state), accumulate=True
         )
-        return self.with_unary(unary).marginals()
+        return uses.reshape(count, *tape.unary.shape)
 
-    def max_marginals(self) -> Tensor:
-        """(*batch, E) the score of the best derivation that uses each hyperedge; -inf: none does.
-
-        Not differentiable.
-        """
-        return self._recursion.max_marginals().squeeze(-1)
+    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+        if isinstance(other, Derivations) and not (
+            self.nodes == other.nodes
+            and torch.equal(self.heads, other.heads)
+            and torch.equal(self.tails, other.tails)
+        ):
+            raise ModelError("Derivations are compared if their hypergraphs are the same.")
+        return super()._compared(other, divergence=divergence)
 
     def sites(self) -> Sites | None:
         """The nodes, whose states are their hyperedges, in order, if no derivation uses one twice.
@@ -241,8 +240,7 @@ class Derivations(Structure):
         """
         if not self._graph.each_once:
             return None
-        unary = self._flat[:, self._graph.by_node]
-        unary = unary.reshape(*self.batch_shape, *unary.shape[1:])
+        unary = self._by_node
         means = torch.zeros_like(unary[..., :1])
         return Sites(unary, restrict=self.restrict, means=lambda _count, _generator: means)
 
@@ -256,7 +254,9 @@ class Derivations(Structure):
         """(*batch, E): derivations are numbers of uses."""
         return tuple(self.unary.shape)
 
-    def restrict(self, states: Tensor, log_weights: Tensor) -> NodeDerivations:
+    def restrict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, states: Tensor, log_weights: Tensor
+    ) -> NodeDerivations:
         """The derivations by some hyperedges of each node, with weights; what estimators solve.
 
         O(nodes K arity) for log Z, where K are kept of each node.
@@ -268,9 +268,7 @@ class Derivations(Structure):
         Raises:
             ModelError: shapes that do not fit, or a state out of range.
         """
-        unary = self._flat[:, self._graph.by_node]
-        unary = unary.reshape(*self.batch_shape, *unary.shape[1:])
-        kept = gathered("Derivations", unary, states, log_weights, sites=1)
+        kept = gathered("Derivations", self._by_node, states, log_weights, sites=1)
         return NodeDerivations(kept, states, self._graph)
 
     def with_unary(self, unary: Tensor) -> Self:
@@ -289,12 +287,8 @@ class Derivations(Structure):
         return Hypergraph(self.heads.to(device), self.tails.to(device), self.nodes)
 
     @property
-    def _flat(self) -> Tensor:
-        """(B, E + 1) log-weights, the last -inf."""
-        flat = self.unary.reshape(math.prod(self.batch_shape), self.unary.shape[-1])
-        return torch.nn.functional.pad(flat, (0, 1), value=-math.inf)
-
-    @property
-    def _recursion(self) -> EdgeDerivations:
-        """Without what it was laid out to before: that may have been without gradients."""
-        return EdgeDerivations(self.unary.unsqueeze(-1), self._graph)
+    def _by_node(self) -> Tensor:
+        """(*batch, nodes, M) the log-weights of the hyperedges of each node; -inf: none."""
+        return torch.nn.functional.pad(self.unary, (0, 1), value=-math.inf)[
+            ..., self._graph.by_node
+        ]

@@ -104,6 +104,22 @@ def test_a_batch_is_its_items_and_gradients_are_right():
     torch.testing.assert_close(rg.infer(model).entropy(), model.entropy())
 
 
+@pytest.mark.parametrize("hard", [(), (7,)])
+def test_divergences_are_those_of_the_list(hard):
+    own, other = hypergraph((2,), hard=hard), hypergraph((2,))
+    other = own.with_unary(other.unary.flip(0) / 2)
+    every = torch.tensor(derivations(4)).unsqueeze(1).expand(-1, 2, -1)
+    p, q = own.log_prob(every), other.log_prob(every)
+    nats = -(p.exp() * torch.where(p > -math.inf, q, 0.0)).sum(0)
+    torch.testing.assert_close(own.cross_entropy(other), nats, **CLOSE)
+    torch.testing.assert_close(own.kl_divergence(other), nats - own.entropy(), **CLOSE)
+    back = other.cross_entropy(own)
+    assert bool((back == math.inf).all()) == bool(hard)
+    swapped = Derivations(own.unary, own.heads, own.tails.flip(1), nodes=5)
+    with pytest.raises(rg.errors.ModelError, match="hypergraphs are the same"):
+        own.kl_divergence(swapped)
+
+
 def test_what_cannot_be_derived_has_no_draws():
     model = hypergraph((), hard=(7, 8))
     assert model.log_partition() == -math.inf
