@@ -267,8 +267,10 @@ class Registry:
         """Register a structure.
 
         Raises:
-            ModelError: one of that name is registered already.
+            ModelError: it is no class of structures, or one of that name is registered already.
         """
+        if not (isinstance(structure, type) and issubclass(structure, Structure)):
+            raise ModelError(f"register needs a subclass of Structure; got {structure!r:.80}.")
         name = structure.__name__
         if name in self._known:
             raise ModelError(f"A structure named {name!r} is registered already.")
@@ -280,9 +282,10 @@ class Registry:
         Raises:
             ModelError: it is not registered.
         """
-        if self._known.get(structure.__name__) is not structure:
-            raise ModelError(f"No structure {structure.__name__!r} is registered.")
-        del self._known[structure.__name__]
+        name = getattr(structure, "__name__", repr(structure))
+        if name not in self._known or self._known[name] is not structure:
+            raise ModelError(f"No structure {name!r:.80} is registered.")
+        del self._known[name]
 
     @property
     def known(self) -> Mapping[str, type[Any]]:

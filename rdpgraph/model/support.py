@@ -112,6 +112,11 @@ def check_support(owner: str, unary: Tensor, states: Tensor, log_weights: Tensor
         ModelError: shapes that do not fit, or a state out of range.
     """
     shape = tuple(unary.shape)
+    if not (isinstance(states, Tensor) and isinstance(log_weights, Tensor)):
+        raise ModelError(
+            f"{owner}.restrict needs states and log_weights as tensors; got {states!r:.40} and "
+            f"{log_weights!r:.40}."
+        )
     if states.dtype != torch.long:
         raise ModelError(f"{owner}.restrict needs states as int64; got {states.dtype}.")
     fits = states.shape == log_weights.shape and states.ndim >= len(shape)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.support import gathered
+from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best, checked_count, drawn, largest
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.tape.best import best
@@ -65,6 +67,16 @@ class Recursion(Structure):
 
     site_dims: ClassVar[int] = 1
     doubles: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no potentials of sites are; a `__post_init__` of your own calls this one."""
+        settle(self, "unary")
+        checked_log_values(f"{self.name}'s unary", self.unary)
+        if self.unary.ndim <= self._dims or not self.unary.shape[-1]:
+            raise ModelError(
+                f"{self.name} needs unary (*batch, *sites, states), {self._dims} dims of sites and "
+                f"a state at least; got {tuple(self.unary.shape)}."
+            )
 
     @abstractmethod
     def recursion(self, tape: Tape) -> Value:
@@ -140,12 +152,13 @@ class Recursion(Structure):
         Raises:
             EvidenceError: another shape, or a state out of range.
         """
+        states = as_states(f"A configuration of {self.name}", states)
         shape = tuple(self.unary.shape)
         lead = states.ndim - len(shape) + 1
-        if lead < 0 or tuple(states.shape[lead:]) != shape[:-1]:
+        if lead < 0 or tuple(states.shape[lead:]) != shape[:-1] or states.dtype != torch.long:
             raise EvidenceError(
-                f"{self.name} needs configurations (*lead, *{shape[:-1]}); got "
-                f"{tuple(states.shape)}."
+                f"{self.name} needs configurations (*lead, *{shape[:-1]}) of int64; got "
+                f"{tuple(states.shape)} of {states.dtype}."
             )
         if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < shape[-1]:
             raise EvidenceError(
@@ -187,10 +200,10 @@ class Recursion(Structure):
 
     def _compared(self, other: "Recursion", *, divergence: bool) -> Tensor:
         if type(other) is not type(self) or other.unary.shape != self.unary.shape:
+            shape = f" of {tuple(other.unary.shape)}" if isinstance(other, Structure) else ""
             raise ModelError(
                 f"{self.name} is compared with another of its shape, "
-                f"{tuple(self.unary.shape)}; got {type(other).__name__} of "
-                f"{tuple(other.unary.shape)}."
+                f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
             )
         tapes = [each.to_tape(ranks=False, double=True) for each in (self, other)]
         return cross_entropy(*tapes, divergence=divergence).to(self.unary)
@@ -326,6 +339,9 @@ class KeptStates(Recursion):
 
     states: Tensor = field(metadata={"dims": "unary"})
     original: Recursion = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """The potentials were looked at when the original was declared."""
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
 from rdpgraph.structures.tape.values import Labels, Value
 
 
@@ -26,8 +27,18 @@ class Sites:
     make: Callable[[Labels], Value]
 
     def __getitem__(self, index: Any) -> Value:
-        """The potentials of some sites, one place for each, in the order of the index."""
-        return self.leaf(self.numbers[index].reshape(-1))
+        """The potentials of some sites, one place for each, in the order of the index.
+
+        Raises:
+            ModelError: there are no such sites.
+        """
+        try:
+            return self.leaf(self.numbers[index].reshape(-1))
+        except (IndexError, TypeError) as error:
+            shape = tuple(self.numbers.shape)
+            raise ModelError(
+                f"Tape.sites of shape {shape} has no {index!r:.80}: {error}."
+            ) from None
 
     def leaf(self, numbers: Tensor) -> Value:
         """The potentials of the sites with some numbers, (P,)."""

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._shapes import broadcasts
+from rdpgraph.errors import ModelError
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, Rules
 from rdpgraph.structures.tape.links import Table
@@ -60,7 +62,11 @@ class Sources:
                 return potential, potential
             table = potential.table(2) if isinstance(potential, Potential) else potential
             if math.prod(table.shape[:-2]) != 1:
-                own = self.lead[len(self.lead) - table.ndim + 2 :]
+                own = self.lead[max(len(self.lead) - table.ndim + 2, 0) :]
+                if not broadcasts(table.shape[:-2], own):
+                    raise ModelError(
+                        f"Tape.link needs log-values of the batch, {own}; got {tuple(table.shape)}."
+                    )
                 table = table.expand(*own, *table.shape[-2:])
             # The potential is held, so that no other comes to have its number.
             return potential, table.reshape(-1, 1, *table.shape[-2:])

@@ -9,12 +9,22 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.tape.checks import (
+    checked_choice,
+    checked_join,
+    checked_lengths,
+    checked_link,
+    checked_pick,
+    checked_values,
+    checked_whole,
+    common,
+    products_of,
+)
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.listed import Listed
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
@@ -23,9 +33,11 @@ from rdpgraph.structures.tape.sources import Sources, collected, widened
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Total
 from rdpgraph.structures.tape.values import (
+    Given,
     Labels,
     Value,
     View,
+    Way,
     agreed,
     as_view,
     mapped,
@@ -34,8 +46,6 @@ from rdpgraph.structures.tape.values import (
     some_places,
 )
 
-Given = Value | View
-Way = Given | tuple[Given, ...]
 Meeting = tuple[Labels, Tensor | Potential, Labels]
 """Labels that a link joins, and its log-values: (B or 1, P or 1, N, M), or a potential."""
 
@@ -130,22 +140,18 @@ class Tape:
         """(B,) lengths (*batch,); all the most by default.
 
         Raises:
-            ModelError: a shape that is not that of the batch.
+            ModelError: no whole numbers from 0 to the most, in the shape of the batch.
         """
-        if lengths is None:
-            return torch.full((self.batch,), most, device=self.device)
-        if tuple(lengths.shape) != self.lead[len(self.lead) - lengths.ndim :]:
-            raise ModelError(
-                f"Tape.lengths needs those of the batch, {self.lead}; got {tuple(lengths.shape)}."
-            )
-        return lengths.to(self.device).expand(self.lead).reshape(-1)
+        return checked_lengths(lengths, most, self.lead, self.device)
 
     def leaf(self, logs: Tensor) -> Value:
         """Log-values that are given: (B or 1, P, K), of labels that are nobody's states."""
+        checked_values("leaf", logs, self.batch, dims=3)
         return self._add(Leaf(logs), logs.shape[1], logs.shape[2], Labels())
 
     def allowed(self, mask: Tensor) -> Value:
         """Log-value 0 where a mask (B or 1, P) is true, and -inf elsewhere; one label."""
+        checked_values("allowed", mask, self.batch, dims=2)
         return self.leaf(torch.where(mask, 0.0, -math.inf).to(self.unary).unsqueeze(-1))
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
@@ -156,7 +162,7 @@ class Tape:
             index: (P,) the place for each new place; (M, P) or (B, M, P) M alternatives for each.
                 Below 0: none, -inf.
         """
-        return some_places(pool, index.to(self.device))
+        return some_places(pool, torch.as_tensor(index, device=self.device))
 
     def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
         """Places as the alternatives of one.
@@ -175,14 +181,9 @@ class Tape:
         Raises:
             ModelError: labels of different sites, which mean different states.
         """
-        taken = [tuple(as_view(part) for part in _several(way)) for way in ways]
+        taken = products_of("total", ways)
         views = [view for way in taken for view in way]
-        return self._add(
-            Total(taken),
-            max(view.places for view in views),
-            max(view.width for view in views),
-            agreed(views),
-        )
+        return self._add(Total(taken), *common(views), agreed(views))
 
     def sum(self, x: Value) -> Value:
         """Over the labels, none of which is told from the others any more."""
@@ -199,10 +200,14 @@ class Tape:
 
         Args:
             x: whose labels come first.
-            potential: (*batch, N, M) log-values, or (B or 1, P, N, M); or a pairwise `Potential`.
+            potential: (*batch, N, M) log-values, or a pairwise `Potential`.
             to: whose labels come second, or these labels: as many places; default: all M, of no
                 site.
+
+        Raises:
+            ModelError: other shapes than those of the labels and of the batch.
         """
+        checked_link(x, potential, to, self.unary.shape[-1])
         if isinstance(potential, LowRank) and self.ranks:
             right = self.sources.derived(potential.log_right, lambda values: values.mT)
             return self.link(self.link(x, potential.log_left), right, to=to)
@@ -236,7 +241,7 @@ class Tape:
         A way is a value or view, or a product of several whose labels are of the same sites. Where
         all states are kept the ways are added up; else they stand side by side.
         """
-        products = [tuple(as_view(part) for part in _several(way)) for way in ways]
+        products = products_of("merge", ways)
         places, width = products[0][0].places, products[0][0].width
         if all(view.pool[0].labels.states is None for way in products for view in way):
             return self._add(Total(products), places, width, Labels())
@@ -258,7 +263,7 @@ class Tape:
 
     def beside(self, *views: Given) -> Value:
         """The labels of several views, and of their alternatives, side by side: labels of none."""
-        taken = [as_view(view) for view in views]
+        taken = [view for (view,) in products_of("beside", views)]
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), taken[0].places, width, Labels())
 
@@ -270,6 +275,7 @@ class Tape:
             which: (N,) labels of x for all labels of the other.
             to: whose labels the result has.
         """
+        checked_pick(x, which, to)
         states, places = to.labels.states, x.places
         if states is not None:
             which, places = which[states], states.shape[1]
@@ -306,6 +312,7 @@ class Tape:
             rules: log-weights of a label of the whole given those of the parts.
             to: whose labels those of the whole are.
         """
+        checked_join(left, right, rules, to)
         if isinstance(rules, NoRules):
             return self.total((mapped(left, self.sum), mapped(right, self.sum)))
         if self.ranks and isinstance(rules, LowRankRules):
@@ -356,19 +363,16 @@ class Tape:
 
     def choose(self, values: Sequence[Value], index: Tensor) -> Value:
         """For each item one of the places of some values, (B,) into all of them side by side."""
+        index = checked_choice(index, self.batch)
         return self.sum(self.total(self.view(values, index.reshape(-1, 1, 1))))
 
     def finish(self, value: Value) -> None:
         """Make a value of one place the goal; its labels are summed out.
 
         Raises:
-            ModelError: it has more places than one.
+            ModelError: it is none, or has more places than one.
         """
-        if value.places != 1:
-            raise ModelError(
-                "A recursion gives a value of one place, the whole; this one has "
-                f"{value.places}. Tape.choose takes one of them for each item."
-            )
+        checked_whole(value)
         last = self.sum(value)
         if last.number != len(self.steps) - 1:
             self.total(last)
@@ -393,7 +397,3 @@ class Tape:
     def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:
         self.steps.append(step)
         return Value(len(self.steps) - 1, places, width, labels)
-
-
-def _several(way: Way) -> tuple[Given, ...]:
-    return way if isinstance(way, tuple) else (way,)

@@ -146,9 +146,24 @@ def _states(value: Value) -> Tensor:
     return value.labels.states
 
 
-def as_view(given: "Value | View") -> View:
-    """A value as the view of all of it."""
-    return given if isinstance(given, View) else View((given,))
+Given = Value | View
+Way = Given | tuple[Given, ...]
+
+
+def as_view(given: Given) -> View:
+    """A value as the view of all of it.
+
+    Raises:
+        ModelError: neither.
+    """
+    if isinstance(given, View):
+        return given
+    if not isinstance(given, Value):
+        raise ModelError(
+            "Steps of a tape take its values, and views of them; got "
+            f"{type(given).__name__}. Tape.leaf makes a value of a tensor."
+        )
+    return View((given,))
 
 
 def mapped(view: View, step: Callable[[Value], Value]) -> View:
@@ -160,15 +175,22 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
     """Places of one or more values, side by side; see `Tape.view`.
 
     Raises:
-        ModelError: a view, or values of different widths.
+        ModelError: a view, values of different widths, or a place that they do not have.
     """
-    if isinstance(pool, View):
+    values = (pool,) if isinstance(pool, Value) else () if isinstance(pool, View) else tuple(pool)
+    if isinstance(pool, View) or not all(isinstance(value, Value) for value in values):
         raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
-    values = (pool,) if isinstance(pool, Value) else tuple(pool)
     if len({value.width for value in values}) != 1:
         raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
     index = index.unsqueeze(0) if index.ndim == 1 else index
     size = sum(value.places for value in values)
+    # A GPU would have to be waited for.
+    if index.numel() and not index.is_cuda:
+        least, most = (int(extreme) for extreme in index.aminmax())
+        if most >= size:
+            raise ModelError(f"Tape.view of {size} places has no place {most}.")
+        if least >= 0:
+            return View(values, index)
     return View(values, torch.where(index < 0, size, index))
 
 
@@ -179,6 +201,8 @@ def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
         values: of one width.
         which: (M,) of each value the number of a place; one of one place has it as any.
     """
+    if not values or not all(isinstance(value, Value) for value in values):
+        raise ModelError("Tape.across needs values, one at least; tape.total(view) makes one.")
     sizes = [value.places for value in values]
     if which is None or max(sizes) == 1:
         return View(values, across=True)
