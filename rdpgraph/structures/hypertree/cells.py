@@ -73,31 +73,28 @@ class Cells:
         assert ranks.parent is not None
         last, rank = ranks.parent.shape[1] - 1, ranks.left.shape[2]
         chart = Chart.of(self.unary[:, :, 0], rank)
-        size = max(1, _BLOCK // max(1, len(self.unary) * self.unary.shape[-1] * rank))
         for width in range(total):
             phi, kept = self.of_width(width)
             if width:
                 parts = chart.left_parts(width, 0, width) + chart.right_parts(width, 0, width)
                 sums.append(soft_sum(parts, 2))
-                above = kept.clamp(max=last).split(size, 1)
-                terms = zip(sums[-1].split(size, 1), above, strict=True)
-                phi = phi + torch.cat(
-                    [soft_sum(own.unsqueeze(2) + _rows(ranks.parent, at), 3) for own, at in terms],
-                    1,
-                )
-            for side, factor in (
-                (chart.left(width), ranks.left),
-                (chart.right(width), ranks.right),
-            ):
-                terms = zip(phi.split(size, 1), kept.split(size, 1), strict=True)
-                parts = [soft_sum(own.unsqueeze(3) + _rows(factor, at), 2) for own, at in terms]
-                side.copy_(torch.cat(parts, 1))
+                phi = phi + _joined(sums[-1], ranks.parent, kept.clamp(max=last), 2)
+            left, right = (_joined(phi, factor, kept, 3) for factor in (ranks.left, ranks.right))
+            chart.put(width, left, right)
         return chart, sums
 
 
-def _rows(factor: Tensor, states: Tensor) -> Tensor:
-    """(B, S, K, r) the rows of (B or 1, C, r) for states (B, S, K)."""
-    return factor[torch.arange(len(factor), device=factor.device).reshape(-1, 1, 1), states]
+def _joined(logs: Tensor, factor: Tensor, states: Tensor, dim: int) -> Tensor:
+    """(B, S, K) from ranks (B, S, r) to some states, dim 2; or to ranks from those, dim 3.
+
+    By the rows of a factor (B or 1, C, r) for the states (B, S, K).
+    """
+    size = max(1, _BLOCK // max(1, states[:, 0].numel() * factor.shape[2]))
+    item = torch.arange(len(factor), device=factor.device).reshape(-1, 1, 1)
+    terms = zip(logs.split(size, 1), states.split(size, 1), strict=True)
+    return torch.cat(
+        [soft_sum(own.unsqueeze(dim) + factor[item, at], 5 - dim) for own, at in terms], 1
+    )
 
 
 @torch.no_grad()
@@ -135,23 +132,14 @@ def log_masses(cells: Cells, unary: Tensor) -> Tensor:
         phi, kept = cells.of_width(width)
         beyond = outside.gather(2, kept)
         beyond[:, :1] = torch.where(whole, cells.root.unsqueeze(1), beyond[:, :1])
-        # Kept states are summed over in all of them, at their places.
-        every = torch.full_like(outside, -math.inf)
-        every = _log_scatter(every, kept, phi + beyond)[..., : cells.parents]
-        above = _log_times(every, ranks.parent).unsqueeze(2)
+        own = kept.clamp(max=cells.parents - 1)
+        above = _joined(phi + beyond, ranks.parent, own, 3).unsqueeze(2)
         for view, others in (
             (outer.left_parts(width, 0, width), inner.right_parts(width, 0, width)),
             (outer.right_parts(width, 0, width), inner.left_parts(width, 0, width)),
         ):
             view.copy_(torch.logaddexp(view, above + others))
     return result
-
-
-def _log_scatter(target: Tensor, places: Tensor, logs: Tensor) -> Tensor:
-    """The logs of the summed exponentials at each place of the last dim."""
-    top = logs.amax(-1, keepdim=True)
-    top = torch.where(top > -math.inf, top, 0.0)
-    return torch.zeros_like(target).scatter_add_(-1, places, (logs - top).exp()).log() + top
 
 
 def _log_times(logs: Tensor, table: Tensor) -> Tensor:

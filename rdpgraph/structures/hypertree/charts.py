@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import remembered
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.hypertree.ranks import Ranks
 from rdpgraph.structures.hypertree.rules import DenseRules
 
@@ -164,8 +165,7 @@ class Grown:
 
 def peak(logs: Tensor) -> Tensor:
     """(..., 1) the largest of each row, 0 where all is -inf."""
-    top = logs.detach().amax(-1, keepdim=True)
-    return torch.where(top > -math.inf, top, 0.0)
+    return finite(logs.detach().amax(-1, keepdim=True))
 
 
 def lowest_log(logs: Tensor) -> Tensor:

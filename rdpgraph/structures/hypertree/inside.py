@@ -1,6 +1,7 @@
 """Log Z of hypertrees: by scaled products where those keep their digits, else by tape."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +28,10 @@ def log_partition(tree: HypertreeFields) -> Tensor:
     total, doubtful = _by_kernel(parts, form.root)
     if bool(doubtful.any()):
         rows = doubtful.nonzero().squeeze(1)
-        total = total.index_copy(0, rows, _surely(tree, parts, rows).to(total))
+        some, surely = form.items(rows), _by_tape
+        if parts.spans.dtype != torch.float64:
+            some, surely = _in_doubles(some), log_partition
+        total = total.index_copy(0, rows, surely(some).to(total))
     return total
 
 
@@ -38,17 +42,10 @@ def _by_tape(tree: HypertreeFields) -> Tensor:
     return goal(tape, up(tape)).to(tree.unary).flatten()
 
 
-def _surely(tree: HypertreeFields, parts: HypertreeTensors, rows: Tensor) -> Tensor:
-    """(Q,) of some items: in doubles, or by tape where even those may underflow."""
-    form = Form(tree)
-    some = form.items(rows)
-    if parts.spans.dtype == torch.float64:
-        return _by_tape(some)
-    total, doubtful = _by_kernel(parts.rows(rows).to(torch.float64), Form(some).root.double())
-    if bool(doubtful.any()):
-        rest = doubtful.nonzero().squeeze(1)
-        total = total.index_copy(0, rest, _by_tape(form.items(rows[rest])).to(total))
-    return total
+def _in_doubles(tree: HypertreeFields) -> HypertreeFields:
+    rules = tree.rules.with_parts([part.double() for part in tree.rules.parts])
+    root = None if tree.root is None else tree.root.double()
+    return replace(tree, unary=tree.unary.double(), rules=rules, root=root)
 
 
 def _by_kernel(parts: HypertreeTensors, root: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.compact.spans import Spans
 from rdpgraph.structures.hypertree.fields import HypertreeFields
+from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import NoRules
 from rdpgraph.structures.hypertree.sparse_masks import MaskedSparseHypertree
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
@@ -98,11 +99,8 @@ class HypertreeMasks(StructureMasks):
             tops = kept.number[torch.arange(len(lengths), device=logs.device), 0, whole]
         else:
             tops = torch.full_like(lengths, -1)
-        root = logs.new_zeros(1, states - model.preterminals)
-        if model.root is not None:
-            root = model.root.detach().double().expand(*self.batch_shape, -1)
-            root = root.reshape(batch, -1).repeat(chains, 1)
-        root = pad(root, (0, model.preterminals), value=-math.inf)
+        root = Form(model).root.detach().double()
+        root = root.repeat(chains, 1) if len(root) > 1 else root
         empty = lengths == 0
         if isinstance(model.rules, SparseRules):
             listed = model.rules.flat(self.batch_shape)

@@ -22,15 +22,10 @@ def unary(tree: HypertreeFields) -> Tensor:
     -inf where no tree has the state: below the diagonal and beyond the length too.
     """
     form, total = Form(tree), tree.unary.shape[-2]
-    values = tree.unary.reshape(form.batch, *tree.unary.shape[-3:])
+    values = tree.potentials(tree.unary).reshape(form.batch, *tree.unary.shape[-3:])
     place = torch.arange(total, device=values.device)
     allowed = (place.unsqueeze(1) <= place) & (place < form.lengths.reshape(-1, 1, 1))
-    allowed = allowed.unsqueeze(3)
-    if tree.preterminals:
-        single = torch.arange(values.shape[-1], device=values.device) >= form.states
-        word = (place.unsqueeze(1) == place).unsqueeze(-1)
-        allowed = allowed & (word == single)
-    values = torch.where(allowed, values, -math.inf)
+    values = torch.where(allowed.unsqueeze(3), values, -math.inf)
     if total:
         item = torch.arange(form.batch, device=values.device)
         values[item, 0, (form.lengths - 1).clamp(min=0)] += form.root
@@ -49,7 +44,12 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
     elif isinstance(form.rules, SparseRules):
         parent, part = _means_of_list(form.rules)
     else:
-        asked = _landmarks(form.states, children, landmarks, generator, tree.unary.device)
+        device = tree.unary.device
+        where = device if generator is None else generator.device
+        asked = [
+            torch.randint(size, (1, landmarks), generator=generator, device=where).to(device)
+            for size in (form.states, children, children)
+        ]
         parent, part = _means(form.rules, asked, form.states, children)
     parent = pad(parent, (0, children - form.states))
     place = torch.arange(total, device=parent.device)
@@ -90,22 +90,8 @@ def _means_of_list(rules: SparseRules) -> tuple[Tensor, Tensor]:
     return above.mT, below.mT
 
 
-def _landmarks(
-    states: int, children: int, count: int, generator: torch.Generator | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Random parents, left and right parts, each (1, count)."""
-    where = device if generator is None else generator.device
-    landmarks = [
-        torch.randint(size, (1, count), generator=generator, device=where).to(device)
-        for size in (states, children, children)
-    ]
-    return landmarks[0], landmarks[1], landmarks[2]
-
-
-def _means(
-    rules: Rules, asked: tuple[Tensor, Tensor, Tensor], states: int, children: int
-) -> tuple[Tensor, Tensor]:
-    """(R, N) and (R, C), over the grids of the states asked for."""
+def _means(rules: Rules, asked: list[Tensor], states: int, children: int) -> tuple[Tensor, Tensor]:
+    """(R, N) and (R, C), over the grids of some parents, left and right parts, each (1, count)."""
     batch = max([len(part) for part in rules.parts], default=1)
     parents, left, right = (part.expand(batch, -1) for part in asked)
     every = torch.arange(children, device=left.device).expand(batch, -1)

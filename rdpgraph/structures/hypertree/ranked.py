@@ -52,10 +52,10 @@ class RankedSweep(Sweep):
         super().__init__(parts, recorded=recorded)
         assert isinstance(parts.rules, Ranks)
         rules, self.states = parts.rules, parts.spans.shape[3]
-        self.factors = _Factor.of(rules.left), _Factor.of(rules.right)
+        self.sides = _Factor.of(rules.left), _Factor.of(rules.right)
         self.parent = None if rules.parent is None else _Factor.of(rules.parent)
-        self.top = 0.0 if self.parent is None else self.parent.top
-        self.low = 0.0 if self.parent is None else self.parent.low
+        self.top, self.low = (self.parent.top, self.parent.low) if self.parent else (0.0, 0.0)
+        self.factors = (*self.sides, self.parent) if self.parent else self.sides
         self.charts["ranks"] = self.chart(rules.left.shape[2])
         self.charts["tops"] = self.chart(fill=1.0)
         self.rows |= {"values": [], "sums": []}
@@ -70,14 +70,14 @@ class RankedSweep(Sweep):
         """In the ranks."""
         self.rows["values"].append(value)
         kept, own = list[tuple[Tensor, ...]](), lowest(value)
-        for factor in self.factors:
+        for factor in self.sides:
             raw = times(value, factor.values[:, self._rows(width)])
             ranks, top, scaled = rescaled(raw, scale.unsqueeze(2) + factor.top)
             kept.append((ranks, top.squeeze(2), scaled, lowest(ranks)))
         charts = (*(self.charts[name] for name in ("ranks", "tops", "scales")), self.lows)
         for chart, left, right in zip(charts, *kept, strict=True):
             chart.put(width, left, right)
-        return torch.minimum(*(own + factor.low for factor in self.factors))
+        return torch.minimum(*(own + factor.low for factor in self.sides))
 
     def sums(self, width: int, weights: Tensor) -> Tensor:
         """Rank by rank; then those of the parents."""
@@ -96,8 +96,7 @@ class RankedSweep(Sweep):
     def backward(self, gradient: Tensor, doubtful: Tensor) -> list[Tensor]:
         """With room for the gradients."""
         self.into = Chart.of(self.parts.leaves, self.factors[0].values.shape[2])
-        factors = (*self.factors, *([] if self.parent is None else [self.parent]))
-        self.of_factors = [torch.zeros_like(factor.values) for factor in factors]
+        self.of_factors = [torch.zeros_like(factor.values) for factor in self.factors]
         return super().backward(gradient, doubtful)
 
     def above(self, width: int) -> Tensor:
@@ -105,11 +104,11 @@ class RankedSweep(Sweep):
         value, some = self.value(width), self._rows(width)
         total = torch.zeros_like(value)
         ranks, tops, into = self.charts["ranks"], self.charts["tops"], self.into
-        sides = (
+        parts = (
             (ranks.left(width), tops.left(width), into.left(width)),
             (ranks.right(width), tops.right(width), into.right(width)),
         )
-        for factor, grads, (own, top, given) in zip(self.factors, self.of_factors, sides):  # noqa: B905
+        for factor, grads, (own, top, given) in zip(self.sides, self.of_factors, parts):  # noqa: B905
             rank = torch.where(own > 0, given / top.unsqueeze(2), 0.0)
             total += times(rank, factor.values[:, some].mT)
             grads[:, some] += products(value, rank, len(grads))
@@ -130,8 +129,5 @@ class RankedSweep(Sweep):
 
     def of_rules(self) -> Sequence[Tensor]:
         """Of the left, right and parent factors."""
-        factors = (*self.factors, *([] if self.parent is None else [self.parent]))
-        return [
-            grads.mul_(factor.values)
-            for grads, factor in zip(self.of_factors, factors, strict=True)
-        ]
+        pairs = zip(self.of_factors, self.factors, strict=True)
+        return [grads.mul_(factor.values) for grads, factor in pairs]
