@@ -119,7 +119,8 @@ class Bitext(Recursion):
 
     def masks(self) -> Masks:
         """Whether one leaf has two words, for each pair of them."""
-        return BitextMasks(self)
+        rest = self.straight, self.inverted, self.leaves, self.root, self.allowed
+        return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
 
     def recursion(self, tape: Tape) -> Value:
         """By size: from all splits of a bispan on both sides."""

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,38 +11,9 @@ from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.links import LinkMasks, SentencePairs
+from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.hypertree.rules import Rules
-
-
-class BitextFields(SentencePairs, Protocol):
-    """What masks read of a `Bitext`, whose fields are described there."""
-
-    @property
-    def straight(self) -> Rules:
-        """Rules of parts in turn."""
-        ...
-
-    @property
-    def inverted(self) -> Rules:
-        """Rules of parts the other way round."""
-        ...
-
-    @property
-    def leaves(self) -> int:
-        """How many states are for leaves."""
-        ...
-
-    @property
-    def root(self) -> Tensor | None:
-        """Potentials of the whole."""
-        ...
-
-    @property
-    def allowed(self) -> Tensor | None:
-        """The bispans that may be."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +25,20 @@ class BitextMasks(LinkMasks):
 
     Args:
         model: the bitext.
+        source_lengths: its own.
+        target_lengths: its own.
+        straight: its own, and so are the other rules, and what is allowed.
     """
 
-    model: BitextFields
+    straight: Rules
+    inverted: Rules
+    leaves: int
+    root: Tensor | None
+    allowed: Tensor | None
 
     def gains(self) -> Tensor:
         """How much better the best leaf of the two words is than those of either word alone."""
-        leaves = self.model.unary[..., -self.model.leaves :].detach().amax(-1).double()
+        leaves = self.model.unary[..., -self.leaves :].detach().amax(-1).double()
         pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
         target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
@@ -70,25 +47,25 @@ class BitextMasks(LinkMasks):
     @cached_property
     def rules(self) -> Binary:
         """Of both orders."""
-        states, model = self.model.unary.shape[-1], self.model
+        states, device = self.sites[-1], self.model.unary.device
         tables: list[Tensor] = []
-        for rules in (model.straight, model.inverted):
-            table = rules.flat(self.batch_shape).table(states, states).to(model.unary.device)
+        for rules in (self.straight, self.inverted):
+            table = rules.flat(self.batch_shape).table(states, states).to(device)
             tables.append(table.detach().reshape(-1, states, states, states))
         return Binary.of(tables)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
         """The bispans that are left."""
-        model, lead = self.model, tuple(required.shape[:-2])
+        lead = tuple(required.shape[:-2])
         batch, chains = self.items, self.chains(lead)
         p, q = self.questions
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         links = required.reshape(len(lengths[0]), p, q).nonzero()
-        allowed = None if model.allowed is None else model.allowed.to(links.device).unsqueeze(0)
+        allowed = None if self.allowed is None else self.allowed.to(links.device).unsqueeze(0)
         kept = Bispans.of(lengths, links, allowed)
         i, k, j, m = kept.ends
         logs = self.potentials[kept.item % max(batch, 1), i, k, j, m].double()
-        leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - model.leaves
+        leaf = torch.arange(logs.shape[1], device=logs.device) >= logs.shape[1] - self.leaves
         no = pad(forbidden.reshape(len(lengths[0]), p, q).long(), (1, 0, 1, 0)).cumsum(1).cumsum(2)
         at = kept.item
         barred = no[at, k, m] - no[at, i, m] - no[at, k, j] + no[at, i, j] > 0
@@ -97,8 +74,8 @@ class BitextMasks(LinkMasks):
         empty = (lengths[0] == 0) & (lengths[1] == 0)
         tops = kept.numbers(every, torch.stack([zero, lengths[0], zero, lengths[1]]))
         root = logs.new_zeros(1, logs.shape[1])
-        if model.root is not None:
-            root = model.root.detach().double().expand(*self.batch_shape, -1)
+        if self.root is not None:
+            root = self.root.detach().double().expand(*self.batch_shape, -1)
             root = root.reshape(batch, -1).repeat(chains, 1)
         rules = self.rules
         if len(rules.table) > 1:

@@ -3,37 +3,13 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import StructureMasks
-
-
-class SentencePairs(Protocol):
-    """What masks read of any model of two sentences."""
-
-    @property
-    def unary(self) -> Tensor:
-        """The potentials of constituents."""
-        ...
-
-    @property
-    def source_lengths(self) -> Tensor | None:
-        """Of the sources."""
-        ...
-
-    @property
-    def target_lengths(self) -> Tensor | None:
-        """Of the targets."""
-        ...
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """The dims in front."""
-        ...
+from rdpgraph.model.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +18,13 @@ class LinkMasks(StructureMasks):
 
     Args:
         model: of the two sentences.
+        source_lengths: (*batch,) its own, or None.
+        target_lengths: likewise.
     """
 
-    model: SentencePairs
+    model: Structure
+    source_lengths: Tensor | None
+    target_lengths: Tensor | None
 
     site_dims = 5
 
@@ -57,7 +37,7 @@ class LinkMasks(StructureMasks):
     @cached_property
     def lengths(self) -> tuple[Tensor, Tensor]:
         """(B,) of the sources and of the targets."""
-        given = self.model.source_lengths, self.model.target_lengths
+        given = self.source_lengths, self.target_lengths
         source, target = map(self.flat_lengths, given, self.questions)
         return source, target
 

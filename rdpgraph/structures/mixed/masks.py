@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,37 +9,13 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.links import LinkMasks, SentencePairs
+from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.ruled import RuleMasked
 from rdpgraph.structures.mixed.boxes import Boxes
 from rdpgraph.structures.mixed.emission import Emission
 from rdpgraph.structures.mixed.listed import Listed
 from rdpgraph.structures.mixed.shapes import ORDERS
 from rdpgraph.structures.mixed.ways import AROUND, PARTIAL, Nodes
-
-
-class MixedFields(SentencePairs, Protocol):
-    """What masks read of a `MixedBitext`, whose fields are described there."""
-
-    @property
-    def pairs(self) -> Tensor:
-        """Of pairs of words."""
-        ...
-
-    @property
-    def source(self) -> Tensor:
-        """Of source words alone."""
-        ...
-
-    @property
-    def target(self) -> Tensor:
-        """Of target words alone."""
-        ...
-
-    @property
-    def rules(self) -> Tensor | None:
-        """Of kinds of rules."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,23 +27,28 @@ class MixedMasks(LinkMasks):
 
     Args:
         model: the bitext.
+        source_lengths: its own.
+        target_lengths: its own.
+        pairs: its own, and so are the scores of words alone and the rules.
     """
 
-    model: MixedFields
+    pairs: Tensor
+    source: Tensor
+    target: Tensor
+    rules: Tensor | None
 
     def open(self) -> Tensor:
         """The pairs of words within the lengths that may be aligned."""
-        return super().open() & (self.model.pairs.detach() > -math.inf)
+        return super().open() & (self.pairs.detach() > -math.inf)
 
     def gains(self) -> Tensor:
         """What a pair gains over its words alone."""
-        model = self.model
-        alone = model.source.detach().unsqueeze(-1) + model.target.detach().unsqueeze(-2)
-        return model.pairs.detach().double() - alone.double().clamp(min=-1e300)
+        alone = self.source.detach().unsqueeze(-1) + self.target.detach().unsqueeze(-2)
+        return self.pairs.detach().double() - alone.double().clamp(min=-1e300)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
         """The bispans and rules that are left."""
-        model, lead, (p, q) = self.model, tuple(required.shape[:-2]), self.questions
+        lead, (p, q) = tuple(required.shape[:-2]), self.questions
         batch, chains = self.items, self.chains(lead)
         lengths = self.lengths[0].repeat(chains), self.lengths[1].repeat(chains)
         items = len(lengths[0])
@@ -77,13 +57,13 @@ class MixedMasks(LinkMasks):
         own = self.potentials[spans.item % max(batch, 1), i, k, j, m, 0].double()
         some = ((k > i) & (m > j) & (own > -math.inf)).nonzero().squeeze(1)
         kept, own = Boxes(spans.item[some], spans.ends[:, some], max(p, q)), own[some]
-        pairs = model.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
+        pairs = self.pairs.detach().reshape(batch, p, q).repeat(chains, 1, 1)
         emission = Emission(
             pairs.masked_fill(forbidden.reshape(items, p, q), -math.inf),
-            model.source.detach().reshape(batch, p),
-            model.target.detach().reshape(batch, q),
+            self.source.detach().reshape(batch, p),
+            self.target.detach().reshape(batch, q),
         )
-        weights = own.new_zeros(len(ORDERS)) if model.rules is None else model.rules.detach()
+        weights = own.new_zeros(len(ORDERS)) if self.rules is None else self.rules.detach()
         top = (kept.ends[0] == 0) & (kept.ends[2] == 0)
         top &= kept.ends[1] == lengths[0][kept.item]
         top &= kept.ends[3] == lengths[1][kept.item]

@@ -125,7 +125,10 @@ class MixedBitext(Recursion):
 
     def masks(self) -> Masks:
         """Whether one rule has two words, for each pair of them."""
-        return MixedMasks(self)
+        return MixedMasks(
+            self, self.source_lengths, self.target_lengths,
+            self.pairs, self.source, self.target, self.rules,
+        )  # fmt: skip
 
     def recursion(self, tape: Tape) -> Value:
         """By size: every kind of rule, in all its layouts."""
