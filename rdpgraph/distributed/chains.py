@@ -20,7 +20,7 @@ from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_possible
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.steps import RankSteps
-from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_count
 
 if TYPE_CHECKING:
@@ -212,11 +212,12 @@ class ShardedChain:
             return logs.low_rank(self._ranks(here, sides), split=self.split).reshape(
                 self.batch_shape
             )
-        parts = ChainTensors.of(here, _flat(sides[0], self.batch_shape), self._flat_lengths())
+        table = _flat(sides[0], self.batch_shape)
+        unary, transition, lengths = Parts.of(here, table, self._flat_lengths())
         routes = (partial(way.log_partition, split=self.split) for way in (scaled, logs))
-        attempts = recursion.stages(parts.unary.dtype, parts.unary.device, *routes)
-        values = recursion.first_safe(attempts, *parts)
-        return values.to(parts.unary.dtype).reshape(self.batch_shape)
+        attempts = recursion.stages(unary.dtype, unary.device, *routes)
+        values = recursion.first_safe(attempts, unary, transition, lengths)
+        return values.to(unary.dtype).reshape(self.batch_shape)
 
     def _flat_lengths(self) -> Tensor:
         if self.lengths is not None:
@@ -235,7 +236,7 @@ class ShardedChain:
         sides = [_flat(side, self.batch_shape) for side in self._sides]
         pair = isinstance(self.transition, tuple)
         columns = paths.columns(sides[0], sides[1], self.split) if pair else sides[0]
-        return ChainTensors.of(self._here, columns, self._flat_lengths()).detach()
+        return Parts.of(self._here.detach(), columns.detach(), self._flat_lengths())
 
 
 def shard(chain: Chain, mesh: "DeviceMesh") -> ShardedChain:

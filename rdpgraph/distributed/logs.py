@@ -47,9 +47,9 @@ def sweep(parts: RankTensors, split: Split, shifts: "Shifts") -> Iterator[Tensor
     state = parts.unary
     for step, local in enumerate(masked(parts.unary, parts.lengths).unbind(1)):
         if step:
-            mass = parts.steps.to_ranks(step - 1, state)
+            mass = parts.transition.to_ranks(step - 1, state)
             ranks = shifts.taken_off(pooled(mass, split.wire))
-            state = parts.steps.to_states(step - 1, ranks) + local
+            state = parts.transition.to_states(step - 1, ranks) + local
         else:
             state = local
         yield state

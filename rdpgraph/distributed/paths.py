@@ -123,10 +123,10 @@ def draw_by_rank(
     for step in range(len(messages) - 1, -1, -1):
         logits = messages[step].expand(count, -1, -1)
         if decided:
-            side = step_of(parts.steps.right, step)
+            side = step_of(parts.transition.right, step)
             # The rows of the states that follow, then all that leads to them.
             row = rows_from(side, decided[-1].mT, split)
-            left = step_of(parts.steps.left, step)
+            left = step_of(parts.transition.left, step)
             into = log_products(row, left).transpose(0, 1)
             goes_on = (step + 1 < parts.lengths).reshape(1, -1, 1)
             logits = logits + torch.where(goes_on, into, 0.0)

@@ -583,7 +583,7 @@ def test_two_faint_paths_share_as_they_should(dtype):
         (torch.zeros(3, 2, 2), torch.zeros(2, 2, dtype=DOUBLE), None, "one type"),
         (torch.full((3, 2, 2), math.inf), torch.zeros(2, 2), None, "inf"),
         (torch.zeros(3, 2, 2), torch.zeros(2, 2), torch.tensor([3]), "integer lengths"),
-        (torch.zeros(1, 3, 2, 2), torch.zeros(2, 2), torch.tensor([4]), "from 0 to 3"),
+        (torch.zeros(1, 3, 2, 2), torch.zeros(2, 2), torch.tensor([4]), "needs lengths 0 to 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(segments, transition, lengths, match):

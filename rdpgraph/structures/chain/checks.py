@@ -148,11 +148,6 @@ def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> N
         )
 
 
-def as_lengths(lengths: Tensor | Sequence[int] | None) -> Tensor | None:
-    """Lengths as a tensor."""
-    return None if lengths is None else torch.as_tensor(lengths)
-
-
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

@@ -27,11 +27,11 @@ def worthwhile(parts: ChainTensors | RankTensors) -> bool:
     They take r / 2 times the arithmetic, in one call for all steps, and a scan instead of a
     recursion: for few states, few ranks and many steps.
     """
-    if isinstance(parts, ChainTensors):
+    if isinstance(parts.transition, Tensor):
         return False
     batch, total, states = parts.unary.shape
-    rank = parts.steps.left.shape[-1]
-    if total < 8 or not parts.steps.shared:
+    rank = parts.transition.left.shape[-1]
+    if total < 8 or not parts.transition.shared:
         return False
     if 8 * batch * total * rank * max(states, rank) > _MEMORY:
         return False

@@ -41,7 +41,7 @@ from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
-from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, RankTensors
+from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, Parts, RankTensors
 from rdpgraph.structures.draws import checked_best, checked_count
 
 
@@ -195,15 +195,15 @@ class Chain(Structure):
             EvidenceError: a state out of range, or a shape that does not fit.
         """
         states = as_states("A chain's sequences", states)
-        flat = checked_sequences(states, self.unary, self._flat_lengths())
+        lengths = self._flat_lengths()
+        flat = checked_sequences(states, self.unary, lengths)
         if isinstance(self.transition, Tensor):
             return paths.score(*self._parts(), flat).reshape(states.shape[:-1])
-        flat_unary = self.unary.reshape([len(self._flat_lengths()), *self.unary.shape[-2:]])
-        nothing = self.unary.new_zeros(()).expand(self.unary.shape[-1], self.unary.shape[-1])
-        total = paths.score(flat_unary, nothing, self._flat_lengths(), flat)
-        lengths = self._shaped(self._flat_lengths())
-        pairs_too = paths.between(self.transition, flat.reshape(states.shape), lengths)
-        return total.reshape(states.shape[:-1]) + pairs_too
+        known = flat.clamp(min=0).reshape(states.shape)
+        links = paths.between(self.transition, known[..., :-1], known[..., 1:])
+        links = links.reshape(*flat.shape[:2], links.shape[-1])
+        unary = self.unary.reshape(len(lengths), *self.unary.shape[-2:])
+        return paths.along(unary, links, lengths, flat).reshape(states.shape[:-1])
 
     @by_autograd
     def edge_marginals(self) -> Tensor:
@@ -222,11 +222,9 @@ class Chain(Structure):
         """(*batch,) nats; 0 where there is no possible sequence. Differentiable once."""
         return self._shaped(moments.entropy(self._given()))
 
-    def entropy_over(self, log_base: Tensor) -> Tensor | None:
-        """(*batch,) by the same pass as the entropy; None for a transition of low rank."""
-        if isinstance(self.transition, LowRank):
-            return None
-        return self._shaped(moments.entropy(self._parts(), log_base))
+    def entropy_over(self, log_base: Tensor) -> Tensor:
+        """(*batch,) by the same pass as the entropy."""
+        return self._shaped(moments.entropy(self._given(), log_base))
 
     def cross_entropy(self, other: "Chain") -> Tensor:
         """(*batch,) the expectation under this chain of minus the other's log-probability.
@@ -240,9 +238,11 @@ class Chain(Structure):
         """
         if not isinstance(other, Chain):
             raise ModelError(f"A chain is compared with a chain; got {type(other).__name__}.")
-        own, parts = self._parts(), other._parts()
-        require_alike((self.unary, own.lengths), (other.unary, parts.lengths))
-        return self._shaped(moments.cross_entropy(own, parts.to(own.unary)))
+        own, theirs = self._parts(), other._parts()
+        require_alike((self.unary, own.lengths), (other.unary, theirs.lengths))
+        unary, transition = theirs.unary.to(own.unary), theirs.transition.to(own.unary)
+        values = moments.cross_entropy(own, ChainTensors(unary, transition, own.lengths))
+        return self._shaped(values)
 
     def kl_divergence(self, other: "Chain") -> Tensor:
         """(*batch,) the divergence of the other from this chain: cross-entropy less entropy."""
@@ -375,13 +375,13 @@ class Chain(Structure):
         return float((self._flat_lengths() - 1).clamp(min=0).sum()) * states * width
 
     def _parts(self) -> ChainTensors:
-        return ChainTensors.of(self.unary, self.transition, self._flat_lengths())
+        return Parts.of(self.unary, self.transition, self._flat_lengths())
 
     def _given(self, *, most: int = 0) -> ChainTensors | RankTensors:
         """With a transition of low rank as such, if a table has more than so many entries."""
         low = self.transition
         if isinstance(low, LowRank) and math.prod(low.shape) > most:
-            return RankTensors.of(self.unary, low, self._flat_lengths())
+            return Parts.of_ranks(self.unary, low, self._flat_lengths())
         return self._parts()
 
     def _flat_lengths(self) -> Tensor:

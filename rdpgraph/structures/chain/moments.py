@@ -102,14 +102,14 @@ def edge_counts(parts: ChainTensors) -> Tensor:
     O(B T N^2) and (B, N, N) memory for shared transitions. Differentiable; where a gradient is
     asked for, or products in float64 may have lost something, items are solved one by one.
     """
-    unary, transition, _ = parts
+    unary, transition, lengths = parts
     if unary.shape[1] < 2 or not len(unary):
         return unary.new_zeros(len(unary), unary.shape[2], unary.shape[2])
     if torch.is_grad_enabled() and (unary.requires_grad or transition.requires_grad):
-        return _counts_one_by_one(*parts)[0]
+        return _counts_one_by_one(unary, transition, lengths)[0]
     attempts = recursion.stages(unary.dtype, unary.device, _counts, _counts_one_by_one)
     with torch.no_grad():
-        return recursion.first_safe(attempts, *parts).to(unary.dtype)
+        return recursion.first_safe(attempts, unary, transition, lengths).to(unary.dtype)
 
 
 def _counts(unary: Tensor, transition: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

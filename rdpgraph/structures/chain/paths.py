@@ -108,28 +108,34 @@ def score(unary: Unary, transition: Transition | Steps, lengths: Lengths, states
     A sequence with -1 within its length scores -inf. The gradient is the sequence's one-hots;
     it is zero where the score is -inf.
     """
+    known = states.clamp(min=0)
+    links = between(transition, known[..., :-1], known[..., 1:])
+    return along(unary, links, lengths, states)
+
+
+def along(unary: Unary, links: Tensor, lengths: Lengths, states: Paths) -> Tensor:
+    """`score`, of the log-values (*lead, B, T - 1) of neighbouring states."""
     batch, total, _ = unary.shape
     within, known = inside(lengths, total), states.clamp(min=0)
     steps = torch.arange(total, device=unary.device)
     items = torch.arange(batch, device=unary.device).unsqueeze(1)
     values = torch.where(within, unary[items, steps, known], 0.0).sum(-1)
-    if total > 1:
-        edges = as_steps(transition).values(known[..., :-1], known[..., 1:])
-        values = values + torch.where(within[:, 1:], edges, 0.0).sum(-1)
+    values = values + torch.where(within[:, 1:], links, 0.0).sum(-1)
     told = ((states >= 0) | ~within).all(-1)
     return torch.where(told & (values > -math.inf), values, -math.inf)
 
 
-def between(potential: Potential, states: Tensor, lengths: Tensor) -> Tensor:
-    """(*lead, *batch) the log-values (nats) of a potential along sequences, summed.
+def between(transition: Transition | Steps | Potential, before: Tensor, after: Tensor) -> Tensor:
+    """(*lead, B, T - 1) the log-values (nats) of states and those that follow; differentiable.
 
     Args:
-        potential: of the transition.
-        states: (*lead, *batch, T), or -1.
-        lengths: (*batch,) int64.
+        transition: (N, N), or (1 or B, T - 1, N, N) per step, or `Steps`; or a potential, of
+            which the dims of the states are (*lead, *batch, T - 1).
+        before: states.
+        after: those at the next step.
     """
-    if states.shape[-1] < 2:
-        return lengths.new_zeros((), dtype=potential.dtype)
-    known = states.clamp(min=0).unsqueeze(-1)
-    values = potential.evaluate([known[..., :-1, :], known[..., 1:, :]])[..., 0, 0]
-    return torch.where(inside(lengths - 1, values.shape[-1]), values, 0.0).sum(-1)
+    if not before.shape[-1]:
+        return torch.zeros(before.shape, device=before.device)
+    if isinstance(transition, Potential):
+        return transition.evaluate([before.unsqueeze(-1), after.unsqueeze(-1)])[..., 0, 0]
+    return as_steps(transition).values(before, after)

@@ -55,7 +55,7 @@ def log_masses(
     potential = transition if isinstance(transition, Potential) else Table(transition)
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
-    sent = messages(*few)
+    sent = messages(few.unary, few.transition, few.lengths)
     ahead, behind = (part.reshape(states.shape) for part in (sent.log_forward, sent.log_backward))
     if total > 1:
         after = (behind + few.unary.reshape(states.shape))[..., 1:, :]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,18 +16,21 @@ MOST_TABULATED = 2**28
 """Entries of the transitions that a `Potential` is written out to, where a table is needed."""
 
 
-class ChainTensors(NamedTuple):
+Link = TypeVar("Link", bound=Tensor | RankSteps)
+
+
+class Parts(NamedTuple, Generic[Link]):
     """Chains as tensors, batch dims flattened.
 
     Attributes:
         unary: (B, T, N) log-potentials in nats; -inf allowed.
-        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to].
+        transition: (N, N), or (1 or B, T - 1, N, N) per step; [from, to]; or of low rank, as it is.
         lengths: (B,) int64, 0 to T; an item uses the unary of so many steps, and the transitions
             between them.
     """
 
     unary: Tensor
-    transition: Tensor
+    transition: Link
     lengths: Tensor
 
     @staticmethod
@@ -38,44 +41,13 @@ class ChainTensors(NamedTuple):
         dtype = torch.promote_types(unary.dtype, transition.dtype)
         if len(batch) != 1:
             unary = unary.reshape([math.prod(batch), total, states])
-        return ChainTensors(unary.to(dtype), transition.to(dtype), lengths)
-
-    def to(self, like: Tensor) -> "ChainTensors":
-        """The same in the type and on the device of a tensor."""
-        return ChainTensors(self.unary.to(like), self.transition.to(like), self.lengths)
-
-    def detach(self) -> "ChainTensors":
-        """The same without gradients."""
-        return ChainTensors(self.unary.detach(), self.transition.detach(), self.lengths)
-
-
-def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
-    """(N, N) as it is; (*batch, T - 1, N, N) with one batch dim, of size 1 where items share it."""
-    if transition.ndim == 2:
-        return transition
-    lead, ends = transition.shape[:-3], transition.shape[-3:]
-    lead = lead if math.prod(lead) == 1 else batch
-    return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
-
-
-class RankTensors(NamedTuple):
-    """Chains whose transition is of low rank, as it is; batch dims flattened.
-
-    Attributes:
-        unary: (B, T, N) log-potentials in nats; -inf allowed.
-        steps: their transitions.
-        lengths: (B,) int64, 0 to T.
-    """
-
-    unary: Tensor
-    steps: RankSteps
-    lengths: Tensor
+        return Parts(unary.to(dtype), transition.to(dtype), lengths)
 
     @staticmethod
-    def of(unary: Tensor, transition: LowRank, lengths: Tensor) -> "RankTensors":
+    def of_ranks(unary: Tensor, low: LowRank, lengths: Tensor) -> "RankTensors":
         """From (*batch, T, N), factors of leads that broadcast to (*batch, T - 1), and (B,)."""
         *batch, total, states = unary.shape
-        dtype = torch.promote_types(unary.dtype, transition.dtype)
+        dtype = torch.promote_types(unary.dtype, low.dtype)
 
         def side(values: Tensor) -> Tensor:
             ends = values.shape[-2:]
@@ -85,8 +57,20 @@ class RankTensors(NamedTuple):
             return flattened(each, batch).to(dtype)
 
         flat = unary.reshape([math.prod(batch), total, states]).to(dtype)
-        steps = RankSteps(side(transition.log_left), side(transition.log_right))
-        return RankTensors(flat, steps, lengths)
+        return Parts(flat, RankSteps(side(low.log_left), side(low.log_right)), lengths)
+
+
+ChainTensors: TypeAlias = Parts[Tensor]
+RankTensors: TypeAlias = Parts[RankSteps]
+
+
+def flattened(transition: Tensor, batch: Sequence[int]) -> Tensor:
+    """(N, N) as it is; (*batch, T - 1, N, N) with one batch dim, of size 1 where items share it."""
+    if transition.ndim == 2:
+        return transition
+    lead, ends = transition.shape[:-3], transition.shape[-3:]
+    lead = lead if math.prod(lead) == 1 else batch
+    return transition.expand(*lead, *ends).reshape(math.prod(lead), *ends)
 
 
 def of_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:

@@ -106,5 +106,5 @@ def settle_lengths(owner: Structure, **most: int) -> None:
             )
         wrong = lengths[(lengths < 0) | (lengths > total)]
         if len(wrong):
-            raise ModelError(f"{name} of {total} words needs lengths 0 to {total}; got {wrong[0]}.")
+            raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong[0]}.")
         object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))

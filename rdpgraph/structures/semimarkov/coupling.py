@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.semiring import finite
+from rdpgraph.structures.chain.factors import product
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Coupling:
         """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
         peak = finite(logs.amax(-1, keepdim=True))
         values = (logs - peak).exp()
-        return values, times(values, self.weights), peak
+        return values, product(values, self.weights), peak
 
     def enter(self, logs: Tensor) -> Tensor:
         """(B, N) log sum_m exp(logs[m] + transition[m, n])."""
@@ -68,11 +69,6 @@ class Coupling:
             none = torch.zeros(0, dtype=torch.long, device=totals.device)
             return none, none
         before = (logs > -math.inf).to(self.weights)
-        possible = times(before, (self.transition > -math.inf).to(self.weights)) > 0
+        possible = product(before, (self.transition > -math.inf).to(self.weights)) > 0
         rows, columns = (faint & possible).nonzero().unbind(1)
         return rows, columns
-
-
-def times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """(B, M) of rows (B, N) and a matrix (N, M), or one (B, N, M) for each of them."""
-    return rows @ matrix if matrix.ndim == 2 else (rows.unsqueeze(-2) @ matrix).squeeze(-2)

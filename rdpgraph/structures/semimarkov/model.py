@@ -1,7 +1,6 @@
 """The semi-Markov chain as a structure."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,9 +19,9 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.checks import as_lengths
-from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.draws import checked_best, checked_count
+from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import posterior, proposals, scoring
 from rdpgraph.structures.semimarkov.checks import checked_fields
@@ -30,7 +29,6 @@ from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import laid_out
-from rdpgraph.structures.semimarkov.transitions import flattened
 from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
@@ -87,9 +85,9 @@ class SemiMarkov(Recursion):
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        settle(self, "unary", "transition")
-        lengths = checked_fields(self.unary, self.transition, self.lengths)
-        object.__setattr__(self, "lengths", lengths)
+        settle(self, "unary", "transition", whole=("lengths",))
+        checked_fields(self.unary, self.transition)
+        settle_lengths(self, lengths=self.unary.shape[-3])
 
     @classmethod
     def from_unary(
@@ -98,7 +96,7 @@ class SemiMarkov(Recursion):
         transition: Tensor | Potential,
         duration: Tensor,
         *,
-        lengths: Tensor | Sequence[int] | None = None,
+        lengths: ArrayLike | None = None,
     ) -> "SemiMarkov":
         """The chain whose segments score the sum over their positions, plus their duration.
 
@@ -128,7 +126,7 @@ class SemiMarkov(Recursion):
             padded = pad(unary, (0, 0, longest - 1, 0), value=-math.inf)
             windows = padded.unfold(-2, longest, 1).flip(-1)
             segments = windows.cumsum(-1).transpose(-1, -2) + duration
-        return cls(segments, transition, lengths=as_lengths(lengths))
+        return cls(segments, transition, lengths=lengths)
 
     @property
     def potential(self) -> Potential:
@@ -333,7 +331,7 @@ class SemiMarkov(Recursion):
         segments = self.unary.reshape(count, *shape[-3:])
         if self.lengths is None:
             return segments, torch.full((count,), shape[-3], device=segments.device)
-        return segments, self.lengths.reshape(count).to(segments.device, torch.long)
+        return segments, self.lengths.reshape(count)
 
     def _segmentation(self, drawn: Drawn, lead: tuple[int, ...]) -> Segmentation:
         *_, steps, durations, _ = self.unary.shape

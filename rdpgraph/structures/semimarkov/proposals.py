@@ -9,9 +9,8 @@ from torch.nn.functional import pad
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.tensors import table_of
+from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.semimarkov.masses import LabelledSegments
-from rdpgraph.structures.semimarkov.transitions import flattened
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 
 from rdpgraph.errors import EvidenceError
 from rdpgraph.model.potential import Potential
+from rdpgraph.structures.chain.paths import between
 from rdpgraph.structures.semimarkov.segmentation import Segmentation
-from rdpgraph.structures.semimarkov.transitions import joints
 
 
 def score(
@@ -34,8 +34,8 @@ def score(
     spans = segments[item, place, ages.clamp(max=durations - 1), state]
     total = torch.where(ends, spans, 0.0).sum(-1)
     before = state[..., :-1]
-    between = joints(transition, before, state[..., 1:])
-    total = total + torch.where((starts & inside)[..., 1:], between, 0.0).sum(-1)
+    links = between(transition, before, state[..., 1:])
+    total = total + torch.where((starts & inside)[..., 1:], links, 0.0).sum(-1)
     changes = pad(before != state[..., 1:], (1, 0))
     wrong = (ages >= durations) | (ages > place) | (changes & ~starts)
     return total.masked_fill((wrong & inside).any(-1), -math.inf)

@@ -9,7 +9,7 @@ import rdpgraph as rg
 from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, moments, recursion, steps
 from rdpgraph.structures.chain import scaled as routes
 from rdpgraph.structures.chain.steps import RankSteps
-from rdpgraph.structures.chain.tensors import RankTensors
+from rdpgraph.structures.chain.tensors import Parts
 from rdpgraph.structures.chain.thin import to_ranks, to_states
 from rdpgraph.testing import brute_force, check_structure
 
@@ -38,7 +38,7 @@ def closeness(dtype):
 
 
 def scaled(parts):
-    sides = torch.broadcast_tensors(*parts.steps.sides)
+    sides = torch.broadcast_tensors(*parts.transition.sides)
     return routes.log_partition(parts.unary, *sides, parts.lengths)
 
 
@@ -58,7 +58,7 @@ def test_log_z_and_its_gradient_are_those_of_the_dense_chain(route, lead, scale,
         return
     tensors, lengths = problem(scale, lead, dtype)
     unary, left, right = tensors
-    found = ROUTES[route](*RankTensors.of(unary, rg.LowRank(left, right), lengths))
+    found = ROUTES[route](*Parts.of_ranks(unary, rg.LowRank(left, right), lengths))
     wide = [part.double() for part in tensors]
     dense = rg.Chain(wide[0], rg.LowRank(*wide[1:]).table(2), lengths=lengths).log_partition()
     assert torch.allclose(found.double(), dense, **closeness(dtype))
@@ -133,7 +133,7 @@ def test_what_the_scaled_recursion_vouches_for_is_right():
     for seed in range(40):
         scale = (3.0, 10.0, 20.0, 40.0)[seed % 4]
         (unary, left, right), lengths = problem(scale, dtype=torch.float32, seed=seed)
-        parts = RankTensors.of(unary, rg.LowRank(left, right), lengths)
+        parts = Parts.of_ranks(unary, rg.LowRank(left, right), lengths)
         values, doubtful = scaled(parts)
         wide = RankSteps(left.double(), right.double())
         exact = logs.log_partition(unary.double(), wide, lengths)
@@ -150,7 +150,7 @@ def test_hard_zeros_that_split_the_ranks_are_no_cause_for_doubt():
     factors = torch.cat([torch.cat([half, apart], 1), torch.cat([apart, half], 1)])
     unary = torch.zeros(1, 5, 4)
     unary[0, 0, 2:] = -math.inf
-    parts = RankTensors.of(unary, rg.LowRank(factors, factors), torch.tensor([5]))
+    parts = Parts.of_ranks(unary, rg.LowRank(factors, factors), torch.tensor([5]))
     values, doubtful = scaled(parts)
     assert not bool(doubtful.any())
     assert torch.allclose(values, torch.tensor([5 * math.log(2.0)]))
@@ -168,7 +168,7 @@ def test_long_chains_in_single_precision():
     unary = torch.randn(1, 10_000, 6, generator=generator)
     factors = [torch.randn(6, 2, generator=generator) for _ in range(2)]
     found = recursion.log_partition(
-        *RankTensors.of(unary, rg.LowRank(*factors), torch.tensor([10_000]))
+        *Parts.of_ranks(unary, rg.LowRank(*factors), torch.tensor([10_000]))
     )
     dense = rg.Chain(unary.double(), rg.LowRank(*(f.double() for f in factors)).table(2))
     assert torch.allclose(found.double(), dense.log_partition(), rtol=1e-6)
@@ -212,7 +212,7 @@ def test_the_streamed_best_sequence_is_the_best():
         (unary, left, right), lengths = problem(2.0, lead)
         potential = rg.LowRank(left, right)
         dense = rg.Chain(unary, potential.table(2), lengths=lengths)
-        parts = RankTensors.of(unary, potential, lengths)
+        parts = Parts.of_ranks(unary, potential, lengths)
         assert torch.equal(decode.best_states(*parts), dense.mode())
         found, expected = decode.max_marginals(*parts), dense.max_marginals()
         assert torch.allclose(found.exp(), expected.exp())

@@ -381,13 +381,15 @@ def test_inside_a_compiled_function():
     )
 
 
-def test_the_entropy_over_a_base_adds_its_expectation():
+@pytest.mark.parametrize("low", [False, True])
+def test_the_entropy_over_a_base_adds_its_expectation(low):
     generator = torch.Generator().manual_seed(3)
     unary, base = (torch.randn(2, 4, 3, generator=generator).double() for _ in range(2))
     unary[0, 1, 2] = base[0, 1, 2] = -math.inf
     unary.requires_grad_()
     table = torch.randn(2, 3, 3, 3, generator=generator).double().requires_grad_()
-    chain = rg.Chain(unary, table, lengths=torch.tensor([4, 2]))
+    transition = rg.LowRank(table, table.flip(-1)) if low else table
+    chain = rg.Chain(unary, transition, lengths=torch.tensor([4, 2]))
     safe = torch.where(base > -math.inf, base, 0.0)
     expected = chain.entropy() + (chain.marginals() * safe).sum((-2, -1))
     found = chain.entropy_over(base)
