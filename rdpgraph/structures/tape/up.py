@@ -61,7 +61,7 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
             pairs = reader.values[number - 1]
             held += pairs.numel()
             if held > _HELD:
-                reader.values[number - 1] = pairs[:, :0]
+                reader.values[number - 1] = pairs[:, :0].clone()  # and not all that it is part of
                 reader.remade[number - 1] = before.remade(reader)
     return reader
 
