@@ -42,7 +42,7 @@ def down(
         if above is None:
             above = own.new_full((batch, *own.shape[1:]), -math.inf)
         # What is not kept on the way up is not kept here.
-        result[number] = above if number not in reader.remade else above[:, :0]
+        result[number] = above if number not in reader.remade else above[:, :0].clone()
         if isinstance(step, Leaf):
             # As wide as the potentials are: those of long sequences are many.
             result[number] = above.to(tape.unary.dtype)
