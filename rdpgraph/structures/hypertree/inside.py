@@ -35,6 +35,22 @@ def log_partition(tree: HypertreeFields) -> Tensor:
     return total
 
 
+def span_sums(tree: HypertreeFields) -> list[Tensor] | None:
+    """(B, S, C) log inside values of the spans of two words, of three and so on, in doubles.
+
+    None where the kernel may lose some of them, or has none of all labels.
+    """
+    form = Form(tree)
+    if not form.batch or tree.unary.shape[-2] < 2 or not isinstance(tree.rules, DenseRules):
+        return None
+    sweep = DenseSweep(form.parts.to(torch.float64))
+    if bool(sweep.forward()[1].any()):
+        return None
+    widths = range(1, tree.unary.shape[-2])
+    logs = (sweep.value(w).log() + sweep.charts["scales"].left(w).unsqueeze(2) for w in widths)
+    return [pad(row, (0, tree.preterminals), value=-math.inf) for row in logs]
+
+
 def _by_tape(tree: HypertreeFields) -> Tensor:
     """(B,) exact at any range."""
     half = tree.unary.dtype not in (torch.float32, torch.float64)

@@ -21,11 +21,15 @@ from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.inside import log_partition
+from rdpgraph.structures.hypertree.inside import log_partition, span_sums
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.structures.tape.reader import Reader
+from rdpgraph.structures.tape.steps import Pairs
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.up import up
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +315,14 @@ class Hypertree(HypertreeFields):
         O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
         """
         return proposals.log_masses(self, states, self.restrict(states, log_weights).unary)
+
+    def _sums(self, tape: Tape) -> Reader:
+        """By the kernel where it serves: its values are those of the steps after each join."""
+        rows = span_sums(self)
+        if rows is None:
+            return up(tape)
+        steps = [number + 2 for number, step in enumerate(tape.steps) if isinstance(step, Pairs)]
+        return up(tape, known=dict(zip(steps, rows, strict=True)))
 
     def work(self) -> float:
         """The multiply-adds of log Z."""

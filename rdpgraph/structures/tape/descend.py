@@ -115,8 +115,11 @@ def _chosen(step: Step, reader: Reader, pick: Pick, *nodes: Tensor) -> Tensor:
     size = max(1, _BLOCK // step.alternatives)
     if nodes[0].shape[0] <= size:
         return step.chosen(reader, pick, *nodes)
-    pieces = zip(*(part.split(size) for part in nodes), strict=True)
-    return torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
+    # Nodes of one place side by side: what is made for it is then made for few pieces.
+    order = (nodes[0] * (1 + nodes[1].max()) + nodes[1]).argsort()
+    pieces = zip(*(part[order].split(size) for part in nodes), strict=True)
+    chosen = torch.cat([step.chosen(reader, pick, *piece) for piece in pieces])
+    return torch.empty_like(chosen).index_copy_(0, order, chosen)
 
 
 def _each(

@@ -1,8 +1,9 @@
 """The values of the steps that are done, read through views; and several of them side by side."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,17 +12,16 @@ from rdpgraph._cache import remembered
 from rdpgraph.structures.tape.values import Value, View
 
 
-@dataclass(frozen=True, eq=False)
-class Remade:
-    """A value that is made when it is asked for.
+class Remade(Protocol):
+    """A step whose value is made when it is asked for."""
 
-    Attributes:
-        whole: (B, P, K).
-        rows: (Q, K) at some places of some items.
-    """
+    def up(self, reader: "Reader", temperature: float) -> Tensor:
+        """(B, P, K)."""
+        ...
 
-    whole: Callable[[], Tensor]
-    rows: Callable[[Tensor, Tensor], Tensor]
+    def rows(self, reader: "Reader", item: Tensor, place: Tensor) -> Tensor:
+        """(Q, K) at some places of some items."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Reader:
         pools: how many pools are kept, those read last.
         temperature: at which they are summed.
         most: of lists of the best derivations, by rank in a dim in front: how long they are.
-        remade: by their steps the values that are not kept.
+        remade: by number the steps whose values are not kept.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
@@ -48,13 +48,14 @@ class Reader:
     def value(self, number: int) -> Tensor:
         """(B or 1, P, K) of a step."""
         remade = self.remade.get(number)
-        return self.values[number] if remade is None else remade.whole()
+        return self.values[number] if remade is None else remade.up(self, self.temperature)
 
     def rows(self, value: Value, item: Tensor, place: Tensor) -> Tensor:
         """(Q, K) at some places of some items."""
         remade = self.remade.get(value.number)
         if remade is not None:
-            return remade.rows(item, place)
+            keys, which = (item * value.places + place).unique(return_inverse=True)
+            return remade.rows(self, keys // value.places, keys % value.places)[which]
         return rows(self.values[value.number], item, place)
 
     def pooled(self, view: View) -> Tensor:

@@ -23,6 +23,7 @@ from rdpgraph.structures.tape.descend import Drawn, descend
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
+from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, up
 from rdpgraph.structures.tape.values import Value
@@ -260,7 +261,11 @@ class Recursion(Structure):
     def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
         """The sites of independent draws."""
         count = checked_count(count, self.states_shape)
-        return descend(tape, up(tape), count, drawn(generator), name=self.name)
+        return descend(tape, self._sums(tape), count, drawn(generator), name=self.name)
+
+    def _sums(self, tape: Tape) -> Reader:
+        """What draws are made by."""
+        return up(tape)
 
     @by_autograd
     def rsample(

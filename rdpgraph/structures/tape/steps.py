@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link, Table
-from rdpgraph.structures.tape.reader import Reader, Remade, batches, side_by_side
+from rdpgraph.structures.tape.reader import Reader, batches, side_by_side
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import in_blocks, soft
 from rdpgraph.structures.tape.values import Value, View
@@ -180,20 +179,15 @@ class Pairs(Step):
             for one, other in in_blocks(left.numel() * self.right.width, (left, right), 2)
         ], 1)  # fmt: skip
 
-    def remade(self, reader: Reader) -> Remade:
-        """Its value, to be made again."""
-        temperature = reader.temperature
-
-        def rows(item: Tensor, place: Tensor) -> Tensor:
-            left, right = (reader.at(view, item, place).mT for view in (self.left, self.right))
-            if temperature == 1.0:
-                return log_products(left, right).flatten(1)
-            return torch.cat([
-                soft(one.unsqueeze(2) + other.unsqueeze(1), 3, temperature).flatten(1)
-                for one, other in in_blocks(left.numel() * self.right.width, (left, right), 0)
-            ])  # fmt: skip
-
-        return Remade(partial(self.up, reader, temperature), rows)
+    def rows(self, reader: Reader, item: Tensor, place: Tensor) -> Tensor:
+        """(Q, C * E) of some places of some items: its value, to be made again."""
+        left, right = (reader.at(view, item, place).mT for view in (self.left, self.right))
+        if reader.temperature == 1.0:
+            return log_products(left, right).flatten(1)
+        return torch.cat([
+            soft(one.unsqueeze(2) + other.unsqueeze(1), 3, reader.temperature).flatten(1)
+            for one, other in in_blocks(left.numel() * self.right.width, (left, right), 0)
+        ])  # fmt: skip
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, M) the log-values of the alternatives."""

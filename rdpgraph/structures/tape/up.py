@@ -1,7 +1,7 @@
 """From the leaves upwards: log-sums at a temperature, and those of one configuration."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -44,26 +44,48 @@ def last_read(tape: Tape) -> list[list[int]]:
     return ended
 
 
-def up(tape: Tape, temperature: float = 1.0) -> Reader:
+def up(
+    tape: Tape, temperature: float = 1.0, *, known: Mapping[int, Tensor] | None = None
+) -> Reader:
     """The values of all steps; the last is the goal. Differentiable any number of times.
 
     Args:
         tape: laid out.
         temperature: 1.0 for sums, 0.0 for maxima; any other one needs ``ranks=False``.
+        known: of some steps the values, by their numbers, for draws: what only those read is not
+            made, if they have one alternative, except for the rows of pairs that are asked for.
     """
     given, reader, held = leaves(tape), Reader(temperature=temperature), 0
+    known = known or {}
+    made = _read_by_others(tape, known) if known else range(len(tape.steps))
     for number, step in enumerate(tape.steps):
-        leaf = isinstance(step, Leaf)
-        reader.values.append(next(given) if leaf else step.up(reader, temperature))
+        if isinstance(step, Leaf):
+            reader.values.append(next(given))
+        elif number in made:
+            reader.values.append(step.up(reader, temperature))
+        else:
+            reader.values.append(known.get(number, tape.unary.new_empty(0)))
+            if isinstance(step, Pairs):
+                reader.remade[number] = step
         before = tape.steps[number - 1]
         # Pairs are made again where they are many, once the step after them has read them.
-        if number and isinstance(before, Pairs) and not torch.is_grad_enabled():
+        if number - 1 in made and isinstance(before, Pairs) and not torch.is_grad_enabled():
             pairs = reader.values[number - 1]
             held += pairs.numel()
             if held > _HELD:
-                reader.values[number - 1] = pairs[:, :0].clone()  # and not all that it is part of
-                reader.remade[number - 1] = before.remade(reader)
+                # A slice would keep what it is a part of.
+                reader.values[number - 1] = pairs[:, :0].clone()
+                reader.remade[number - 1] = before
     return reader
+
+
+def _read_by_others(tape: Tape, known: Mapping[int, Tensor]) -> set[int]:
+    """The numbers of steps without known values that the goal is made of."""
+    made = {len(tape.steps) - 1}
+    for number in range(len(tape.steps) - 1, -1, -1):
+        if number in made and number not in known:
+            made |= {value.number for view in tape.steps[number].reads for value in view.pool}
+    return made - known.keys()
 
 
 def goal(tape: Tape, reader: Reader) -> Tensor:

@@ -259,6 +259,17 @@ def test_draws_have_the_probabilities_of_their_trees(kind, preterminals):
     assert float(torch.special.gammaincc(half, statistic / 2)) > 1e-4
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e3])
+@pytest.mark.parametrize("preterminals", [0, 2])
+def test_longer_draws_use_spans_as_often_as_their_marginals_say(preterminals, spread):
+    model = hypertree("dense", 6, 4, preterminals=preterminals, batch=(3,), lengths=[6, 4, 2])
+    model = model.with_unary(model.unary * spread)
+    count, chances = 4000, model.marginals()
+    drawn = model.sample(count, torch.Generator().manual_seed(3)).unsqueeze(-1)
+    often = (drawn == torch.arange(4)).double().mean(0)
+    assert bool(((often - chances).abs() <= 6 * (chances / count).sqrt() + 1e-9).all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("other_kind", ["dense", "none"])
 @pytest.mark.parametrize("preterminals", [0, 1])
