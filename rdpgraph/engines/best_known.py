@@ -128,7 +128,7 @@ class BestKnown(Delegate):
     def _any_of_variable(self, flags: Tensor) -> Tensor:
         """(B, S) whether any state of the same variable is flagged."""
         sizes = self._drawn.network.graph.domain.sizes
-        of = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(flags.device)
+        of = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes).to(flags.device)
         counts = torch.zeros(len(flags), len(sizes), device=flags.device)
         return counts.index_add(1, of, flags.to(counts))[:, of] > 0
 

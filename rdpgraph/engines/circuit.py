@@ -165,7 +165,7 @@ class CircuitSolution(Solution):
             value = _LogPartition.apply(self._entries, self)
             assert isinstance(value, Tensor)
             return value
-        return torch.tensor([self._upward.log_partition], dtype=self.graph.dtype)
+        return torch.tensor([self._upward.log_partition], dtype=self.graph.dtype, device="cpu")
 
     def variable_marginals(self) -> Tensor:
         """(1, S) probabilities; their gradients are those of contraction."""
@@ -248,7 +248,7 @@ class _LogPartition(torch.autograd.Function):
         assert upward is not None
         ctx.solution = solution
         ctx.save_for_backward(entries)
-        return torch.tensor([upward.log_partition], dtype=entries.dtype)
+        return torch.tensor([upward.log_partition], dtype=entries.dtype, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -15,9 +15,9 @@ class Possible:
     """
 
     def __init__(self, sizes: Tensor) -> None:
-        zero = torch.zeros(1, dtype=torch.long)
+        zero = torch.zeros(1, dtype=torch.long, device="cpu")
         self.starts = torch.cat([zero, sizes.cumsum(0)])
-        self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool)
+        self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool, device="cpu")
         self._left: tuple[int, Tensor] | None = None
 
     def left(self) -> Tensor:
@@ -29,19 +29,19 @@ class Possible:
 
     def places(self, numbers: Tensor, size: int) -> Tensor:
         """(*numbers, size): where the states of variables lie in the mask."""
-        return self.starts[numbers].unsqueeze(-1) + torch.arange(size)
+        return self.starts[numbers].unsqueeze(-1) + torch.arange(size, device="cpu")
 
     def allow_only(self, number: int, states: Tensor) -> None:
         """Strike out every state of a variable but these."""
         start, stop = int(self.starts[number]), int(self.starts[number + 1])
-        keep = torch.zeros(stop - start, dtype=torch.bool)
+        keep = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
         keep[states] = True
         self.mask[start:stop] &= keep
 
     def allow_these(self, numbers: Tensor, states: Tensor) -> None:
         """Strike out every state of some variables (n,) but these, (batch, n)."""
         start, stop = self.starts[numbers], self.starts[numbers + 1]
-        ends = torch.zeros(len(self.mask) + 1, dtype=torch.long)
+        ends = torch.zeros(len(self.mask) + 1, dtype=torch.long, device="cpu")
         ends.index_add_(0, start, torch.ones_like(start))
         ends.index_add_(0, stop, -torch.ones_like(stop))
         keep = ends[:-1].cumsum(0) == 0
@@ -50,7 +50,9 @@ class Possible:
 
     def counts(self) -> Tensor:
         """(V,) how many states each variable has left."""
-        total = torch.cat([torch.zeros(1, dtype=torch.long), self.mask.long().cumsum(0)])
+        total = torch.cat(
+            [torch.zeros(1, dtype=torch.long, device="cpu"), self.mask.long().cumsum(0)]
+        )
         return total[self.starts[1:]] - total[self.starts[:-1]]
 
 
@@ -69,7 +71,7 @@ def strike_impossible(
             the row of U that each factor has (None: U is 1 or F).
     """
     work = [_with_zeros(*factor) for factor in factors]
-    changed = torch.ones(len(possible.starts) - 1, dtype=torch.bool)
+    changed = torch.ones(len(possible.starts) - 1, dtype=torch.bool, device="cpu")
     while bool(changed.any()):
         struck = torch.zeros_like(changed)
         for scopes, allowed, rows in work:
@@ -87,8 +89,16 @@ def _with_zeros(
     """Only the factors that rule something out; the others never strike a state."""
     count = len(scopes)
     if rows is None:
-        rows = torch.arange(count) if len(allowed) > 1 else torch.zeros(count, dtype=torch.long)
-    some = ~allowed.flatten(1).all(1) if scopes.shape[1] else torch.zeros(len(allowed)).bool()
+        rows = (
+            torch.arange(count, device="cpu")
+            if len(allowed) > 1
+            else torch.zeros(count, dtype=torch.long, device="cpu")
+        )
+    some = (
+        ~allowed.flatten(1).all(1)
+        if scopes.shape[1]
+        else torch.zeros(len(allowed), device="cpu").bool()
+    )
     chosen = some[rows].nonzero().flatten()
     return scopes[chosen], allowed, rows[chosen]
 

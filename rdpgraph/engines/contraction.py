@@ -84,7 +84,7 @@ def log_total(up: Upward) -> Tensor:
     for pool in up.program.roots:
         logs = component_logs(up, pool).sum(1)
         total = logs if total is None else total + logs
-    return torch.zeros(1, dtype=torch.float64) if total is None else total
+    return torch.zeros(1, dtype=torch.float64, device="cpu") if total is None else total
 
 
 def component_logs(up: Upward, pool: int) -> Tensor:
@@ -142,7 +142,7 @@ def traceback(
     so a draw costs the eliminated dims and not the tables. Exact and independent draws, by
     Gumbel-max on those entries; without noise the first maximum wins.
     """
-    device = next((pool.values.device for pool in up.pools if pool is not None), None)
+    device = next((pool.values.device for pool in up.pools if pool is not None), "cpu")
     states = torch.zeros(count, batch, num_variables, dtype=torch.long, device=device)
     for step in reversed(up.program.steps):
         if not step.gone or (only is not None and not step.maximise):

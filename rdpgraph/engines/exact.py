@@ -182,7 +182,7 @@ class ExactSolution(Solution):
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) it is."""
-        return torch.ones(self.network.batch, dtype=torch.bool)
+        return torch.ones(self.network.batch, dtype=torch.bool, device="cpu")
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) the best states of some variables with the others summed; ties go to the first."""

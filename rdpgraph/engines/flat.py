@@ -31,7 +31,7 @@ def variable_table(
     flat = torch.full(
         (network.batch, int(starts[-1])), empty, dtype=network.constant.dtype, device=device
     )
-    rows = torch.arange(network.batch).unsqueeze(1)
+    rows = torch.arange(network.batch, device="cpu").unsqueeze(1)
     fixed = (network.settled[0] >= 0).nonzero().flatten()
     if len(fixed) and not network.impossible:
         places = (starts[fixed] + network.settled[:, fixed]).expand(network.batch, -1)
@@ -70,10 +70,10 @@ def factor_tables(network: Network, block: int, beliefs: Callable[[int], Tensor]
         )
     shape = (network.batch, declared.count, math.prod(sizes))
     flat = torch.zeros(shape, dtype=network.constant.dtype, device=network.constant.device)
-    batch = torch.arange(network.batch).reshape(-1, 1, 1)
+    batch = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
     for members, group, slots in network.origins[block]:
         scopes = declared.scopes[members]
-        places = torch.zeros(1, len(members), 1, dtype=torch.long)
+        places = torch.zeros(1, len(members), 1, dtype=torch.long, device="cpu")
         for slot, size in enumerate(sizes):
             if slot in slots:
                 kept = network.groups[group].log_tables.shape[2 + slots.index(slot)]
@@ -94,7 +94,7 @@ def full_states(network: Network, active: Tensor) -> Tensor:
     settled = network.settled.to(device).expand(network.batch, -1)
     full = settled.expand(len(active), *settled.shape).clone()
     numbers = network.numbers
-    left = torch.tensor(network.sizes, dtype=torch.long)[: len(numbers)]
+    left = torch.tensor(network.sizes, dtype=torch.long, device="cpu")[: len(numbers)]
     for size in torch.unique(left).tolist():
         chosen = (left == size).nonzero().flatten()
         table = network.states_left(numbers[chosen], size).to(device)

@@ -77,7 +77,10 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         ClusterKernel(
             tuple(graph.sizes[v] for v in graph.scopes[own[0]]),
             tuple(dims for dims, _ in ends[own[0]]),
-            tuple(torch.tensor(links) for links in zip(*_numbers(ends, own), strict=True)),
+            tuple(
+                torch.tensor(links, device="cpu")
+                for links in zip(*_numbers(ends, own), strict=True)
+            ),
             tuple(tables[cluster] for cluster in own),
         )
         for own in alike.values()
@@ -87,7 +90,7 @@ def laid_out(network: Network, graph: ClusterGraph) -> JoinLayout:
         [kernel.ports for kernel in kernels],
         [kernel.count for kernel in kernels],
         sizes,
-        torch.arange(len(sizes)),
+        torch.arange(len(sizes), device="cpu"),
         len(sizes),
     )
     members = tuple(tuple(own) for own in alike.values())
@@ -145,7 +148,7 @@ def _sets(
                 way.setdefault(level[cluster], []).append(first + row)
     sets = [up[number] for number in sorted(up)]
     sets += [down[number] for number in sorted(down, reverse=True)]
-    return tuple(torch.tensor(own) for own in sets)
+    return tuple(torch.tensor(own, device="cpu") for own in sets)
 
 
 def _tables(network: Network, graph: ClusterGraph) -> Iterator[tuple[Tensor, ...]]:

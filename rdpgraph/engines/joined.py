@@ -156,8 +156,8 @@ class JoinedSolution(Approximation):
         graph, layout = self.graph, self._layout
         heard = layout.equations.heard(self._outcome.messages)
         smallest: dict[int, float] = {}
-        of_variables = [torch.zeros(0) for _ in graph.sizes]
-        of_tensors: list[Tensor] = [torch.zeros(0)] * sum(map(len, graph.tensors))
+        of_variables = [torch.zeros(0, device="cpu") for _ in graph.sizes]
+        of_tensors: list[Tensor] = [torch.zeros(0, device="cpu")] * sum(map(len, graph.tensors))
         for number, (kernel, members) in enumerate(
             zip(layout.kernels, layout.members, strict=True)
         ):
@@ -181,7 +181,7 @@ class JoinedSolution(Approximation):
         """(B, S) beliefs."""
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
-        beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes)
+        beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes, device="cpu")
         parts: list[tuple[Tensor, Tensor]] = []
         for size in torch.unique(sizes).tolist():
             members = (sizes == size).nonzero().flatten()

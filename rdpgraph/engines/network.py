@@ -138,11 +138,11 @@ def reduce_graph(
     blocks = _high_order_blocks(graph) if high_order else ()
     sizes, tables = _dense(graph, batch, {block.number for block in blocks})
     if graph.observed is None:
-        settled = torch.full((1, len(sizes)), MISSING)
+        settled = torch.full((1, len(sizes)), MISSING, device="cpu")
     else:
         flat = graph.observed.expand(*graph.batch_shape, -1).reshape(batch, graph.num_variables)
         flat = flat[:1] if batch > 1 and graph.observed.ndim == 1 else flat
-        settled = torch.full((len(flat), len(sizes)), MISSING)
+        settled = torch.full((len(flat), len(sizes)), MISSING, device="cpu")
         settled[:, : graph.num_variables] = flat
         settled, indicators = _split_evidence(settled, sizes, graph)
         tables.extend(indicators)
@@ -183,9 +183,11 @@ def _dense(
             tables.append(_Tables(block.scopes, flat, rows, number))
             continue
         shape = (block.count, len(split.auxiliary))
-        own = count + torch.arange(math.prod(shape)).reshape(shape)
+        own = count + torch.arange(math.prod(shape), device="cpu").reshape(shape)
         count += own.numel()
-        sizes.append(torch.tensor(split.auxiliary, dtype=torch.long).repeat(block.count))
+        sizes.append(
+            torch.tensor(split.auxiliary, dtype=torch.long, device="cpu").repeat(block.count)
+        )
         variables = torch.cat([block.scopes, own], 1)
         for part in split.parts:
             values = part.log_values.to(graph.dtype)
@@ -214,7 +216,7 @@ def _split_evidence(
     for size in torch.unique(sizes[partial]).tolist():
         chosen = partial[sizes[partial] == size]
         states = settled[:, chosen].unsqueeze(-1)
-        agrees = (states == MISSING) | (states == torch.arange(size))
+        agrees = (states == MISSING) | (states == torch.arange(size, device="cpu"))
         values = torch.where(agrees, 0.0, -math.inf).to(dtype=graph.dtype, device=graph.device)
         indicators.append(_Tables(chosen.unsqueeze(1), values, None, None))
     settled = settled.clone()
@@ -300,11 +302,11 @@ def _settle(possible: Possible | None, counts: Tensor, settled: Tensor) -> Tenso
 
 def _states_left(possible: Possible | None, numbers: Tensor, size: int) -> Tensor:
     if possible is None:
-        return torch.arange(size).expand(len(numbers), size)
+        return torch.arange(size, device="cpu").expand(len(numbers), size)
     left = possible.left()
     starts = possible.starts[numbers]
     first = torch.searchsorted(left, starts)
-    return left[first.unsqueeze(1) + torch.arange(size)] - starts.unsqueeze(1)
+    return left[first.unsqueeze(1) + torch.arange(size, device="cpu")] - starts.unsqueeze(1)
 
 
 def _squeezed(
@@ -356,9 +358,9 @@ def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, sizes in enumerate(kept.tolist()):
             rows.setdefault(tuple(sizes), []).append(row)
-        return [(torch.tensor(rows[sizes]), sizes) for sizes in sorted(rows)]
+        return [(torch.tensor(rows[sizes], device="cpu"), sizes) for sizes in sorted(rows)]
     if not kept.shape[1] or bool((kept == kept[0]).all()):
-        return [(torch.arange(len(kept)), tuple(kept[0].tolist()))]
+        return [(torch.arange(len(kept), device="cpu"), tuple(kept[0].tolist()))]
     patterns, which = distinct_rows(kept)
     if len(patterns) <= 16:  # to look for each of a few is faster than to sort
         members = [(which == number).nonzero().flatten() for number in range(len(patterns))]
@@ -381,13 +383,13 @@ def _cut(
         return tables, None if whole else places
     dims = len(kept)
     scopes = part.scopes[members]
-    rows = torch.zeros(1, dtype=torch.long) if shared else members
+    rows = torch.zeros(1, dtype=torch.long, device="cpu") if shared else members
     rows = rows if part.rows is None else part.rows[members]
-    index = [torch.arange(tables.shape[0]).reshape(-1, *(1,) * (dims + 1))]
+    index = [torch.arange(tables.shape[0], device="cpu").reshape(-1, *(1,) * (dims + 1))]
     index.append(rows.reshape(1, -1, *(1,) * dims))
     for slot, (size, full) in enumerate(zip(kept, sizes, strict=True)):
         if size == full:
-            states = torch.arange(size).reshape(1, 1, size)
+            states = torch.arange(size, device="cpu").reshape(1, 1, size)
         elif size == 1:
             states = settled[:, scopes[:, slot]].unsqueeze(-1)
         else:

@@ -149,7 +149,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         every = list(self._results.values())
         every += [self._found] if "_found" in self.__dict__ else []
         scores = [one.scores.cpu() for one in every]
-        return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf)
+        return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf, device="cpu")
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool, by the messages for modes."""

@@ -43,8 +43,10 @@ def refuted_states(
         size = network.sizes[active]
         kept = [state for state in range(size) if search.starts[active] + state not in struck]
         if len(kept) < size:
-            states = network.states_left(torch.tensor([number]), size)[0]
-            result.append((number, states[torch.tensor(kept, dtype=torch.long)].tolist()))
+            states = network.states_left(torch.tensor([number], device="cpu"), size)[0]
+            result.append(
+                (number, states[torch.tensor(kept, dtype=torch.long, device="cpu")].tolist())
+            )
     return result
 
 
@@ -58,7 +60,7 @@ def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
             return None
         impossible = impossible.expand(len(group.scopes), *impossible.shape[1:])
         cells = impossible.nonzero()
-        values = torch.tensor(starts)[group.scopes[cells[:, 0]]] + cells[:, 1:]
+        values = torch.tensor(starts, device="cpu")[group.scopes[cells[:, 0]]] + cells[:, 1:]
         zeros.update(map(tuple, values.tolist()))
         if len(zeros) > most:
             return None

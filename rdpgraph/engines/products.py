@@ -62,7 +62,7 @@ def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximi
                 values = values.permute(0, 1, *(2 + left.index(dim) for dim in out_dims))
             return Value(values, value.log_scale, value.low, value.high + terms)
     one = Value(
-        torch.full((1, 1), 0.0 if value.is_log else 1.0).to(value.values),
+        torch.full((1, 1), 0.0 if value.is_log else 1.0, device="cpu").to(value.values),
         torch.zeros_like(value.log_scale[:1, :1]),
         is_log=value.is_log,
     )

@@ -203,7 +203,9 @@ class _Compiler:
             left_dims=tuple(range(first)),
             right_dims=right_dims,
             out_dims=out_dims,
-            variables=torch.tensor([member[3] for member in members]).reshape(len(members), -1),
+            variables=torch.tensor([member[3] for member in members], device="cpu").reshape(
+                len(members), -1
+            ),
             gone=tuple(label for label in range(len(sizes)) if label not in out_dims),
             maximise=bool(largest),
         )
@@ -219,12 +221,12 @@ class _Compiler:
             rows = [row for row, _ in entries]
             # Lengths first: a chain reads one row of a large pool at every step.
             whole = len(rows) == self.pool_counts[pool] and rows == list(range(len(rows)))
-            pieces.append((pool, None if whole else torch.tensor(rows)))
+            pieces.append((pool, None if whole else torch.tensor(rows, device="cpu")))
             order.extend(place for _, place in entries)
         counts = tuple(len(entries) for entries in by_pool.values())
         if order == list(range(len(order))):
             return Operand(tuple(pieces), counts, None)
-        return Operand(tuple(pieces), counts, torch.argsort(torch.tensor(order)))
+        return Operand(tuple(pieces), counts, torch.argsort(torch.tensor(order, device="cpu")))
 
 
 def _owners(tree: ContractionTree, layout: tuple[int, ...]) -> tuple[Owner, ...]:
@@ -251,5 +253,12 @@ def _owners(tree: ContractionTree, layout: tuple[int, ...]) -> tuple[Owner, ...]
                     rows.append(row)
                     variables.append(scope[slot])
             if rows:
-                owners.append(Owner(group, slot, torch.tensor(rows), torch.tensor(variables)))
+                owners.append(
+                    Owner(
+                        group,
+                        slot,
+                        torch.tensor(rows, device="cpu"),
+                        torch.tensor(variables, device="cpu"),
+                    )
+                )
     return tuple(owners)

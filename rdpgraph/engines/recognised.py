@@ -134,7 +134,9 @@ class RecognisedSolution(Solution):
         starts = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
         size = values.shape[-1]
         there = (numbers >= 0).nonzero().flatten()
-        places = (starts[numbers[there]].unsqueeze(1) + torch.arange(size)).reshape(-1)
+        places = (starts[numbers[there]].unsqueeze(1) + torch.arange(size, device="cpu")).reshape(
+            -1
+        )
         flat = values.reshape(len(self._each), len(numbers), size)
         flat = flat if len(there) == len(numbers) else flat[:, there.to(flat.device)]
         flat = flat.flatten(1)

@@ -122,15 +122,15 @@ class Solution(ABC):
 
         +inf: nothing more is known than `mode` says, which is the best one where status is exact.
         """
-        return torch.full(self.log_partition().shape, math.inf, dtype=torch.float64)
+        return torch.full(self.log_partition().shape, math.inf, dtype=torch.float64, device="cpu")
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configurations include the mode's."""
-        return torch.ones(len(self.log_partition()), dtype=torch.bool)
+        return torch.ones(len(self.log_partition()), dtype=torch.bool, device="cpu")
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) whether it is proved that no configuration is better than the mode."""
-        return torch.full((len(self.mode()),), self.status().exact)
+        return torch.full((len(self.mode()),), self.status().exact, device="cpu")
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
@@ -154,7 +154,9 @@ class Solution(ABC):
         The first is what the mass is at least where its sum does not fit; both are log Z for no
         variables and the mode's score for all. -inf and +inf: nothing is known.
         """
-        infinite = torch.full((len(self.marginal_mode(numbers)),), math.inf, dtype=torch.float64)
+        infinite = torch.full(
+            (len(self.marginal_mode(numbers)),), math.inf, dtype=torch.float64, device="cpu"
+        )
         return -infinite, infinite
 
 

@@ -57,7 +57,9 @@ def log_likely(
             place = rows.get(number)
             if place is None:
                 continue
-            states = network.states_left(torch.tensor([number]), network.sizes[place])[0]
+            states = network.states_left(
+                torch.tensor([number], device="cpu"), network.sizes[place]
+            )[0]
             here = flat[:, site, states]
             silent = (here == -torch.inf).all(-1, keepdim=True)  # it knows of no possible state
             log_chances = normalised(torch.where(silent, 0.0, here)).numpy()

@@ -78,7 +78,7 @@ class Layout:
         every: list[Support] = []
         for entry, support in zip(self.domain.entries, self.supports, strict=True):
             if support is None:
-                support = Support.plain(torch.arange(entry.size), like)
+                support = Support.plain(torch.arange(entry.size, device="cpu"), like)
             support = support.map(lambda part: part.to(like.device))
             every.append(expanded(repr(entry.name), support, (*lead, *entry.shape)))
         return tuple(every)
@@ -109,7 +109,7 @@ class Layout:
     def of(self, numbers: Tensor) -> Tensor:
         """(replicates, B, n, K) states of (n,) variables of which equally many are selected."""
         sizes, starts = self.restricted.sizes, self.restricted.state_starts
-        places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]))
+        places = starts[numbers].unsqueeze(1) + torch.arange(int(sizes[numbers[0]]), device="cpu")
         return self.selected.states[..., places.to(self.selected.states.device)]
 
     def original(self, selected: Tensor, chosen: Tensor) -> Tensor:

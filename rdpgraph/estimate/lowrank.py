@@ -129,7 +129,7 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
             blocks.append(block)
             continue
         ranks.append(VariableArray(f"rank {number}", (block.count,), potential.rank))
-        rank = torch.arange(count, count + block.count)
+        rank = torch.arange(count, count + block.count, device="cpu")
         count += block.count
         for slot, values in enumerate((potential.log_left, potential.log_right)):
             values = values if values.ndim > 2 else values.unsqueeze(0)
@@ -140,7 +140,7 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
         return graph
     start, numbered = 0, list[Block]()
     for block in blocks:
-        declared = torch.arange(start, start + block.count)
+        declared = torch.arange(start, start + block.count, device="cpu")
         numbered.append(replace(block, declared=declared))
         start += block.count
     observed = graph.observed

@@ -102,11 +102,11 @@ def probed(setting: Setting, chosen: list[Support]) -> Scores:
     at_once = max(1, _MOST_ELEMENTS // (_num_tables(setting.model) * largest**2))
     parts: list[list[Tensor]] = [[] for _ in groups]
     for first in range(0, lots, at_once):
-        numbers = torch.arange(first, min(first + at_once, lots)).unsqueeze(1)
+        numbers = torch.arange(first, min(first + at_once, lots), device="cpu").unsqueeze(1)
         joined = [
             _with_probes(
                 support,
-                (numbers * width + torch.arange(width)).clamp(max=sites.states - 1),
+                (numbers * width + torch.arange(width, device="cpu")).clamp(max=sites.states - 1),
             )
             for support, width, sites in zip(chosen, widths, groups, strict=True)
         ]

@@ -125,8 +125,8 @@ class RedrawnStates:
         limited = replace(solution, limits=replace(solution.limits, sweeps=sweeps))
         graph, layout = self.restriction.original, self.restriction.layout
         assert isinstance(graph, FactorGraph)
-        given = torch.tensor([support is not None for support in layout.supports])
-        few = given.repeat_interleave(torch.tensor(graph.domain.starts).diff())
+        given = torch.tensor([support is not None for support in layout.supports], device="cpu")
+        few = given.repeat_interleave(torch.tensor(graph.domain.starts, device="cpu").diff())
         few &= free_variables(graph)
         messages = InterpolatedMessages(graph, layout.of, few, limited)
         if self.before is None:
@@ -168,7 +168,9 @@ class RedrawnSolution(Lifted):
         flat, graph = self.inner.variable_marginals(), self.messages.graph
         groups = zip(free_numbers(graph).items(), self.messages.log_beliefs, strict=True)
         for (size, numbers), logs in groups:
-            places = graph.domain.state_starts[numbers].unsqueeze(1) + torch.arange(size)
+            places = graph.domain.state_starts[numbers].unsqueeze(1) + torch.arange(
+                size, device="cpu"
+            )
             beliefs = normalised(logs).exp().reshape(-1, len(flat), places.numel()).mean(0)
             flat = flat.index_copy(1, places.flatten().to(flat.device), beliefs)
         return flat

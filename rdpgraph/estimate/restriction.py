@@ -65,7 +65,7 @@ class Restriction:
                 f"Restriction needs {len(graph.variables)} supports, one or None for each variable "
                 f"or array, in their order; got {len(self.supports)}."
             )
-        like = torch.zeros((), dtype=graph.dtype)
+        like = torch.zeros((), dtype=graph.dtype, device="cpu")
         observed = observed_supports(graph.domain, graph.observed, like)
         supports = [observed.get(place, given) for place, given in enumerate(self.supports)]
         lead = (self.replicates, *graph.batch_shape)
@@ -332,7 +332,7 @@ class RestrictedSolution(Solution):
 
     def _if_exact(self, proof: Callable[[Solution], Tensor]) -> Tensor:
         if not self.restriction.exact:
-            return torch.zeros(self._layout.batch, dtype=torch.bool)
+            return torch.zeros(self._layout.batch, dtype=torch.bool, device="cpu")
         return self._split(proof(self._unweighted)).all(0)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:

@@ -137,9 +137,9 @@ class Automaton(Potential):
         """For each slot the states before it that lie on the way to an accepted one."""
         transitions = self.transitions.cpu()
         count = len(transitions)
-        reached = [torch.arange(count) == 0]
+        reached = [torch.arange(count, device="cpu") == 0]
         for _ in range(self.arity - 1):
-            mask = torch.zeros(count, dtype=torch.bool)
+            mask = torch.zeros(count, dtype=torch.bool, device="cpu")
             mask[transitions[reached[-1]]] = True
             reached.append(mask)
         accepted = (self.log_accept.detach() > -math.inf).reshape(-1, count).any(0).cpu()

@@ -76,7 +76,11 @@ class Block:
         """
         scopes = self.scopes
         if not wanted.shape[1]:
-            return None if not len(scopes) or scopes.shape[1] else (torch.zeros(1).long(), ())
+            return (
+                None
+                if not len(scopes) or scopes.shape[1]
+                else (torch.zeros(1, device="cpu").long(), ())
+            )
         listed = wanted.tolist()
         holds = torch.stack([(scopes == number).any(1) for number in listed[0]]).all(0)
         for slots in {tuple(map(row.index, listed[0])): None for row in scopes[holds].tolist()}:
@@ -86,7 +90,7 @@ class Block:
             rows = {tuple(held): place for place, held in enumerate(columns.tolist())}
             places = [rows.get(tuple(numbers), -1) for numbers in listed]
             if min(places) >= 0:
-                return torch.tensor(places), slots
+                return torch.tensor(places, device="cpu"), slots
         return None
 
     def select(self, rows: Tensor | None = None) -> Potential:
@@ -156,8 +160,8 @@ def _value_of(potential: Automaton) -> object:
 def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
     arity = len(group[0][0].variables)
     scopes = [[numbers(v) for v in factor.variables] for factor, _ in group]
-    places = torch.tensor([place for _, place in group])
-    listed = torch.tensor(scopes, dtype=torch.long).reshape(len(group), arity)
+    places = torch.tensor([place for _, place in group], device="cpu")
+    listed = torch.tensor(scopes, dtype=torch.long, device="cpu").reshape(len(group), arity)
     tensors: dict[int, int] = {}
     kept: list[Tensor] = []
     rows: list[int] = []
@@ -172,7 +176,7 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
     if len(kept) == 1:
         return Block(listed, group[0][0].potential, (), None, places)
     stacked = Table(torch.stack(kept, dim=kept[0].ndim - arity))
-    own = None if len(kept) == len(group) else torch.tensor(rows)
+    own = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
     leaves = [part for part in kept if part.requires_grad and part.is_leaf]
     copied = tuple((part, part._version) for part in leaves)
     return Block(listed, stacked, (len(kept),), own, places, copied)
@@ -182,7 +186,7 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
     numbers = _numbers_by_name(domain)
     columns = [_slot_numbers(slot, domain, numbers).expand(block.shape) for slot in block.scopes]
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
-    places = torch.arange(declared, declared + block.count)
+    places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
     own = lead[max(len(lead) - len(block.shape), 0) :]
     shared = math.prod(own) == 1
@@ -194,7 +198,7 @@ def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
 def _slot_numbers(slot: Slot, domain: Domain, numbers: "_Numbers") -> Tensor:
     if isinstance(slot, Variable | VariableArray):
         return domain.numbers(slot)
-    return torch.tensor([numbers(variable) for variable in slot], dtype=torch.long)
+    return torch.tensor([numbers(variable) for variable in slot], dtype=torch.long, device="cpu")
 
 
 class _Numbers:

@@ -87,8 +87,10 @@ class Domain:
         """(V,) int64: the number of states of each variable."""
         if isinstance(self.entries, CompactVariables):
             return torch.from_numpy(self.entries.sizes)
-        counts = torch.tensor([math.prod(entry.shape) for entry in self.entries], dtype=torch.long)
-        sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long)
+        counts = torch.tensor(
+            [math.prod(entry.shape) for entry in self.entries], dtype=torch.long, device="cpu"
+        )
+        sizes = torch.tensor([entry.size for entry in self.entries], dtype=torch.long, device="cpu")
         with no_raw_memory_error(f"The sizes of {self.count:,} variables"):
             return torch.repeat_interleave(sizes, counts)
 
@@ -199,8 +201,8 @@ class Domain:
             home = self._member(entry, item.name).home if item.home is None else item.home
             assert home is not None
             self._require_same(home[0], entry)
-            return torch.tensor(start + home[1])
-        return torch.tensor(start)
+            return torch.tensor(start + home[1], device="cpu")
+        return torch.tensor(start, device="cpu")
 
     def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:
         """Where the states of a variable or array stand among those of all, and their shape."""
@@ -213,7 +215,7 @@ class Domain:
         ):
             start = int(self.state_starts[first[0]])
             return slice(start, start + count * size), shape
-        places = self.state_starts[first].unsqueeze(1) + torch.arange(size)
+        places = self.state_starts[first].unsqueeze(1) + torch.arange(size, device="cpu")
         return places.reshape(-1), shape
 
     def variable(self, number: int) -> Variable:

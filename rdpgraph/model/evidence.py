@@ -69,11 +69,11 @@ def states_given(given: Any, domain: Domain) -> Tensor:
         states.append(given_states)
     for shape, group in alike.items():
         batch = _joint_batch(group[0][0], batch, shape)
-        numbers.append(torch.tensor([number for _, number, _, _ in group]))
+        numbers.append(torch.tensor([number for _, number, _, _ in group], device="cpu"))
         states.append(_together(group))
     if ones:
-        numbers.append(torch.tensor(ones))
-        states.append(torch.tensor(their))
+        numbers.append(torch.tensor(ones, device="cpu"))
+        states.append(torch.tensor(their, device="cpu"))
     return _placed(numbers, [part.expand(*batch, -1) for part in states], batch, domain)
 
 
@@ -103,7 +103,7 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
 
 
 def _none() -> Tensor:
-    return torch.zeros(0, dtype=torch.long)
+    return torch.zeros(0, dtype=torch.long, device="cpu")
 
 
 def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _placed(
 ) -> Tensor:
     """(*batch, V): states at the numbers of their variables, which may stand there repeatedly."""
     with no_raw_memory_error(f"Evidence of batch shape {batch} on {domain.count:,} variables"):
-        result = torch.full((*batch, domain.count), MISSING, dtype=torch.long)
+        result = torch.full((*batch, domain.count), MISSING, dtype=torch.long, device="cpu")
     if not numbers:
         return result
     places, given = torch.cat(numbers), torch.cat(states, -1)
@@ -155,8 +155,8 @@ def _placed(
 def _all_differ(places: Tensor, count: int) -> bool:
     if len(places) < 2:
         return True
-    order = torch.arange(len(places))
-    last = torch.empty(count, dtype=torch.long)
+    order = torch.arange(len(places), device="cpu")
+    last = torch.empty(count, dtype=torch.long, device="cpu")
     last[places] = order
     return bool((last[places] == order).all())
 
@@ -170,7 +170,7 @@ def _is_plain(value: Any) -> bool:
 def _together(group: "list[_Given]") -> Tensor:
     """States of single variables in tensors of one shape, all at once: (*shape, members)."""
     states = torch.stack([value.detach() for _, _, _, value in group], -1)
-    sizes = torch.tensor([entry.size for _, _, entry, _ in group])
+    sizes = torch.tensor([entry.size for _, _, entry, _ in group], device="cpu")
     wrong = ((states < MISSING) | (states >= sizes)).reshape(-1, len(group))
     if bool(wrong.any()):
         row, place = wrong.nonzero()[0].tolist()
@@ -219,7 +219,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
         return known[torch.from_numpy(array_of(codes)).long()]
     if not isinstance(value, Tensor):
         try:
-            value = torch.as_tensor(_indices(name, value, entry))
+            value = torch.as_tensor(_indices(name, value, entry), device="cpu")
         except EvidenceError:
             raise
         except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -302,7 +302,7 @@ def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> 
 def observed_entries(domain: Domain, observed: Tensor) -> tuple[list[bool], list[bool]]:
     """For each entry whether anything of it is observed, and whether all of it is, in every row."""
     seen = (observed != MISSING).reshape(-1, domain.count)
-    starts = torch.tensor(domain.starts)
+    starts = torch.tensor(domain.starts, device="cpu")
     some, every = (
         torch.nn.functional.pad(where.long().cumsum(0), (1, 0))[starts].diff()
         for where in (seen.any(0), seen.all(0))

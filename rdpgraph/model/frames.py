@@ -78,7 +78,7 @@ def frame_of_values(values: Mapping[Entry, Tensor], domain: Domain) -> Any:
     """
     pandas = _pandas()
     index: list[tuple[str, str | int]] = []
-    parts: list[Tensor] = [torch.zeros(1, 0)] if not values else []
+    parts: list[Tensor] = [torch.zeros(1, 0, device="cpu")] if not values else []
     lead: tuple[int, ...] = ()
     for entry, own in values.items():
         lead = tuple(own.shape[: own.ndim - len(entry.shape) - 1])

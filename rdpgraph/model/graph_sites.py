@@ -29,7 +29,9 @@ def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
     """By their number of states, the numbers of the variables of `free_entries`."""
     starts = graph.domain.starts
     return {
-        size: torch.cat([torch.arange(starts[place], starts[place + 1]) for place in places])
+        size: torch.cat(
+            [torch.arange(starts[place], starts[place + 1], device="cpu") for place in places]
+        )
         for size, places in free_entries(graph).items()
     }
 
@@ -86,8 +88,8 @@ def site_potentials(graph: FactorGraph, numbers: Tensor, size: int) -> Tensor:
         numbers: (n,) of variables with equally many states.
         size: how many.
     """
-    place, free = torch.full((graph.num_variables,), -1), free_variables(graph)
-    place[numbers] = torch.arange(len(numbers))
+    place, free = torch.full((graph.num_variables,), -1, device="cpu"), free_variables(graph)
+    place[numbers] = torch.arange(len(numbers), device="cpu")
     shape = (*graph.batch_shape, len(numbers), size)
     total = torch.zeros(shape, dtype=graph.dtype, device=graph.device)
     for block in graph.blocks:
@@ -104,7 +106,7 @@ def site_potentials(graph: FactorGraph, numbers: Tensor, size: int) -> Tensor:
 
 def _given_observed(graph: FactorGraph, block: Block, slot: int, rows: Tensor) -> Tensor:
     """(*batch, F or 1, states) log-values of factors whose other slots are observed."""
-    states = [torch.arange(block.sizes[slot])] * block.arity
+    states = [torch.arange(block.sizes[slot], device="cpu")] * block.arity
     for other in range(block.arity):
         if other != slot:
             assert graph.observed is not None

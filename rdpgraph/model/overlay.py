@@ -25,7 +25,7 @@ def with_joint(graph: FactorGraph, numbers: Tensor, declared: int) -> FactorGrap
     # One zero stands for all of them: the table is not written out here.
     zero = torch.zeros((), dtype=graph.dtype, device=graph.device)
     table = Table(zero.expand(graph.domain.sizes[numbers].tolist()))
-    block = Block(numbers.unsqueeze(0), table, (), None, torch.tensor([declared]))
+    block = Block(numbers.unsqueeze(0), table, (), None, torch.tensor([declared], device="cpu"))
     return FactorGraph.from_blocks(graph.domain, (*graph.blocks, block), graph.observed)
 
 

@@ -48,8 +48,8 @@ def restrict_blocks(
     device = like.device
     given = _by_entry(domain, observed, supports, like, batch)
     entries: list[Entry] = []
-    rows = torch.zeros(domain.count, dtype=torch.long)
-    sizes = torch.zeros(domain.count, dtype=torch.long)
+    rows = torch.zeros(domain.count, dtype=torch.long, device="cpu")
+    sizes = torch.zeros(domain.count, dtype=torch.long, device="cpu")
     groups: dict[int, list[Support]] = {}
     counts: dict[int, int] = {}
     weighted: list[tuple[Tensor, Support]] = []
@@ -68,7 +68,7 @@ def restrict_blocks(
             entries.append(_shrunk(entry, support))
         kept = flat.kept
         sizes[numbers] = kept
-        rows[numbers] = counts.get(kept, 0) + torch.arange(len(numbers))
+        rows[numbers] = counts.get(kept, 0) + torch.arange(len(numbers), device="cpu")
         counts[kept] = counts.get(kept, 0) + len(numbers)
         groups.setdefault(kept, []).append(flat)
     selected = {kept: _joined([s.states for s in group]) for kept, group in groups.items()}
@@ -88,7 +88,7 @@ def restrict_blocks(
     declared = sum(block.count for block in blocks)
     for numbers, flat in weighted:
         weights = flat.log_weights.to(like)
-        places = torch.arange(declared, declared + len(numbers))
+        places = torch.arange(declared, declared + len(numbers), device="cpu")
         declared += len(numbers)
         parts.append(Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places))
     return Domain(tuple(entries)), parts
@@ -145,7 +145,7 @@ def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> 
     if observed is None:
         return supports
     some, every = observed_entries(domain, observed)
-    parts = observed.split(torch.tensor(domain.starts).diff().tolist(), -1)
+    parts = observed.split(torch.tensor(domain.starts, device="cpu").diff().tolist(), -1)
     for place, (entry, part) in enumerate(zip(domain.entries, parts, strict=True)):
         if every[place]:
             states = part.reshape(*observed.shape[:-1], *entry.shape, 1)

@@ -12,16 +12,16 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         rows: (n, columns) int64, not negative.
     """
-    codes, spread = torch.zeros(len(rows), dtype=torch.long), 1
+    codes, spread = torch.zeros(len(rows), dtype=torch.long, device="cpu"), 1
     for column in rows.unbind(1):
         limit = int(column.max()) + 1 if len(rows) else 1
         if spread * limit > 2**62:
             codes, spread = _ranked(codes, spread)
         codes, spread = codes * limit + column, spread * limit
     which, count = _ranked(codes, spread)
-    first = torch.empty(count, dtype=torch.long)
+    first = torch.empty(count, dtype=torch.long, device="cpu")
     # Rows of one code are alike, whichever of them is written last.
-    first[which] = torch.arange(len(rows))
+    first[which] = torch.arange(len(rows), device="cpu")
     return rows[first], which
 
 
@@ -30,6 +30,6 @@ def _ranked(codes: Tensor, spread: int) -> tuple[Tensor, int]:
     if spread > 4 * len(codes) + 1024:
         distinct, ranks = torch.unique(codes, return_inverse=True)
         return ranks, len(distinct)
-    occurs = torch.zeros(spread, dtype=torch.long)
+    occurs = torch.zeros(spread, dtype=torch.long, device="cpu")
     occurs[codes] = 1
     return (occurs.cumsum(0) - 1)[codes], int(occurs.sum())

@@ -88,9 +88,13 @@ class Sites:
         if graph is None:
             return
         free = free_variables(graph)
-        place = torch.full((graph.num_variables,), -1)
-        numbers = torch.arange(graph.num_variables) if self.numbers is None else self.numbers
-        place[numbers] = torch.arange(len(numbers))
+        place = torch.full((graph.num_variables,), -1, device="cpu")
+        numbers = (
+            torch.arange(graph.num_variables, device="cpu")
+            if self.numbers is None
+            else self.numbers
+        )
+        place[numbers] = torch.arange(len(numbers), device="cpu")
         for block in graph.blocks:
             joint = free[block.scopes].sum(1) > 1
             for slot in range(block.arity):
@@ -157,7 +161,7 @@ class Sites:
             values = values.reshape(*values.shape[: values.ndim - len(states)], self.states)
             total = values if total is None else torch.logaddexp(total, values)
         assert total is not None
-        return total - torch.tensor(landmarks).log().to(total)
+        return total - torch.tensor(landmarks, device="cpu").log().to(total)
 
     def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """The sum over factors (*batch, F or 1, n) at each site, broadcastable with ``unary``."""
@@ -180,5 +184,5 @@ class Sites:
 def free_variables(graph: FactorGraph) -> Tensor:
     """(V,) bool: the variables that are not observed, in some batch item at least."""
     if graph.observed is None:
-        return torch.ones(graph.num_variables, dtype=torch.bool)
+        return torch.ones(graph.num_variables, dtype=torch.bool, device="cpu")
     return (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)

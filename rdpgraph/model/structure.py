@@ -117,7 +117,9 @@ class Structure(ABC):
         Of the states (*lead, *batch, *sites) of configurations: once or not at all, unless a
         structure says otherwise. What marginals expect.
         """
-        return (states.unsqueeze(-1) == torch.arange(self.unary.shape[-1]).to(states)).long()
+        return (
+            states.unsqueeze(-1) == torch.arange(self.unary.shape[-1], device="cpu").to(states)
+        ).long()
 
     def listed(self) -> Tensor | None:
         """(C, *sites) all configurations of one item, possible or not, or None.

@@ -83,9 +83,9 @@ def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGra
     starts = sizes.cumsum(0) - sizes
     for size in sizes.unique().tolist():
         numbers = (sizes == size).nonzero().flatten()
-        places = (starts[numbers].unsqueeze(1) + torch.arange(size)).to(added.device)
+        places = (starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")).to(added.device)
         table = Table(added[..., places] / temperature)
-        order = torch.arange(declared, declared + len(numbers))
+        order = torch.arange(declared, declared + len(numbers), device="cpu")
         blocks.append(Block(numbers.unsqueeze(1), table, (len(numbers),), None, order))
         declared += len(numbers)
     return FactorGraph.from_blocks(graph.domain, blocks, graph.observed)

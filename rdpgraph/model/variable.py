@@ -131,7 +131,7 @@ class VariableArray:
         if self.view is not None:
             return self.view[1]
         with no_raw_memory_error(f"The places of the {math.prod(self.shape):,} members"):
-            return torch.arange(math.prod(self.shape)).reshape(self.shape)
+            return torch.arange(math.prod(self.shape), device="cpu").reshape(self.shape)
 
     def __getitem__(self, key: Any) -> "VariableArray | Variable":
         try:

@@ -136,7 +136,7 @@ class Posterior(Inferred):
         if not numbers:
             raise ModelError("joint needs at least one variable.")
         names = [self.graph.domain.variable(number).name for number in numbers]
-        wanted = torch.tensor([numbers])
+        wanted = torch.tensor([numbers], device="cpu")
         sizes = self.graph.domain.sizes[wanted[0]].tolist()
         if len(numbers) == 1:
             return self.marginal(names[0])
@@ -178,7 +178,7 @@ class Posterior(Inferred):
             wanted = torch.stack([self._numbers(slot, shape) for slot in factor.scopes], 1)
         else:
             numbers = self._single_numbers("factor_marginal", factor)
-            wanted = torch.tensor([numbers], dtype=torch.long)
+            wanted = torch.tensor([numbers], dtype=torch.long, device="cpu")
         held = self._held(wanted, shape)
         if held is None:
             names = [self.graph.domain.variable(number).name for number in wanted[0].tolist()]

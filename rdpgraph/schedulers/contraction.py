@@ -145,7 +145,7 @@ def _constrained(network: Network, budget: Budget, last: frozenset[int]) -> Cont
 
 def in_slices(network: Network, plan: Plan, budget: Budget) -> SlicedSolution:
     """One exact solution per configuration of the cutset, made by conditioning."""
-    numbers = network.numbers[torch.tensor(plan.slices)]
+    numbers = network.numbers[torch.tensor(plan.slices, device="cpu")]
     pairs = zip(numbers, plan.slices, strict=True)
     kept = [network.states_left(n.reshape(1), network.sizes[a])[0] for n, a in pairs]
     grid = torch.cartesian_prod(*kept).reshape(-1, len(kept))
@@ -162,7 +162,7 @@ def _slice(
     graph, blocks = network.graph, network.graph.blocks
     observed = graph.observed
     if observed is None:
-        observed = torch.full((graph.num_variables,), MISSING)
+        observed = torch.full((graph.num_variables,), MISSING, device="cpu")
     states = observed.clone()
     states[..., numbers] = grid[number]
     seen = observed[..., numbers]
@@ -170,8 +170,11 @@ def _slice(
     if bool(against.any()):  # a variable that some items only observe, in another state
         never = torch.zeros(against.shape, dtype=graph.dtype, device=graph.device)
         never = never.masked_fill(against.to(graph.device), -math.inf)
-        empty = torch.zeros(1, 0, dtype=torch.long)
-        blocks = (*blocks, Block(empty, Table(never), (), None, torch.zeros(1).long()))
+        empty = torch.zeros(1, 0, dtype=torch.long, device="cpu")
+        blocks = (
+            *blocks,
+            Block(empty, Table(never), (), None, torch.zeros(1, device="cpu").long()),
+        )
     part = FactorGraph.from_blocks(graph.domain, blocks, states)
     slice_network = reduce_graph(part, possible=network.possible)
     ample = replace(budget, seconds=budget.seconds * 1e6)

@@ -82,7 +82,7 @@ def reduced(graph: FactorGraph, seconds: float) -> Network:
     if not refuted:
         return network
     for number, states in refuted:
-        network.possible.allow_only(number, torch.tensor(states, dtype=torch.long))
+        network.possible.allow_only(number, torch.tensor(states, dtype=torch.long, device="cpu"))
     return reduce_graph(graph, possible=network.possible)
 
 
@@ -120,7 +120,9 @@ def asked_plan(route: str, why: str, network: Network, budget: Budget) -> Plan:
 
 def seed_of(generator: torch.Generator | None) -> int:
     """A number drawn from a generator; always the same one without."""
-    return 0 if generator is None else int(torch.randint(2**62, (), generator=generator))
+    return (
+        0 if generator is None else int(torch.randint(2**62, (), generator=generator, device="cpu"))
+    )
 
 
 def topology_of(network: Network) -> Topology:

@@ -138,6 +138,6 @@ class Alignment(Recursion):
             last = ((first == ends[0]) & (second == ends[1])).long().argmax(1)
             return tape.choose(reached[1:], last)
         inside = tape.allowed((first <= ends[0]) & (second <= ends[1]))
-        every = torch.arange(len(first)).unsqueeze(1)
+        every = torch.arange(len(first), device=tape.device).unsqueeze(1)
         stops = tape.view([tape.sum(value) for value in states[1:]], every)
         return tape.total(tape.one, (stops, tape.view(inside, every)))

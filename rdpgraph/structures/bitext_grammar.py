@@ -65,8 +65,8 @@ def grammar_rules(
     whole, nor an inverted one of an inverted. So every alignment has one tree.
     """
     if not normal_form:
-        one, none = torch.zeros(1, 4, 4), torch.full((3, 4, 4), -math.inf)
-        table = torch.cat([one, none]).to(straight)
+        one, none = straight.new_zeros(1, 4, 4), straight.new_full((3, 4, 4), -math.inf)
+        table = torch.cat([one, none])
         return DenseRules(table + straight), DenseRules(table + inverted)
     names = ("source", "target", "straight", "inverted", "early", "late", "pair", "s", "t")
     number = {name: place for place, name in enumerate(names)}

@@ -28,7 +28,7 @@ class LogOdds:
             assert isinstance(kernel, TableKernel)
             for slot, segment in enumerate(equations.edges.by_kernel[number]):
                 edges = equations.edges.segments[segment]
-                slots[slot].append(torch.arange(edges.start, edges.stop))
+                slots[slot].append(torch.arange(edges.start, edges.stop, device="cpu"))
             parts.append(kernel.scaled.expand(items, -1, -1, kernel.count))
         order = torch.cat([*slots[0], *slots[1]]).to(c.variable.device)
         self._place = torch.empty_like(order)
@@ -60,7 +60,7 @@ class LogOdds:
         boundary, alike = equations.boundary, LogOdds._alike(equations)
         if boundary is not None:  # one way for all parts
             alike = alike and equations.edges.count > 0
-            alike = not bool(boundary.largest(torch.tensor(float(not alike))))
+            alike = not bool(boundary.largest(torch.tensor(float(not alike), device="cpu")))
         return alike and _largest_odds(equations) < 0.9 * math.log(torch.finfo(equations.dtype).max)
 
     @staticmethod

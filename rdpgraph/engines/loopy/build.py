@@ -81,7 +81,7 @@ def _edge_weights(edges: Edges, weights: tuple[Tensor, ...]) -> tuple[Tensor, ..
         rows = edges.ports[segment.kernel][segment.port].rows
         own = weights[segment.kernel]
         parts[segment.size_class].append(own if rows is None else own[rows.to(own.device)])
-    empty = weights[0].new_zeros(0) if weights else torch.zeros(0)
+    empty = weights[0].new_zeros(0) if weights else torch.zeros(0, device="cpu")
     return tuple(torch.cat([*part, empty]) for part in parts)
 
 

@@ -61,7 +61,8 @@ class Fractional(Counting):
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """The number, for every factor."""
         return tuple(
-            torch.full((count,), self.number, dtype=torch.float64) for count in edges.factors
+            torch.full((count,), self.number, dtype=torch.float64, device="cpu")
+            for count in edges.factors
         )
 
 
@@ -97,7 +98,7 @@ class TreeReweighted(Counting):
         count = len(edges.home)
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
         if count <= _DENSE and pairwise:
-            joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long)])
+            joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long, device="cpu")])
             appearances = _uniform_trees(joined, count)
         else:
             listed = [tuple(v for v in row if v >= 0) for s in scopes for row in s.tolist()]
@@ -113,7 +114,7 @@ class TreeReweighted(Counting):
 def _scopes(edges: Edges, kernel: int) -> Tensor:
     """(F, ports) active variables of a kernel's factors, -1 where a slot takes no part."""
     slots = sorted({port.slot for port in edges.ports[kernel]})
-    result = torch.full((edges.factors[kernel], len(slots)), -1)
+    result = torch.full((edges.factors[kernel], len(slots)), -1, device="cpu")
     for port in edges.ports[kernel]:
         rows = slice(None) if port.rows is None else port.rows
         result[rows, slots.index(port.slot)] = port.variables
@@ -123,10 +124,10 @@ def _scopes(edges: Edges, kernel: int) -> Tensor:
 def _uniform_trees(pairs: Tensor, count: int) -> Tensor:
     """(F,) effective resistances: the probability of each edge in a uniform spanning tree."""
     if not len(pairs):
-        return torch.zeros(0, dtype=torch.float64)
-    laplacian = torch.zeros(count, count, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
+    laplacian = torch.zeros(count, count, dtype=torch.float64, device="cpu")
     left, right = pairs.T
-    ones = torch.ones(len(pairs), dtype=torch.float64)
+    ones = torch.ones(len(pairs), dtype=torch.float64, device="cpu")
     for one, other in ((left, right), (right, left)):
         laplacian.index_put_((one, one), ones, accumulate=True)
         laplacian.index_put_((one, other), -ones, accumulate=True)
@@ -143,7 +144,7 @@ def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: in
     trees = 0
     waiting = len(scopes)
     while trees < least or waiting:
-        noise = torch.rand(len(scopes), generator=generator).tolist()
+        noise = torch.rand(len(scopes), generator=generator, device="cpu").tolist()
         # Factors that no tree holds yet come first.
         order = [(hits[f] > 0, noise[f], f) for f in range(len(scopes))]
         heapq.heapify(order)
@@ -159,7 +160,7 @@ def _drawn_trees(scopes: list[tuple[int, ...]], count: int, least: int, seed: in
             waiting -= hits[factor] == 0
             hits[factor] += 1
         trees += 1
-    return torch.tensor(hits, dtype=torch.float64) / max(trees, 1)
+    return torch.tensor(hits, dtype=torch.float64, device="cpu") / max(trees, 1)
 
 
 def _root(parent: list[int], member: int) -> int:

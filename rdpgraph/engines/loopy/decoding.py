@@ -63,7 +63,7 @@ def decode(equations: Equations, outcome: Outcome, limits: Limits) -> Decoded:
     beliefs = equations.beliefs(messages)
     states, converged = _states(equations, beliefs), outcome.converged.cpu()
     if not equations.edges.count or not equations.batch:
-        return Decoded(states, torch.ones(equations.batch, dtype=torch.bool))
+        return Decoded(states, torch.ones(equations.batch, dtype=torch.bool, device="cpu"))
     end = math.inf if limits.seconds is None else clock.now() + limits.seconds
     tied = _tied(equations, beliefs)
     items = (tied.any(1).cpu() | ~converged).nonzero().flatten()
@@ -113,7 +113,7 @@ class _Search:
             return
         self.costs = costs(equations, self.orders)
         self.left += self.costs.little
-        every = torch.ones(equations.batch, dtype=torch.bool)
+        every = torch.ones(equations.batch, dtype=torch.bool, device="cpu")
         self.paths = [_Path(self.orders[0], self.costs.outwards, every)]
         peels = _peels(equations)
         first = peeled(equations.edges) if bool(peels.any()) else None
@@ -128,7 +128,7 @@ class _Search:
             converged: (B,) whether the messages have.
             read: the best states and ties of their beliefs, if they are those to begin with.
         """
-        every, own = torch.arange(self.equations.batch), self.equations
+        every, own = torch.arange(self.equations.batch, device="cpu"), self.equations
         converged = self._settle(converged)
         # The traceback of a tree is exact, and that of tables cheap; others must leave some time.
         exact = own.forest or all(isinstance(kernel, TableKernel) for kernel in own.kernels)
@@ -139,7 +139,7 @@ class _Search:
         if not len(rows):
             self.consistent = consistent
             return
-        passes = torch.zeros(len(every), dtype=torch.long)
+        passes = torch.zeros(len(every), dtype=torch.long, device="cpu")
         room, kept, each = self.left, passes, 1.0
         if self.orders is not None:
             room = (self.left - self.costs.reading) / self.costs.colours
@@ -212,7 +212,7 @@ def _peels(equations: Equations) -> Tensor:
 
     Otherwise what was decided must go on from neighbour to neighbour.
     """
-    hard = torch.zeros(equations.batch, dtype=torch.bool)
+    hard = torch.zeros(equations.batch, dtype=torch.bool, device="cpu")
     if equations.forest:
         return hard
     fixing = hard.clone()
@@ -234,7 +234,10 @@ def _rounds(
     """The equations with ties fixed again and again, and where the messages have gone."""
     whole, unary = equations, [u.expand(equations.batch, -1, -1).clone() for u in equations.unary]
     ended = tuple(message.clone() for message in messages)
-    items, settled = torch.arange(equations.batch), torch.ones(equations.batch, dtype=torch.bool)
+    items, settled = (
+        torch.arange(equations.batch, device="cpu"),
+        torch.ones(equations.batch, dtype=torch.bool, device="cpu"),
+    )
     while True:
         beliefs = equations.beliefs(messages)
         tied = _tied(equations, beliefs)
@@ -335,7 +338,7 @@ def _factor_of_each_edge(edges: Edges) -> Tensor:
     for segment in edges.segments:
         rows = edges.ports[segment.kernel][segment.port].rows
         first, count = sum(edges.factors[: segment.kernel]), edges.factors[segment.kernel]
-        parts.append(first + (torch.arange(count) if rows is None else rows))
+        parts.append(first + (torch.arange(count, device="cpu") if rows is None else rows))
     return torch.cat(parts)
 
 

@@ -173,10 +173,10 @@ def edges_of(
         numbers: the graph's number of each.
         num_variables: of the graph.
     """
-    states = torch.tensor(sizes, dtype=torch.long)
+    states = torch.tensor(sizes, dtype=torch.long, device="cpu")
     listed = [(kernel, port) for kernel, own in enumerate(ports) for port in range(len(own))]
-    home = torch.zeros(len(states), dtype=torch.long)
-    local = torch.zeros(len(states), dtype=torch.long)
+    home = torch.zeros(len(states), dtype=torch.long, device="cpu")
+    local = torch.zeros(len(states), dtype=torch.long, device="cpu")
     classes: list[SizeClass] = []
     segments: list[Segment] = []
     by_kernel: list[list[int]] = [[0] * len(own) for own in ports]
@@ -193,7 +193,7 @@ def edges_of(
             start += len(part)
         made = _size_class(size, members, ends, first)
         home[made.variables] = number
-        local[made.variables] = torch.arange(len(members))
+        local[made.variables] = torch.arange(len(members), device="cpu")
         classes.append(made)
         first += made.count
     return Edges(
@@ -212,12 +212,12 @@ def edges_of(
 
 def _pairs(ports: Sequence[Sequence[Port]], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The variables that share a factor, both ways round."""
-    empty = torch.zeros(0, dtype=torch.long)
+    empty = torch.zeros(0, dtype=torch.long, device="cpu")
     left, right = [empty], [empty]
     for own, count in zip(ports, counts, strict=True):
         columns: dict[int, Tensor] = {}
         for port in own:
-            column = columns.setdefault(port.slot, torch.full((count,), -1))
+            column = columns.setdefault(port.slot, torch.full((count,), -1, device="cpu"))
             column[slice(None) if port.rows is None else port.rows] = port.variables
         for one in columns:
             for other in columns:
@@ -229,14 +229,14 @@ def _pairs(ports: Sequence[Sequence[Port]], counts: Sequence[int]) -> tuple[Tens
 
 
 def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeClass:
-    place = torch.full((int(members.max()) + 1,), -1, dtype=torch.long)
-    place[members] = torch.arange(len(members))
+    place = torch.full((int(members.max()) + 1,), -1, dtype=torch.long, device="cpu")
+    place[members] = torch.arange(len(members), device="cpu")
     at = place[ends]
     degrees = torch.bincount(at, minlength=len(members))
     widths = _rounded(degrees)
     order = torch.argsort(widths, stable=True)
     local = torch.empty_like(order)
-    local[order] = torch.arange(len(order))
+    local[order] = torch.arange(len(order), device="cpu")
     variable = local[at]
     by_variable = torch.argsort(variable, stable=True)
     sorted_degrees = degrees[order]
@@ -247,7 +247,7 @@ def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeCla
     different, counts = torch.unique_consecutive(widths[order], return_counts=True)
     for width, number in zip(different.tolist(), counts.tolist(), strict=True):
         own = begins[start : start + number]
-        rank = torch.arange(width).unsqueeze(1)
+        rank = torch.arange(width, device="cpu").unsqueeze(1)
         real = rank < sorted_degrees[start : start + number]
         places = torch.where(real, own + rank, len(ends))
         buckets.append(Bucket(start, by_variable[places]))
@@ -268,7 +268,7 @@ def components(left: Tensor, right: Tensor, count: int) -> Tensor:
 
     Every link is given both ways round.
     """
-    labels = torch.arange(count)
+    labels = torch.arange(count, device="cpu")
     while True:
         spread = labels.scatter_reduce(0, right, labels[left], "amin")
         spread = spread[spread]

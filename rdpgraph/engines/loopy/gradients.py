@@ -193,11 +193,11 @@ def gmres(
         return torch.zeros_like(right), 0.0
     basis = [right / size]
     columns: list[Tensor] = []
-    weights = torch.zeros(0, dtype=torch.float64)
+    weights = torch.zeros(0, dtype=torch.float64, device="cpu")
     residual = 1.0
     for step in range(iterations):
         image = operator(basis[-1])
-        column = torch.zeros(step + 2, dtype=torch.float64)
+        column = torch.zeros(step + 2, dtype=torch.float64, device="cpu")
         for _ in range(2):  # orthogonalised twice, for float32
             parts = total(torch.stack([torch.dot(vector, image) for vector in basis]))
             for part, vector in zip(parts, basis, strict=True):
@@ -206,10 +206,10 @@ def gmres(
         length = norm(image)
         column[-1] = length
         columns.append(column)
-        matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64)
+        matrix = torch.zeros(step + 2, step + 1, dtype=torch.float64, device="cpu")
         for place, own in enumerate(columns):
             matrix[: len(own), place] = own
-        target = torch.zeros(step + 2, 1, dtype=torch.float64)
+        target = torch.zeros(step + 2, 1, dtype=torch.float64, device="cpu")
         target[0] = size
         weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution[:, 0]
         residual = float((matrix @ weights - target[:, 0]).norm()) / size

@@ -49,7 +49,7 @@ class HighOrderKernel(FactorKernel):
     @cached_property
     def _ports(self) -> tuple[Port, ...]:
         network, ports = self.network, list[Port]()
-        sizes = torch.tensor(network.sizes, dtype=torch.long)
+        sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
         for slot in range(self.block.scopes.shape[1]):
             active = network.active[self.block.scopes[:, slot]]
             left = torch.where(active >= 0, sizes[active.clamp(min=0)] if len(sizes) else 0, 0)
@@ -86,7 +86,7 @@ class HighOrderKernel(FactorKernel):
         like, messages = self.network.constant, list[Tensor]()
         settled = self._settled_states
         for slot, size in enumerate(self._slots):
-            agrees = settled[:, :, slot].unsqueeze(-1) == torch.arange(size)
+            agrees = settled[:, :, slot].unsqueeze(-1) == torch.arange(size, device="cpu")
             messages.append(torch.where(agrees, 0.0, -math.inf).to(like))
         return tuple(messages)
 
@@ -108,7 +108,9 @@ class HighOrderKernel(FactorKernel):
 
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
         """The kernel of some batch items."""
-        before = torch.arange(self.network.batch) if self.chosen is None else self.chosen
+        before = (
+            torch.arange(self.network.batch, device="cpu") if self.chosen is None else self.chosen
+        )
         return replace(self, chosen=before[chosen])
 
     @property
@@ -200,8 +202,8 @@ class HighOrderKernel(FactorKernel):
         )
         messages: list[Tensor | None] = [None] * len(incoming)
         ports, left, some = list[Port](), list[Tensor](), list[int]()
-        place = torch.full((self.count,), -1)
-        place[rows] = torch.arange(len(rows))
+        place = torch.full((self.count,), -1, device="cpu")
+        place[rows] = torch.arange(len(rows), device="cpu")
         for number, (port, states) in enumerate(zip(self.ports, self._states, strict=True)):
             if incoming[number].shape[2]:
                 assert port.rows is not None

@@ -87,7 +87,7 @@ class InterpolatedMessages:
                 for other in range(block.arity)
             ]
             places = origin[block.declared[chosen]]
-            every = torch.equal(places, torch.arange(source.count))
+            every = torch.equal(places, torch.arange(source.count, device="cpu"))
             logs = source.select(None if every else places).evaluate(states)
             shape = [*lead, len(chosen), *logs.shape[logs.ndim - block.arity :]]
             logs = logs.expand(shape).reshape(-1, *shape[len(lead) :])
@@ -102,10 +102,10 @@ class InterpolatedMessages:
     @cached_property
     def _origins(self) -> tuple[Tensor, Tensor]:
         """For every factor by its place of declaration: its block, and its row there."""
-        places = torch.zeros(2, self.graph.num_factors, dtype=torch.long)
+        places = torch.zeros(2, self.graph.num_factors, dtype=torch.long, device="cpu")
         for number, block in enumerate(self.graph.blocks):
             places[0, block.declared] = number
-            places[1, block.declared] = torch.arange(block.count)
+            places[1, block.declared] = torch.arange(block.count, device="cpu")
         return places[0], places[1]
 
     def at_states_of(self, other: "InterpolatedMessages") -> dict[tuple[int, int], Tensor]:
@@ -123,8 +123,11 @@ class InterpolatedMessages:
         return tuple(self._log_beliefs(numbers, size) for size, numbers in groups)
 
     def _log_beliefs(self, numbers: Tensor, size: int) -> Tensor:
-        place, free = torch.full((self.graph.num_variables,), -1), free_variables(self.graph)
-        place[numbers] = torch.arange(len(numbers))
+        place, free = (
+            torch.full((self.graph.num_variables,), -1, device="cpu"),
+            free_variables(self.graph),
+        )
+        place[numbers] = torch.arange(len(numbers), device="cpu")
         shape = (*self.restricted.batch_shape, len(numbers), size)
         total = site_potentials(self.graph, numbers, size).expand(shape).reshape(-1, *shape[-2:])
         for number, block in enumerate(self.restricted.blocks):

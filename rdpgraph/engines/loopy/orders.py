@@ -235,17 +235,17 @@ def _coloured(
 
 
 def _order(edges: Edges, layers: list[int]) -> Order:
-    numbers = torch.tensor(layers, dtype=torch.long)
+    numbers = torch.tensor(layers, dtype=torch.long, device="cpu")
     count = max(layers, default=-1) + 1
     members: list[list[Tensor]] = [[] for _ in range(count)]
-    place = torch.zeros(len(layers), dtype=torch.long)
+    place = torch.zeros(len(layers), dtype=torch.long, device="cpu")
     for c in edges.classes:
         variables = c.variables.cpu()
         own = numbers[variables]
         order = own.argsort(stable=True)
         sizes = own.bincount(minlength=count)
         begins = sizes.cumsum(0) - sizes
-        place[variables[order]] = torch.arange(len(order)) - begins[own[order]]
+        place[variables[order]] = torch.arange(len(order), device="cpu") - begins[own[order]]
         for of_layer, part in zip(members, order.split(sizes.tolist()), strict=True):
             of_layer.append(part.to(c.variable.device))
     if edges.classes:
@@ -284,7 +284,10 @@ def _of_high_order(
 ) -> Iterable[tuple[int, Arrivals]]:
     """All slots together, of the factors that the layer touches."""
     ports, segments = edges.ports[kernel], [edges.segments[s] for s in edges.by_kernel[kernel]]
-    factors = [torch.arange(edges.factors[kernel]) if p.rows is None else p.rows for p in ports]
+    factors = [
+        torch.arange(edges.factors[kernel], device="cpu") if p.rows is None else p.rows
+        for p in ports
+    ]
     layers = [numbers[port.variables] for port in ports]
     for layer in torch.cat(layers).unique().tolist():
         rows = torch.cat([f[own == layer] for f, own in zip(factors, layers, strict=True)]).unique()

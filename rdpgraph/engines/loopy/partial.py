@@ -121,7 +121,7 @@ class EdgeSubsets:
         """The subset of a set of edge numbers, or of all."""
         if id(chosen) in self._known:
             return self._known[id(chosen)][1]
-        everything = torch.arange(edges.count) if chosen is None else chosen
+        everything = torch.arange(edges.count, device="cpu") if chosen is None else chosen
         subset = edge_subset(edges, everything)
         self._known[id(chosen)] = chosen, subset
         self._held += len(everything)
@@ -133,12 +133,12 @@ class EdgeSubsets:
 
 def affected(edges: Edges, selected: EdgeSubset) -> Tensor:
     """The edges whose message would change when the touched variables' beliefs do."""
-    touched = torch.zeros(len(edges.home), dtype=torch.bool)
+    touched = torch.zeros(len(edges.home), dtype=torch.bool, device="cpu")
     for c, numbers in zip(edges.classes, selected.locals, strict=True):
         touched[c.variables[numbers]] = True
     changing: list[Tensor] = []
     for kernel, ports in enumerate(edges.ports):
-        counts = torch.zeros(edges.factors[kernel], dtype=torch.long)
+        counts = torch.zeros(edges.factors[kernel], dtype=torch.long, device="cpu")
         hits: list[Tensor] = []
         for port in ports:
             hit = touched[port.variables].long()

@@ -81,12 +81,12 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     """Run sweeps until every batch item has converged; a finished item changes no more."""
     begin = clock.now()
     batch, schedule = equations.batch, limits.schedule
-    residual = torch.full((batch,), math.inf, dtype=torch.float64)
-    sweeps = torch.zeros(batch, dtype=torch.long)
+    residual = torch.full((batch,), math.inf, dtype=torch.float64, device="cpu")
+    sweeps = torch.zeros(batch, dtype=torch.long, device="cpu")
     boundary = equations.boundary
     if not batch or not (equations.edges.count or boundary):
-        done = torch.ones(batch, dtype=torch.bool)
-        return Outcome(start, done, torch.zeros(batch), (), sweeps)
+        done = torch.ones(batch, dtype=torch.bool, device="cpu")
+        return Outcome(start, done, torch.zeros(batch, device="cpu"), (), sweeps)
     size = items_at_once(equations, schedule)
     watched = limits.progress is not None or limits.seconds is not None
     if size < batch and not watched and isinstance(schedule, Flooding | Sequential):
@@ -94,7 +94,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     trace, spent = list[float](), 0.0
     deadline = math.inf if limits.seconds is None else begin + limits.seconds
     shares = Shares(equations, start, schedule, limits.damping, deadline)
-    unfinished = torch.zeros(batch, dtype=torch.bool)
+    unfinished = torch.zeros(batch, dtype=torch.bool, device="cpu")
     thorough = schedule.covers_all or schedule.looks_at_residuals
     for number in range(limits.sweeps):
         for share, largest in shares.sweep(number):

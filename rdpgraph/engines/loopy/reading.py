@@ -82,7 +82,9 @@ def climbed(
     chosen, result = np.arange(equations.batch), states.numpy().copy()
     own, most = result, unary.shape[-1]
     for number in range(int(passes.amax())):
-        luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64).T.numpy()
+        luck = torch.rand(
+            most, states.shape[1], generator=generator, dtype=torch.float64, device="cpu"
+        ).T.numpy()
         going = (passes[torch.from_numpy(chosen)] > number).numpy()
         if not going.all():
             result[chosen] = own
@@ -131,7 +133,7 @@ def _numbers(equations: Equations, logs: Sequence[Tensor] | None) -> tuple[Numbe
     rows = torch.cat([part.expand(items, -1, -1) for part in made], 1)
     items = max(len(unary) for unary in equations.unary) if logs is None else equations.batch
     unary = rows.new_zeros(items, len(edges.home), most)
-    absent = torch.ones(len(edges.home), most, dtype=torch.bool)
+    absent = torch.ones(len(edges.home), most, dtype=torch.bool, device="cpu")
     for c, own in zip(edges.classes, equations.unary, strict=True):
         unary[:, c.variables, : c.size] = own.movedim(1, 2).double()
         absent[c.variables, : c.size] = False

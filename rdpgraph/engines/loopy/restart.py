@@ -73,6 +73,10 @@ def _ends(network: Network, edges: Edges) -> _Ends:
         # The factors of a slot may differ in the states that their variables have left.
         key = (block, slot, edges.classes[segment.size_class].size)
         if key not in by_slot:
-            by_slot[key] = (segment.size_class, scopes[:, slot], torch.full((len(scopes),), -1))
-        by_slot[key][2][members] = torch.arange(segment.start, segment.stop)
+            by_slot[key] = (
+                segment.size_class,
+                scopes[:, slot],
+                torch.full((len(scopes),), -1, device="cpu"),
+            )
+        by_slot[key][2][members] = torch.arange(segment.start, segment.stop, device="cpu")
     return by_slot

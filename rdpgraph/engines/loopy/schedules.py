@@ -98,7 +98,7 @@ class Sequential(Schedule):
                     f"Sequential needs an order of the graph's {edges.num_variables} variables; "
                     f"got {len(self.order)}."
                 )
-            last = self.order.max() + 1 if len(self.order) else torch.tensor(0)
+            last = self.order.max() + 1 if len(self.order) else torch.tensor(0, device="cpu")
             places = last.repeat(len(edges.home))  # auxiliary variables come last
             places[: len(edges.numbers)] = self.order[edges.numbers]
             places = _levels(edges, places)
@@ -161,7 +161,9 @@ class RandomSubsets(Schedule):
     ) -> Iterator[Tensor | None]:
         """A random permutation in pieces."""
         size = max(1, round(self.share * edges.count))
-        yield from torch.split(torch.randperm(edges.count, generator=self.generator), size)
+        yield from torch.split(
+            torch.randperm(edges.count, generator=self.generator, device="cpu"), size
+        )
 
 
 def _checked_share(name: str, share: float) -> None:
@@ -175,9 +177,9 @@ def _colours(edges: Edges) -> Tensor:
     """Colours such that no kernel joins two variables of one colour (Jones, Plassmann 1993)."""
     count = len(edges.home)
     shuffled = torch.Generator().manual_seed(0)
-    priority = torch.randperm(count, generator=shuffled)
+    priority = torch.randperm(count, generator=shuffled, device="cpu")
     left, right = edges.pairs
-    colour = torch.full((count,), -1, dtype=torch.long)
+    colour = torch.full((count,), -1, dtype=torch.long, device="cpu")
     number = 0
     while bool((colour < 0).any()):
         open_ones = torch.where(colour < 0, priority, -1)
@@ -205,4 +207,4 @@ def _levels(edges: Edges, places: Tensor) -> Tensor:
         if int(group[variable]) == variable:
             for follower in followers.get(variable, ()):
                 level[follower] = max(level[follower], level[variable] + 1)
-    return torch.tensor(level)[group]
+    return torch.tensor(level, device="cpu")[group]

@@ -63,7 +63,7 @@ class Shares:
         self._ended: list[tuple[Tensor, Messages]] = []
         self.updates = 0
         size = items_at_once(equations, schedule)
-        every = torch.arange(equations.batch)
+        every = torch.arange(equations.batch, device="cpu")
         self._shares = [
             self._share(part, equations, start)
             if size >= equations.batch
@@ -74,7 +74,7 @@ class Shares:
     def _share(self, items: Tensor, equations: Equations, messages: Messages) -> Share:
         sweeper = sweeper_for(equations, self._schedule, self._damping, self._known)
         sweeper.deadline = self._deadline
-        return Share(items, torch.arange(len(items)), equations, sweeper, messages)
+        return Share(items, torch.arange(len(items), device="cpu"), equations, sweeper, messages)
 
     def sweep(self, number: int) -> Iterator[tuple[Share, Tensor]]:
         """Every share after its sweep, and (n,) float64 the largest change of its messages."""

@@ -36,7 +36,7 @@ def cavities(solution: LoopySolution) -> BySlot:
     equations, edges = solution.equations, solution.edges
     beliefs = equations.beliefs(messages)
     filled = _filled(network, -math.inf)
-    rows = torch.arange(len(network.settled))
+    rows = torch.arange(len(network.settled), device="cpu")
     for block, origins in enumerate(network.origins):
         scopes = network.graph.blocks[block].scopes
         for members, group, slots in origins if scopes.shape[1] > 1 else ():
@@ -46,7 +46,10 @@ def cavities(solution: LoopySolution) -> BySlot:
                     index = (rows.reshape(-1, 1, 1), members.reshape(-1, 1), states)
                     zeros = filled[block, slot].new_zeros(())
                     if len(rows) == 1:
-                        index = (torch.arange(network.batch).reshape(-1, 1, 1), *index[1:])
+                        index = (
+                            torch.arange(network.batch, device="cpu").reshape(-1, 1, 1),
+                            *index[1:],
+                        )
                     filled[block, slot] = _put(filled[block, slot], index, zeros)
             if len(slots) == 1:
                 # The other slots are settled, and the factor is a part of a variable's unary one.
@@ -112,7 +115,7 @@ def _at_left(
     """(B, F, k) with (b, left, n) values put at the states left of some factors' variables."""
     scopes = network.graph.blocks[block].scopes[members, slot]
     states = network.states_left(scopes, values.shape[1])
-    batch = torch.arange(network.batch).reshape(-1, 1, 1)
+    batch = torch.arange(network.batch, device="cpu").reshape(-1, 1, 1)
     index = (batch, members.reshape(-1, 1), states)
     return _put(target, index, values.transpose(1, 2).expand(network.batch, -1, -1))
 

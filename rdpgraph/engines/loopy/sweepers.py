@@ -116,7 +116,7 @@ class _Masked(Sweeper):
                 self._current = mixed
                 self.updates += edges.count
                 continue
-            here = torch.zeros(edges.count, dtype=torch.bool)
+            here = torch.zeros(edges.count, dtype=torch.bool, device="cpu")
             here[chosen] = True
             masks = torch.split(here.to(equations.unary_device), [c.count for c in edges.classes])
             parts = zip(masks, pairs, strict=True)
@@ -195,7 +195,7 @@ class _ByResidual(Sweeper):
         else:
             sums, ready = self._state
         for chosen in sets:
-            everything = torch.arange(edges.count) if chosen is None else chosen
+            everything = torch.arange(edges.count, device="cpu") if chosen is None else chosen
             selected = edge_subset(edges, everything)
             mixed: list[Tensor] = []
             for part in selected.parts:
@@ -206,7 +206,7 @@ class _ByResidual(Sweeper):
             messages = written(equations, messages, selected, mixed)
             sums = refreshed(equations, messages, sums, selected)
             self.updates += len(everything)
-            again = torch.zeros(edges.count, dtype=torch.bool)
+            again = torch.zeros(edges.count, dtype=torch.bool, device="cpu")
             again[affected(edges, selected)] = True
             behind = edge_subset(edges, again.nonzero().flatten())
             ready = written(equations, ready, behind, candidates(equations, messages, sums, behind))
@@ -247,7 +247,7 @@ def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
 
 def _nothing(equations: Equations) -> Tensor:
     """(B,) the change of no message: of a part of a model that has none."""
-    return torch.zeros(equations.batch)
+    return torch.zeros(equations.batch, device="cpu")
 
 
 def _largest(parts: list[Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ def traced(
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
         logs[number] = torch.where(open_, logs[number], _held(equations, number, states))
     if order.steps is not None and readable(equations):
-        every = torch.arange(equations.batch)
+        every = torch.arange(equations.batch, device="cpu")
         if readable(equations) >= len(every):
             return traced_rows(equations, logs, states, free, order.steps, end)
         return torch.cat([
@@ -67,7 +67,7 @@ def ascended(
     Of several best states a variable takes any, so that level ground is crossed.
     """
     if order.steps is not None and readable(equations):
-        every = torch.arange(equations.batch)
+        every = torch.arange(equations.batch, device="cpu")
         if readable(equations) >= len(every):
             return climbed(equations, states, order.steps, passes, end)
         return torch.cat([
@@ -76,9 +76,11 @@ def ascended(
         ])  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     most = max(c.size for c in equations.edges.classes)
-    rows, every = torch.arange(equations.batch), states.clone()
+    rows, every = torch.arange(equations.batch, device="cpu"), states.clone()
     for number in range(int(passes.amax())):
-        luck = torch.rand(most, states.shape[1], generator=generator, dtype=torch.float64)
+        luck = torch.rand(
+            most, states.shape[1], generator=generator, dtype=torch.float64, device="cpu"
+        )
         going = (passes[rows] > number).nonzero().flatten()
         if len(going) < len(rows):
             rows, equations = rows[going], equations.items(going)

@@ -68,7 +68,7 @@ def _ceiling(
         took = clock.now() - start
         cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
         late = clock.now() + _GROWTH * took > begin + seconds
-        met = known is not None and bool(meets(known, torch.tensor(best)))
+        met = known is not None and bool(meets(known, torch.tensor(best, device="cpu")))
         if passed.exact or met or late or _GROWTH * cells_used * _BYTES > memory:
             return best
         cells *= _GROWTH

@@ -126,7 +126,7 @@ class MiniBucketSolution(Solution):
         return self.network.constant.detach().double().cpu().expand(self.network.batch)
 
     def _each(self, values: Sequence[float]) -> Tensor:
-        log_values = torch.tensor(values, dtype=torch.float64) + self._constant
+        log_values = torch.tensor(values, dtype=torch.float64, device="cpu") + self._constant
         return log_values.to(self.network.constant)
 
     def status(self) -> Status:
@@ -174,12 +174,14 @@ class MiniBucketSolution(Solution):
         """(B,) those of the estimates, which smaller populations raise."""
         if self.network.impossible:
             return None
-        return torch.tensor([one.error for one in self.estimates]).to(self.network.constant)
+        return torch.tensor([one.error for one in self.estimates], device="cpu").to(
+            self.network.constant
+        )
 
     def log_estimates(self) -> Tensor:
         """(B,) `log_partition` in float64, be it -inf, and whatever the bounds."""
         each = [_mean(one.each) for one in self.estimates]
-        return torch.tensor(each, dtype=torch.float64) + self._constant
+        return torch.tensor(each, dtype=torch.float64, device="cpu") + self._constant
 
     def _impossible(self) -> Tensor:
         return torch.full_like(self.network.constant.expand(self.network.batch), -math.inf)
@@ -188,8 +190,12 @@ class MiniBucketSolution(Solution):
         """(B,) and (B,), in float64."""
         if self.network.impossible:
             return self._impossible().double(), self._impossible().double()
-        lower = torch.tensor([one.lower for one in self.estimates], dtype=torch.float64)
-        upper = torch.tensor([one.upper for one in self.estimates], dtype=torch.float64)
+        lower = torch.tensor(
+            [one.lower for one in self.estimates], dtype=torch.float64, device="cpu"
+        )
+        upper = torch.tensor(
+            [one.upper for one in self.estimates], dtype=torch.float64, device="cpu"
+        )
         return lower + self._constant, upper + self._constant
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
@@ -197,7 +203,9 @@ class MiniBucketSolution(Solution):
         if self.network.impossible:
             return self.bounds()
         ends = [one.interval(confidence) for one in self.estimates]
-        lower, upper = torch.tensor(ends, dtype=torch.float64).reshape(-1, 2).unbind(1)
+        lower, upper = (
+            torch.tensor(ends, dtype=torch.float64, device="cpu").reshape(-1, 2).unbind(1)
+        )
         return lower + self._constant, upper + self._constant
 
     def variable_marginals(self) -> Tensor:
@@ -216,12 +224,12 @@ class MiniBucketSolution(Solution):
         """(B, S) of numbers for each state that is left, of each item."""
         network = self.network
         flat = torch.from_numpy(np.stack(items)).to(network.constant)
-        sizes = torch.tensor(network.sizes, dtype=torch.long)
+        sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
         starts = sizes.cumsum(0) - sizes
         parts: list[tuple[Tensor, Tensor]] = []
         for size in torch.unique(sizes).tolist():
             numbers = (sizes == size).nonzero().flatten()
-            places = starts[numbers].unsqueeze(1) + torch.arange(size)
+            places = starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")
             parts.append((numbers, flat[:, places.to(flat.device)]))
         return variable_table(network, parts, 0.0, settled)
 

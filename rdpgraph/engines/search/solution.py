@@ -65,8 +65,8 @@ def search(
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
     states = _begun(network, start)
-    scores = torch.zeros(network.batch, dtype=torch.float64)
-    optimal = torch.zeros(network.batch, dtype=torch.bool)
+    scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
+    optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
     constant = network.constant.detach().double().cpu().expand(network.batch)
     for item in range(network.batch):
         left = limits.seconds - (clock.now() - begin)
@@ -186,7 +186,7 @@ def scored(network: Network, states: Tensor) -> Searched:
             own = _completed(tables, len(network.numbers), own)
         value = tables.score(own)
         scores[item] += value if tables.is_possible(value) else -math.inf
-    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool))
+    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
@@ -206,7 +206,7 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
 
 def _begun(network: Network, states: Tensor | None) -> Tensor:
     """(B, active) where a search begins, the first states by default."""
-    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long)
+    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
     if states is not None:
         begun[:, : len(network.numbers)] = _left_states(network, states)
     return begun
@@ -223,7 +223,7 @@ def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
 def _left_states(network: Network, states: Tensor) -> Tensor:
     """(B, active) the numbers, among the states left, of states (B, V) of the graph."""
     own = states.cpu()[:, network.numbers]
-    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long)
+    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
     left = own.clamp(max=(sizes - 1).clamp(min=0))
     if network.possible is None:
         return left
@@ -312,7 +312,7 @@ class SearchSolution(SearchedMarginalModes):
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool; a search that comes to no possible configuration is an error of its own."""
-        return torch.full((self.network.batch,), not self.network.impossible)
+        return torch.full((self.network.batch,), not self.network.impossible, device="cpu")
 
     def mode_bound(self) -> Tensor:
         """(B,) by mini-buckets, in a tenth of the seconds more; the mode's score where proved."""
@@ -342,7 +342,7 @@ class SearchSolution(SearchedMarginalModes):
         """-inf where that is known; else refused."""
         if self.network.impossible:
             dtype = self.network.graph.dtype
-            return torch.full((self.network.batch,), -math.inf, dtype=dtype)
+            return torch.full((self.network.batch,), -math.inf, dtype=dtype, device="cpu")
         return _refused()
 
     def variable_marginals(self) -> Tensor:

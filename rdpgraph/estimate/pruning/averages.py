@@ -110,7 +110,9 @@ class Averages:
 
 def student(chance: float, freedom: int) -> float:
     """The quantile of Student's t, by the expansion of Cornish and Fisher; good from 4 on."""
-    z = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * chance - 1.0, dtype=torch.float64)))
+    z = math.sqrt(2.0) * float(
+        torch.erfinv(torch.tensor(2.0 * chance - 1.0, dtype=torch.float64, device="cpu"))
+    )
     n = max(freedom, 1)
     return (
         z

@@ -57,7 +57,9 @@ class GraphMasks(Masks):
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
         """(states,) twice: each state's variable, and its number among those of the variable."""
-        return self.variable, torch.arange(len(self.variable)) - self.starts[self.variable]
+        return self.variable, torch.arange(len(self.variable), device="cpu") - self.starts[
+            self.variable
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +70,7 @@ class GraphMasks(Masks):
     def variable(self) -> Tensor:
         """(states,) the number of the variable of each state."""
         sizes = self.model.domain.sizes
-        return torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        return torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes)
 
     @cached_property
     def starts(self) -> Tensor:
@@ -85,7 +87,7 @@ class GraphMasks(Masks):
         """(variables,) their states, -1 where they are not observed."""
         given = self.model.observed
         if given is None:
-            return torch.full((self.model.domain.count,), MISSING)
+            return torch.full((self.model.domain.count,), MISSING, device="cpu")
         return given.cpu()
 
     def open(self) -> Tensor:
@@ -95,8 +97,8 @@ class GraphMasks(Masks):
 
     def guess(self, likely: Tensor) -> Tensor:
         """The first likely state of each variable."""
-        place = torch.arange(len(likely))
-        first = torch.full((self.model.domain.count,), len(likely))
+        place = torch.arange(len(likely), device="cpu")
+        first = torch.full((self.model.domain.count,), len(likely), device="cpu")
         first = first.scatter_reduce(0, self.variable[likely], place[likely], "amin")
         return (place == first[self.variable]) & likely
 
@@ -104,7 +106,7 @@ class GraphMasks(Masks):
         """A graph for each chain; chains of which the same states are left share one."""
         domain, known = self.model.domain, self.observed[self.variable]
         # A variable is in one state: of two that are required none is left.
-        held = torch.zeros(len(required), domain.count, dtype=torch.long)
+        held = torch.zeros(len(required), domain.count, dtype=torch.long, device="cpu")
         held = held.index_add_(1, self.variable, required.long())[:, self.variable]
         keep = ~forbidden & ((held == 0) | (required & (held == 1)))
         keep &= (known == MISSING) | (known == self.numbers[1])
@@ -114,7 +116,7 @@ class GraphMasks(Masks):
     def _one(self, keep: Tensor) -> "MaskedGraph":
         """The graph of some states (states,)."""
         domain, number = self.model.domain, self.numbers[1]
-        count = torch.zeros(domain.count, dtype=torch.long).index_add_(
+        count = torch.zeros(domain.count, dtype=torch.long, device="cpu").index_add_(
             0, self.variable, keep.long()
         )
         if bool((count == 0).any()):
@@ -127,7 +129,7 @@ class GraphMasks(Masks):
         for entry in domain.entries:
             numbers = domain.numbers(entry)
             most = int(count[numbers].max()) if numbers.numel() else 1
-            slot = torch.arange(most)
+            slot = torch.arange(most, device="cpu")
             states = number[order][self.starts[numbers].unsqueeze(-1) + slot]
             weights = torch.where(slot < count[numbers].unsqueeze(-1), 0.0, -math.inf)
             supports[entry] = states
@@ -168,7 +170,7 @@ class MaskedGraph:
     def expected(self) -> tuple[Tensor, float]:
         """(states,) the marginals of all states, and the expected score."""
         domain = self.masks.model.domain
-        marginals = torch.zeros(domain.total_states, dtype=torch.float64)
+        marginals = torch.zeros(domain.total_states, dtype=torch.float64, device="cpu")
         for entry, states in self.supports.items():
             chances = self.answer.marginal(entry.name).detach().cpu().double()
             number = self.masks.starts[domain.numbers(entry)].unsqueeze(-1) + states
@@ -181,7 +183,7 @@ class MaskedGraph:
         domain = self.masks.model.domain
         if not self.log_partition > -math.inf:
             raise ImpossibleEvidenceError(NOTHING)
-        answers = torch.zeros(count, domain.total_states, dtype=torch.bool)
+        answers = torch.zeros(count, domain.total_states, dtype=torch.bool, device="cpu")
         drawn = self.answer.sample(count, generator=generator)
         for entry, states in self.supports.items():
             slots = drawn[entry.name].cpu().unsqueeze(-1)
@@ -206,7 +208,9 @@ class MaskedGraphs(Masked):
     @property
     def log_partition(self) -> Tensor:
         """(chains,) log Z of what each mask leaves, nats."""
-        each = torch.tensor([one.log_partition for one in self.graphs], dtype=torch.float64)
+        each = torch.tensor(
+            [one.log_partition for one in self.graphs], dtype=torch.float64, device="cpu"
+        )
         return each[self.place]
 
     @property
@@ -218,13 +222,17 @@ class MaskedGraphs(Masked):
         """The marginals and expected scores of the posterior of each chain."""
         both = [one.expected() for one in self.graphs]
         answers = torch.stack([marginals for marginals, _ in both])[self.place]
-        score = torch.tensor([score for _, score in both], dtype=torch.float64)[self.place]
+        score = torch.tensor([score for _, score in both], dtype=torch.float64, device="cpu")[
+            self.place
+        ]
         places = answers.flatten().nonzero().squeeze(1)
         return Expected(answers, score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """Samples of the posteriors, one for each chain."""
-        answers = torch.zeros(len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool)
+        answers = torch.zeros(
+            len(self.place), *self.graphs[0].masks.questions, dtype=torch.bool, device="cpu"
+        )
         for number, one in enumerate(self.graphs):
             chains = (self.place == number).nonzero().squeeze(1)
             answers[chains] = one.draw(len(chains), generator)

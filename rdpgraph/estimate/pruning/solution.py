@@ -56,7 +56,7 @@ class PrunedSolution(Delegate):
 
     def possible(self) -> Tensor:
         """(B,) all are: chains have configurations."""
-        return torch.ones(self._items, dtype=torch.bool)
+        return torch.ones(self._items, dtype=torch.bool, device="cpu")
 
     def mode_exists(self) -> Tensor:
         """(B,) all have one: chains have configurations."""
@@ -146,12 +146,14 @@ class PrunedSolution(Delegate):
         """
         masks, chains = self.run.sampler.masks, self.run.sampler.chains
         many = len(self.run.draws) * chains
-        order: list[Tensor] = [torch.empty(0, dtype=torch.long)]
+        order: list[Tensor] = [torch.empty(0, dtype=torch.long, device="cpu")]
         while sum(map(len, order)) < count:
-            order.append(torch.randperm(many, generator=generator))
+            order.append(torch.randperm(many, generator=generator, device="cpu"))
         sites, states = masks.numbers
         size = self._items * math.prod(masks.sites)
-        drawn = torch.full((count, self._items, int(sites.max()) + 1 if len(sites) else 0), -1)
+        drawn = torch.full(
+            (count, self._items, int(sites.max()) + 1 if len(sites) else 0), -1, device="cpu"
+        )
         drawn = drawn.to(sites.device)
         for row, number in enumerate(torch.cat(order)[:count].tolist()):
             places = self.run.draws[number // chains]

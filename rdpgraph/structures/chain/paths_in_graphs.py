@@ -23,11 +23,11 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     """
     ends = torch.cat([*scopes, *(scope.flip(1) for scope in scopes)])
     near, far = ends[:, 0], ends[:, 1]
-    lowest = torch.full((count,), count).scatter_reduce(0, near, far, "amin")
-    highest = torch.full((count,), -1).scatter_reduce(0, near, far, "amax")
+    lowest = torch.full((count,), count, device="cpu").scatter_reduce(0, near, far, "amin")
+    highest = torch.full((count,), -1, device="cpu").scatter_reduce(0, near, far, "amax")
     if bool(((far != lowest[near]) & (far != highest[near])).any()):
         return None
-    variables = torch.arange(count)
+    variables = torch.arange(count, device="cpu")
     alone = highest < 0
     lowest, highest = torch.where(alone, variables, lowest), torch.where(alone, variables, highest)
     single = lowest == highest
@@ -45,7 +45,7 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     if length < fewest or paths * length > _MOST_PADDED * count:
         return None
     # Both ways out of a variable lead to the ends of its path.
-    heads = torch.zeros(count, dtype=torch.bool)
+    heads = torch.zeros(count, dtype=torch.bool, device="cpu")
     for scope in scopes:
         heads[scope[:, 0]] = True
     rank = variables + count * ~heads
@@ -54,7 +54,7 @@ def lined_up(scopes: Sequence[Tensor], count: int, *, fewest: int) -> Tensor | N
     place = torch.where(ahead, hops[0], hops[1])
     own = single & (start == variables)
     row = own.long().cumsum(0) - 1
-    result = torch.full((paths, length), -1)
+    result = torch.full((paths, length), -1, device="cpu")
     result[row[start], place] = variables
     return result
 
@@ -69,15 +69,15 @@ def _walked(
     ``mean`` variables at least, and ``longest`` at most.
     """
     count = len(lowest)
-    variables = torch.arange(count)
+    variables = torch.arange(count, device="cpu")
     # A state of a walk is way * V + variable: at that variable, about to leave in that way.
     following = torch.stack([lowest, highest])
     came_from_lowest = lowest[following] == variables
     way = torch.where(came_from_lowest, 1, 0)
     jump = way * count + following
     jump = torch.where(single[following], count + following, jump).reshape(-1)
-    stays = torch.cat([torch.zeros(count, dtype=torch.bool), single])
-    jump = torch.where(stays, torch.arange(2 * count), jump)
+    stays = torch.cat([torch.zeros(count, dtype=torch.bool, device="cpu"), single])
+    jump = torch.where(stays, torch.arange(2 * count, device="cpu"), jump)
     hops = (~stays).long()
     for rounds in range(max(longest - 1, 1).bit_length()):
         if rounds >= (mean - 1).bit_length() and bool(stays[jump].all()):

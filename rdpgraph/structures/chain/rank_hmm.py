@@ -173,7 +173,7 @@ class LowRankHMM:
             raise EvidenceError("LowRankHMM needs observations (*batch, T) of integer symbols.")
         like = observations.unsqueeze(-1)
         if lengths is None:
-            lengths = torch.full(observations.shape[:-1], observations.shape[-1])
+            lengths = torch.full(observations.shape[:-1], observations.shape[-1], device="cpu")
         own = checked_lengths(lengths, like).reshape(-1).to(self.start.device)
         flat = observations.long().to(self.start.device).reshape(len(own), observations.shape[-1])
         flat = torch.where(inside(own, flat.shape[1]), flat, -1)

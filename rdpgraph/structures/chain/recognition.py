@@ -73,7 +73,7 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     numbers = lined_up([block.scopes for block in pairs], graph.num_variables, fewest=_FEWEST)
     if numbers is None:
         return None
-    place = torch.empty(graph.num_variables, dtype=torch.long)
+    place = torch.empty(graph.num_variables, dtype=torch.long, device="cpu")
     sites = (numbers.reshape(-1) >= 0).nonzero().flatten()
     place[numbers.reshape(-1)[sites]] = sites
     transition = _transition(graph, pairs, place, numbers)

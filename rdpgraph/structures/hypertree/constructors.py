@@ -54,11 +54,11 @@ def sentence_unary(grammar: Grammar, sentences: Sequence[Sequence[str]]) -> tupl
     if not sentences:
         raise ModelError("Hypertree.parses needs at least one sentence.")
     total, size = max(map(len, sentences)), len(grammar.symbols)
-    unary = torch.zeros(len(sentences), total, total, size, dtype=grammar.log_weights.dtype)
+    unary = grammar.log_weights.new_zeros(len(sentences), total, total, size)
     for item, sentence in enumerate(sentences):
-        place = torch.arange(len(sentence))
+        place = torch.arange(len(sentence), device=unary.device)
         unary[item, place, place] = grammar.lexical(sentence)
-    return unary, torch.tensor([len(sentence) for sentence in sentences])
+    return unary, torch.tensor([len(sentence) for sentence in sentences], device="cpu")
 
 
 def grammar_rules(grammar: Grammar) -> DenseRules | SparseRules:

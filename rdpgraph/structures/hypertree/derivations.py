@@ -166,7 +166,7 @@ class Derivations(Recursion):
         for edges in self._graph.edges:
             ways: list[Tensor] = []
             for edge in edges:
-                uses = torch.zeros(1, len(self.heads), dtype=torch.int64)
+                uses = torch.zeros(1, len(self.heads), dtype=torch.int64, device="cpu")
                 uses[0, edge] = 1
                 for tail in self.tails[edge].tolist():
                     below = by_node[tail] if tail >= 0 else torch.zeros_like(uses[:1])
@@ -176,7 +176,9 @@ class Derivations(Recursion):
                         )
                     uses = (uses.unsqueeze(1) + below).flatten(0, 1)
                 ways.append(uses)
-            by_node.append(torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64), *ways]))
+            by_node.append(
+                torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64, device="cpu"), *ways])
+            )
         return by_node[-1].to(self.unary.device)
 
     @torch.no_grad()

@@ -72,7 +72,7 @@ class Rules(ABC):
         within_budget(self, math.prod(batch) * parents * children**2 * rank)
         rules, grid = self.flat(batch), (parents, children, children)
         items = max((len(part) for part in rules.parts), default=1)
-        device = rules.parts[0].device if rules.parts else None
+        device = rules.parts[0].device if rules.parts else "cpu"
         states = (torch.arange(size, device=device).expand(items, -1) for size in grid)
         return rules.evaluate(*states).reshape(*batch, *grid)
 
