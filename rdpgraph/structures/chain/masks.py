@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
@@ -13,6 +14,7 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.structure import Structure
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.links import Transitions
+from rdpgraph.structures.compact.matching import each
 from rdpgraph.structures.compact.runs import Runs
 
 
@@ -78,33 +80,29 @@ class ChainMasks(StructureMasks):
         kept &= (required & (held == 1)) | (held == 0)
         count = kept.sum(2)
         state = torch.where(inside & (count == 1), kept.long().argmax(2), -1)
-        free = inside & (count != 1)
-        return MaskedChain(self, lead, kept, state, self._runs(free, kept, count, state))
+        return MaskedChain(self, lead, state, self._runs(inside & (count != 1), kept, state))
 
-    def _runs(self, free: Tensor, kept: Tensor, count: Tensor, state: Tensor) -> Runs:
-        edge = torch.nn.functional.pad(free, (1, 1))
-        item, first = (edge[:, 1:-1] & ~edge[:, :-2]).nonzero().T
-        last = (edge[:, 1:-1] & ~edge[:, 2:]).nonzero()[:, 1]
-        length = last - first + 1
-        start = length.cumsum(0) - length
-        order = length.argsort(descending=True)
-        rows = free.nonzero()
-        own = kept[rows[:, 0], rows[:, 1]]
-        most = max(int(count[free].max()), 1) if len(rows) else 1
-        states = torch.zeros(len(rows), most, dtype=torch.long, device=free.device)
-        row, number = own.nonzero().T
-        size = own.sum(1)
-        slot = torch.arange(len(row), device=row.device) - (size.cumsum(0) - size)[row]
-        states[row, slot] = number
-        logs = states.new_zeros(states.shape, dtype=torch.float64).fill_(-math.inf)
-        item_of = rows[row, 0] % len(self.potentials)
-        logs[row, slot] = self.potentials[item_of, rows[row, 1], number].double()
-        wide = torch.nn.functional.pad(state, (1, 1), value=-1)
-        before, after = wide[item, first].unsqueeze(1), wide[item, last + 2].unsqueeze(1)
-        return Runs(
-            item[order], first[order], length[order], start[order], states, logs,
-            before[order], after[order], self.values,
-        )  # fmt: skip
+    def _runs(self, free: Tensor, kept: Tensor, state: Tensor) -> Runs:
+        item, step = free.nonzero().T
+        size = (own := kept[item, step]).sum(1)
+        (row, slot), label = each(size), own.nonzero()[:, 1]
+        most = max(int(size.max()), 1) if len(size) else 1
+        states = label.new_zeros(len(size), most).index_put_((row, slot), label)
+        logs = states.new_full(states.shape, -math.inf, dtype=torch.float64)
+        item_of = item[row] % max(len(self.potentials), 1)
+        logs[row, slot] = self.potentials[item_of, step[row], label].double()
+        edge = pad(free, (1, 1))
+        start = (~edge[item, step]).nonzero().squeeze(1)
+        stop = (~edge[item, step + 2]).nonzero().squeeze(1)
+        # The transitions between the ends of runs and the fixed steps beside them.
+        for row, ahead in ((start, 0), (stop, 1)):
+            fixed = pad(state, (1, 1), value=-1)[item[row], step[row] + 2 * ahead]
+            there = (fixed >= 0).nonzero().squeeze(1)
+            row, fixed = row[there], fixed[there].unsqueeze(1)
+            ends = (states[row], fixed) if ahead else (fixed, states[row])
+            logs[row] += self.values(item[row], step[row] - 1 + ahead, *ends).flatten(1)
+        length, order = (stop - start + 1).sort(descending=True)
+        return Runs(item, step, start[order], length, states, logs, self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,26 +112,27 @@ class MaskedChain(Masked):
     Attributes:
         masks: of the chain.
         lead: chains and batch dims.
-        kept: (I, T, N) bool: the states left.
         state: (I, T) that of a step that is fixed, else -1.
         runs: of the other steps.
     """
 
     masks: ChainMasks
     lead: tuple[int, ...]
-    kept: Tensor
     state: Tensor
     runs: Runs
 
     @cached_property
+    def held(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) the items, the numbers and the states of the steps that are fixed."""
+        item, step = (self.state >= 0).nonzero().T
+        return item, step, self.state[item, step]
+
+    @cached_property
     def fixed(self) -> Tensor:
         """(I,) the log-potentials of what is fixed."""
-        items = len(self.state)
-        unary = self.masks.potentials
-        item, step = (self.state >= 0).nonzero().T
-        score = unary.new_zeros(items, dtype=torch.float64)
-        own = unary[item % max(len(unary), 1), step, self.state[item, step]].double()
-        score.index_add_(0, item, own)
+        unary, (item, step, state) = self.masks.potentials, self.held
+        score = unary.new_zeros(len(self.state), dtype=torch.float64)
+        score.index_add_(0, item, unary[item % max(len(unary), 1), step, state].double())
         item, step = ((self.state[:, :-1] >= 0) & (self.state[:, 1:] >= 0)).nonzero().T
         if len(item):
             ends = self.state[item, step].unsqueeze(1), self.state[item, step + 1].unsqueeze(1)
@@ -143,53 +142,36 @@ class MaskedChain(Masked):
     @property
     def log_partition(self) -> Tensor:
         """(*lead,) log Z of what the mask allows, nats."""
-        log_z = self.fixed.index_add(0, self.runs.item, self.runs.log_partition)
-        return log_z.reshape(self.lead)
+        item = self.runs.item[self.runs.start]
+        return self.fixed.index_add(0, item, self.runs.log_partition).reshape(self.lead)
 
     @property
     def work(self) -> int:
         """States and pairs of states."""
-        most = self.runs.states.shape[1]
-        steps = sum(self.runs.alive)
-        pairs = (steps - len(self.runs.item)) * most**2
-        return int((self.state >= 0).sum()) + steps * most + pairs
+        steps, most = self.runs.states.shape
+        return len(self.held[0]) + steps * most + (steps - len(self.runs.start)) * most**2
 
     def expected(self) -> Expected:
         """Run by run."""
-        chances, scores = self.runs.expected()
-        score = self.fixed.index_add(0, self.runs.item, scores)
-        answers = self.kept.new_zeros(self.kept.shape, dtype=torch.float64)
-        item, step = (self.state >= 0).nonzero().T
-        answers[item, step, self.state[item, step]] = 1.0
-        item, step = self._free
-        answers.index_put_(
-            (item.unsqueeze(1), step.unsqueeze(1), self.runs.states), chances, accumulate=True
-        )
+        runs, (chances, scores) = self.runs, self.runs.expected()
+        answers = chances.new_zeros(*self.state.shape, self.masks.sites[1])
+        answers[self.held] = 1.0
+        at = runs.item.unsqueeze(1), runs.step.unsqueeze(1), runs.states
+        answers.index_put_(at, chances, accumulate=True)
         places = answers.flatten().nonzero().squeeze(1)
+        score = self.fixed.index_add(0, runs.item, scores).reshape(self.lead)
         shape = (*self.lead, *self.masks.questions)
-        return Expected(
-            answers.reshape(shape), score.reshape(self.lead), places, answers.flatten()[places]
-        )
+        return Expected(answers.reshape(shape), score, places, answers.flatten()[places])
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """Run by run, from the last step."""
         if not bool((self.log_partition > -math.inf).all()):
             raise ImpossibleEvidenceError(NOTHING)
-        chosen = self.runs.states.gather(1, self.runs.draw(generator).unsqueeze(1)).squeeze(1)
-        state = self.state.clone()
-        state[self._free] = chosen
-        item, step = (state >= 0).nonzero().T
-        answers = torch.zeros_like(self.kept)
-        answers[item, step, state[item, step]] = True
+        runs = self.runs
+        chosen = runs.states.gather(1, runs.draw(generator).unsqueeze(1)).squeeze(1)
+        answers = torch.zeros(
+            *self.state.shape, self.masks.sites[1], dtype=torch.bool, device=chosen.device
+        )
+        answers[self.held] = answers[runs.item, runs.step, chosen] = True
         shape = (*self.lead, *self.masks.questions)
         return Draw(answers.reshape(shape), answers.flatten().nonzero().squeeze(1))
-
-    @cached_property
-    def _free(self) -> tuple[Tensor, Tensor]:
-        item, step = ((self.state < 0) & self._inside).nonzero().T
-        return item, step
-
-    @property
-    def _inside(self) -> Tensor:
-        own = self.masks.inside
-        return own.repeat(len(self.state) // max(len(own), 1), 1)
