@@ -1,11 +1,14 @@
-"""The transitions between some states of some neighbouring steps, as masked chains read them."""
+"""Masks of the labels of steps, and the transitions between some of them."""
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.model.masks import StructureMasks
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.tensors import flattened, table_of
 
@@ -39,3 +42,43 @@ class Transitions:
         item = item % len(table)
         pair = before.unsqueeze(2), after.unsqueeze(1)
         return table[item[:, None, None], step[:, None, None], *pair].double()
+
+
+@dataclass(frozen=True, eq=False)
+class LabelMasks(StructureMasks):
+    """Questions of the steps of a sequence and the labels that they may have.
+
+    Args:
+        model: of the sequence.
+        transition: its own.
+        lengths: its own.
+    """
+
+    model: Structure
+    transition: Tensor | Potential
+    lengths: Tensor | None
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        """(T, N): whether each step has each label."""
+        return self.sites[0], self.sites[-1]
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """(B,) the lengths."""
+        return self.flat_lengths(self.lengths, self.sites[0])
+
+    @cached_property
+    def values(self) -> Transitions:
+        """The log-values of transitions."""
+        return Transitions(self.transition, self.batch_shape)
+
+    def left(self, possible: Tensor, required: Tensor, forbidden: Tensor) -> Tensor:
+        """(I, T, N) bool: of the labels that are possible, (B, T, N), those that a mask leaves."""
+        lead = tuple(required.shape[:-2])
+        shape = math.prod(lead), *self.questions
+        required = required.reshape(shape)
+        # A step has one label: of two that are required none is left.
+        held = required.sum(2, keepdim=True)
+        kept = possible.repeat(self.chains(lead), 1, 1) & ~forbidden.reshape(shape)
+        return kept & ((required & (held == 1)) | (held == 0))

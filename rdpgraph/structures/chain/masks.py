@@ -9,42 +9,26 @@ from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, StructureMasks
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
+from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
 from rdpgraph.structures.chain.factors import inside
-from rdpgraph.structures.chain.links import Transitions
+from rdpgraph.structures.chain.links import LabelMasks
 from rdpgraph.structures.compact.matching import each
 from rdpgraph.structures.compact.runs import Runs
 
 
 @dataclass(frozen=True, eq=False)
-class ChainMasks(StructureMasks):
+class ChainMasks(LabelMasks):
     """The question of a step and a state is whether the step is in it.
 
     A yes fixes the step, and parts the chain there; a no takes the state away.
-
-    Args:
-        model: the chain.
-        transition: its own.
-        lengths: its own.
     """
 
-    model: Structure
-    transition: Tensor | Potential
-    lengths: Tensor | None
-
     site_dims = 2
-
-    @property
-    def questions(self) -> tuple[int, ...]:
-        """(T, N): whether each step is in each state."""
-        return self.sites
 
     @cached_property
     def inside(self) -> Tensor:
         """(B, T) bool: the steps within the length."""
-        return inside(self.flat_lengths(self.lengths, self.sites[0]), self.sites[0])
+        return inside(self.ends, self.sites[0])
 
     @cached_property
     def possible(self) -> Tensor:
@@ -62,23 +46,10 @@ class ChainMasks(StructureMasks):
         states = torch.arange(self.sites[1], device=values.device)
         return (states == values.argmax(-1, keepdim=True)) & likely
 
-    @cached_property
-    def values(self) -> Transitions:
-        """The log-values of transitions, which `Runs` looks up."""
-        return Transitions(self.transition, self.batch_shape)
-
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedChain":
         """The states that are left."""
-        lead, (total, states) = tuple(required.shape[:-2]), self.sites
-        items, chains = math.prod(lead), self.chains(lead)
-        required = required.reshape(items, total, states)
-        possible = self.possible.repeat(chains, 1, 1)
-        inside = self.inside.repeat(chains, 1)
-        kept = possible & ~forbidden.reshape(items, total, states)
-        # A step is in one state: of two that are required none is left.
-        held = required.sum(2, keepdim=True)
-        kept &= (required & (held == 1)) | (held == 0)
-        count = kept.sum(2)
+        lead, kept = tuple(required.shape[:-2]), self.left(self.possible, required, forbidden)
+        inside, count = self.inside.repeat(self.chains(lead), 1), kept.sum(2)
         state = torch.where(inside & (count == 1), kept.long().argmax(2), -1)
         return MaskedChain(self, lead, state, self._runs(inside & (count != 1), kept, state))
 

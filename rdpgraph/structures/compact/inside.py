@@ -167,3 +167,8 @@ def segments(logs: Tensor, counts: Tensor, segment: Tensor) -> Tensor:
     terms = logs.sub_(peak.index_select(0, segment)).exp_()
     total = torch.segment_reduce(terms, "sum", lengths=counts, unsafe=True, initial=0.0)
     return total.log_().add_(peak)
+
+
+def weighted(chances: Tensor, logs: Tensor) -> Tensor:
+    """Terms of expectations: 0 of what has no chance, whose logs may be -inf."""
+    return torch.where(chances > 0, chances * logs, 0.0)

@@ -10,7 +10,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected, Masked
 from rdpgraph.structures.compact.descend import Drawn, descend
 from rdpgraph.structures.compact.forest import Forest
-from rdpgraph.structures.compact.inside import Inside, inside
+from rdpgraph.structures.compact.inside import Inside, inside, weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,10 @@ class ForestMasked(Masked):
         """By the sums of the forest, from the whole downwards."""
         forest, shares = self.forest, self.inside.expected()
         joined = shares.places - shares.ended
-        score = _times(shares.ended, forest.ends) + _times(joined, forest.joined)
+        score = weighted(shares.ended, forest.ends) + weighted(joined, forest.joined)
         score = score.new_zeros(len(self.empty)).index_add_(0, forest.item, score.sum(1))
-        score += _times(shares.rules.flatten(2), forest.rules.table).sum((1, 2))
-        score += _times(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
+        score += weighted(shares.rules.flatten(2), forest.rules.table).sum((1, 2))
+        score += weighted(self.inside.tops.softmax(1).nan_to_num(0.0), forest.root).sum(1)
         labels = shares.places.shape[1]
         every = torch.arange(labels, device=self.site.device)
         number = (forest.item * self.sites + self.site).unsqueeze(1) * labels + every
@@ -93,7 +93,3 @@ class ForestMasked(Masked):
     @abstractmethod
     def counts(self, rules: Tensor) -> dict[str, Tensor]:
         """By name, of the expected uses (items, K, G, L, R) of rules, what is told of them."""
-
-
-def _times(chances: Tensor, logs: Tensor) -> Tensor:
-    return torch.where(chances > 0, chances * logs, 0.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
+from rdpgraph.structures.compact.inside import weighted
 from rdpgraph.structures.compact.rule_forest import RuleForest
 
 
@@ -41,7 +42,7 @@ class RuleMasked(Masked):
     def expected(self) -> Expected:
         """By the sums of the forest."""
         chances, used = self.forest.expected()
-        terms = torch.where(used > 0, used * self.forest.logs, 0.0)
+        terms = weighted(used, self.forest.logs)
         score = used.new_zeros(len(self.empty))
         score.index_add_(0, self.owner[self.forest.whole], terms)
         return self.averages(chances, used, score.reshape(self.lead))

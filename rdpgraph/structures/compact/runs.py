@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.structures.compact.inside import LOWEST
+from rdpgraph.structures.compact.inside import LOWEST, weighted
 from rdpgraph.structures.draws import column
 
 Values = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -80,8 +80,8 @@ class Runs:
         for at, values in zip(self.places[::-1], self.sums[1][::-1], strict=True):
             pairs = self._back(at, values) * chances[at].unsqueeze(1)
             chances[at - 1] += pairs.sum(2)
-            score[at] = _times(pairs, values).sum((1, 2))
-        return chances, score + _times(chances, self.unary).sum(1)
+            score[at] = weighted(pairs, values).sum((1, 2))
+        return chances, score + weighted(chances, self.unary).sum(1)
 
     def draw(self, generator: torch.Generator | None) -> Tensor:
         """(F,) which of the states left each free step is in."""
@@ -97,7 +97,3 @@ class Runs:
         """(n, K, K) the chances of the states before, given each state of some steps."""
         into = self.sums[0][at - 1].unsqueeze(2) + values
         return (into - into.logsumexp(1, keepdim=True).clamp(min=LOWEST)).exp()
-
-
-def _times(chances: Tensor, logs: Tensor) -> Tensor:
-    return torch.where(chances > 0, chances * logs, 0.0)

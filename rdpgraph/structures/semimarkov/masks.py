@@ -8,37 +8,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Draw, Expected, StructureMasks
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
-from rdpgraph.structures.chain.links import Transitions
+from rdpgraph.model.masks import Draw, Expected
+from rdpgraph.structures.chain.links import LabelMasks
 from rdpgraph.structures.compact.matching import each, matched
 from rdpgraph.structures.compact.rule_forest import RuleForest
 from rdpgraph.structures.compact.ruled import RuleMasked
 
 
 @dataclass(frozen=True, eq=False)
-class SemiMarkovMasks(StructureMasks):
+class SemiMarkovMasks(LabelMasks):
     """The question of a step and a label is whether the step lies in a segment of that label.
 
     A yes leaves the segments over the step that have the label, a no those that have another.
-
-    Args:
-        model: the semi-Markov chain.
-        transition: its own.
-        lengths: its own.
     """
 
-    model: Structure
-    transition: Tensor | Potential
-    lengths: Tensor | None
-
     site_dims = 3
-
-    @property
-    def questions(self) -> tuple[int, ...]:
-        """(T, N): whether each step has each label."""
-        return self.sites[0], self.sites[2]
 
     @cached_property
     def unary(self) -> Tensor:
@@ -49,11 +33,6 @@ class SemiMarkovMasks(StructureMasks):
         real = torch.arange(longest, device=unary.device) <= place.unsqueeze(1)
         inside = place < self.ends.unsqueeze(1)
         return unary.masked_fill(~(real & inside.unsqueeze(2)).unsqueeze(3), -math.inf)
-
-    @cached_property
-    def ends(self) -> Tensor:
-        """(B,) the lengths."""
-        return self.flat_lengths(self.lengths, self.sites[0])
 
     @cached_property
     def best(self) -> Tensor:
@@ -81,22 +60,11 @@ class SemiMarkovMasks(StructureMasks):
         labels = torch.arange(self.questions[1], device=values.device)
         return (labels == values.argmax(-1, keepdim=True)) & likely
 
-    @cached_property
-    def values(self) -> Transitions:
-        """The log-values of transitions, which `Runs` looks up."""
-        return Transitions(self.transition, self.batch_shape)
-
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedSemiMarkov":
         """The segments that are left."""
-        lead, shape = tuple(required.shape[:-2]), self.questions
-        items, chains = math.prod(lead), self.chains(lead)
-        required = required.reshape(items, *shape)
-        held = required.sum(2, keepdim=True)
-        # A step has one label: of two that are required none is left.
-        kept = (required & (held == 1)) | (held == 0)
-        kept &= ~forbidden.reshape(items, *shape)
-        kept &= (self.best > -math.inf).repeat(chains, 1, 1)
-        ends = self.ends.repeat(chains)
+        lead = tuple(required.shape[:-2])
+        kept = self.left(self.best > -math.inf, required, forbidden)
+        ends = self.ends.repeat(self.chains(lead))
         forest, owner, places = self._forest(kept, ends)
         return MaskedSemiMarkov(lead, forest, owner, ends == 0, self, places)
 
