@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph._shapes import broadcasts
 from rdpgraph.distributed import logs, paths, scaled
 from rdpgraph.distributed.columns import Columns, RankRows
 from rdpgraph.distributed.wire import Split, Wire, fingerprint
@@ -20,7 +21,7 @@ from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_possible
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.steps import RankSteps
-from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors
+from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors, flattened
 from rdpgraph.structures.draws import checked_count
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ class ShardedChain:
         for side in sides:
             shape = tuple(side.shape)
             lead = (*batch, max(total - 1, 0))
-            fits = shape[-2:] == step and (not shape[:-2] or _spreads(shape[:-2], lead))
-            if not fits:
+            each = shape[-3:-2] in ((), lead[-1:])
+            if shape[-2:] != step or not each or not broadcasts(shape[:-2], lead):
                 raise ModelError(
                     f"ShardedChain of {total} steps and {states} states, batch {tuple(batch)}, "
                     f"needs a transition of shape {step} or {(*lead, *step)}; got {shape}."
@@ -212,7 +213,7 @@ class ShardedChain:
             return logs.low_rank(self._ranks(here, sides), split=self.split).reshape(
                 self.batch_shape
             )
-        table = _flat(sides[0], self.batch_shape)
+        table = flattened(sides[0], self.batch_shape)
         unary, transition, lengths = Parts.of(here, table, self._flat_lengths())
         routes = (partial(way.log_partition, split=self.split) for way in (scaled, logs))
         attempts = recursion.stages(unary.dtype, unary.device, *routes)
@@ -226,14 +227,14 @@ class ShardedChain:
         return torch.full((batch,), total, device=self._here.device)
 
     def _ranks(self, here: Tensor, sides: Sequence[Tensor]) -> RankTensors:
-        left, right = (_flat(side, self.batch_shape) for side in sides)
+        left, right = (flattened(side, self.batch_shape) for side in sides)
         flat = here.reshape([math.prod(self.batch_shape), *here.shape[-2:]])
         return RankTensors(flat, RankSteps(left, right), self._flat_lengths())
 
     @torch.no_grad()
     def _tables(self) -> ChainTensors:
         """With the columns here, (N, n), written out."""
-        sides = [_flat(side, self.batch_shape) for side in self._sides]
+        sides = [flattened(side, self.batch_shape) for side in self._sides]
         pair = isinstance(self.transition, tuple)
         columns = paths.columns(sides[0], sides[1], self.split) if pair else sides[0]
         return Parts.of(self._here.detach(), columns.detach(), self._flat_lengths())
@@ -276,25 +277,6 @@ def _placed(whole: Tensor, mesh: "DeviceMesh", dim: int) -> "DTensor":
 
     held = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return held.redistribute(mesh, [Shard(dim + whole.ndim)])
-
-
-def _flat(values: Any, batch: Sequence[int]) -> Tensor:
-    """(n, m), or (1 or B, T - 1, n, m), of leads that broadcast to (*batch, T - 1)."""
-    if values.ndim == 2:
-        return values
-    lead, ends = values.shape[:-3], values.shape[-3:]
-    lead = tuple(batch) if math.prod(lead) != 1 else lead
-    return values.expand(*lead, *ends).reshape([math.prod(lead), *ends])
-
-
-def _spreads(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether leads broadcast to batch and steps; the steps are there in full."""
-    pairs = list(zip(reversed(shape), reversed(to), strict=False))
-    return (
-        len(shape) <= len(to)
-        and pairs[0][0] == pairs[0][1]
-        and all(size in (1, wanted) for size, wanted in pairs)
-    )
 
 
 _ONCE = (

@@ -111,23 +111,31 @@ def _emitted(
     emission: Tensor | LowRank, observations: Tensor, lengths: Tensor | Sequence[int] | None
 ) -> Tensor:
     """(*batch, T, N) log-probabilities of the symbols seen, 0 where none was."""
-    symbols = emission.shape[1]
+    seen = checked_symbols("Chain.hmm", observations, lengths, emission)
+    rows = shown(emission, seen.clamp(min=0))
+    return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
+
+
+def checked_symbols(
+    owner: str, observations: Tensor, lengths: Tensor | Sequence[int] | None,
+    emission: Tensor | LowRank,
+) -> Tensor:  # fmt: skip
+    """(*batch, T) int64 symbols, on the device of emissions (N, V); -1: missing, or beyond."""
     if not isinstance(observations, Tensor) or observations.is_floating_point():
-        raise EvidenceError("Chain.hmm needs observations as a tensor of integer symbols.")
+        raise EvidenceError(f"{owner} needs observations as a tensor of integer symbols.")
     if observations.ndim < 1:
-        raise EvidenceError("Chain.hmm needs observations of shape (*batch, T); got a number.")
+        raise EvidenceError(f"{owner} needs observations of shape (*batch, T); got a number.")
     seen = observations.to(device=emission.device, dtype=torch.long)
     if lengths is not None:
         own = checked_lengths(lengths, seen.unsqueeze(-1))
         seen = torch.where(inside(own, seen.shape[-1]), seen, MISSING)
+    symbols = emission.shape[1]
     wrong = seen[(seen < MISSING) | (seen >= symbols)]
     if len(wrong):
         raise EvidenceError(
-            f"Chain.hmm with {symbols} symbols needs observations 0 to {symbols - 1} (-1 where "
-            f"missing); got {int(wrong[0])}."
+            f"{owner} needs symbols 0 to {symbols - 1} (-1 where missing); got {int(wrong[0])}."
         )
-    rows = shown(emission, seen.clamp(min=0))
-    return torch.where((seen != MISSING).unsqueeze(-1), rows, 0.0)
+    return seen
 
 
 def shown(emission: Tensor | LowRank, symbols: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.lowrank import LowRank
@@ -16,8 +16,7 @@ from rdpgraph.model.semiring import soft_sum
 from rdpgraph.model.summary import summary
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.checks import checked_lengths
-from rdpgraph.structures.chain.constructors import shown, with_ends
-from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends
 from rdpgraph.structures.chain.lowrank_ranks import Symbols, rank_matrices, symbols_worthwhile
 from rdpgraph.structures.chain.model import Chain
 
@@ -169,21 +168,11 @@ class LowRankHMM:
 
     def _checked(self, observations: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """(B, T) symbols, -1 where missing or beyond the length, and lengths (B,)."""
-        if observations.is_floating_point() or observations.ndim < 1:
-            raise EvidenceError("LowRankHMM needs observations (*batch, T) of integer symbols.")
-        like = observations.unsqueeze(-1)
+        seen = checked_symbols("LowRankHMM", observations, lengths, self.emission)
         if lengths is None:
-            lengths = torch.full(observations.shape[:-1], observations.shape[-1], device="cpu")
-        own = checked_lengths(lengths, like).reshape(-1).to(self.start.device)
-        flat = observations.long().to(self.start.device).reshape(len(own), observations.shape[-1])
-        flat = torch.where(inside(own, flat.shape[1]), flat, -1)
-        wrong = flat[(flat < -1) | (flat >= self.symbols)]
-        if len(wrong):
-            raise EvidenceError(
-                f"LowRankHMM needs symbols 0 to {self.symbols - 1} (-1 where missing); got "
-                f"{int(wrong[0])}."
-            )
-        return flat, own
+            lengths = torch.full(seen.shape[:-1], seen.shape[-1], device=seen.device)
+        own = checked_lengths(lengths, seen.unsqueeze(-1)).reshape(-1)
+        return seen.reshape(len(own), seen.shape[-1]), own
 
 
 def _in_blocks(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -98,27 +98,26 @@ class LabelledSegments:
 
     def _ahead(self, ending: Tensor, place: int, after: Tensor) -> Tensor:
         """(B, n) over the segments (B, D, K) that end at a place, for labels (B, n) after them."""
-        before, logs = self.states[:, place].flatten(1), ending.flatten(1).unsqueeze(2)
-        if isinstance(self.potential, LowRank):
-            low = self.potential.rows(before, after)
-            ranks = (logs + low.log_left).logsumexp(1)
-            return (ranks.unsqueeze(1) + low.log_right).logsumexp(2)
-        potential = potential_after(self.potential, place)
-        return (logs + potential.evaluate([before, after])).logsumexp(1)
+        return self._summed(place, self.states[:, place].flatten(1), after, ending.flatten(1), 1)
 
     def _behind(self, before: Tensor, scores: Tensor, place: int) -> Tensor:
         """(B, n) over the segments that start after a place, for labels (B, n) that end at it."""
-        after, logs = _begun(self._labels, place + 1), _begun(scores, place + 1).unsqueeze(1)
         if place + 1 == self.unary.shape[1]:
-            sums = torch.full_like(before, -math.inf, dtype=logs.dtype)
-        elif isinstance(self.potential, LowRank):
-            low = self.potential.rows(before, after)
-            ranks = (logs.mT + low.log_right).logsumexp(1)
-            sums = (ranks.unsqueeze(1) + low.log_left).logsumexp(2)
+            sums = torch.full_like(before, -math.inf, dtype=scores.dtype)
         else:
-            potential = potential_after(self.potential, place)
-            sums = (logs + potential.evaluate([before, after])).logsumexp(2)
+            after, logs = _begun(self._labels, place + 1), _begun(scores, place + 1)
+            sums = self._summed(place, before, after, logs, 2)
         return torch.where((self.lengths == place + 1).unsqueeze(1), 0.0, sums)
+
+    def _summed(self, place: int, before: Tensor, after: Tensor, logs: Tensor, dim: int) -> Tensor:
+        """(B, m) log-sums over labels before, dim 1, or after, dim 2, which have logs (B, n)."""
+        if isinstance(self.potential, LowRank):
+            low = self.potential.rows(before, after)
+            own, other = (low.log_left, low.log_right)[:: 3 - 2 * dim]
+            ranks = (logs.unsqueeze(2) + own).logsumexp(1)
+            return (ranks.unsqueeze(1) + other).logsumexp(2)
+        values = potential_after(self.potential, place).evaluate([before, after])
+        return (logs.unsqueeze(3 - dim) + values).logsumexp(dim)
 
 
 def _begun(values: Tensor, place: int) -> Tensor:
