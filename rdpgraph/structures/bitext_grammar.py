@@ -31,27 +31,12 @@ def words_unary(
     leaf = pairs.new_full(shape, -math.inf)
     source_null = spread("Bitext.words' source_null", source_null, (*batch, p), pairs)
     target_null = spread("Bitext.words' target_null", target_null, (*batch, q), pairs)
-    i = torch.arange(p, device=pairs.device).unsqueeze(1)
-    j = torch.arange(q, device=pairs.device)
-    every = [torch.arange(size + 1, device=pairs.device) for size in (p, q)]
-    lexical = leaf if phrases is None else phrases.expand(shape)
-    both = lexical.index_put(_at(batch, i, i + 1, j, j + 1), pairs)
-    alone = leaf.index_put(
-        _at(batch, i, i + 1, every[1], every[1]), source_null.unsqueeze(-1).expand(*batch, p, q + 1)
-    )
-    other = leaf.index_put(
-        _at(batch, every[0].unsqueeze(1), every[0].unsqueeze(1), j, j + 1),
-        target_null.unsqueeze(-2).expand(*batch, p + 1, q),
-    )
+    both = (leaf if phrases is None else phrases.expand(shape)).clone()
+    alone, other = leaf.clone(), leaf.clone()
+    both.diagonal(1, -4, -3).diagonal(1, -3, -2).copy_(pairs)
+    alone.diagonal(1, -4, -3).diagonal(0, -3, -2).copy_(source_null.unsqueeze(-1))
+    other.diagonal(0, -4, -3).diagonal(1, -3, -2).copy_(target_null.unsqueeze(-2))
     return torch.cat([pairs.new_zeros(*shape, inner), torch.stack([both, alone, other], -1)], -1)
-
-
-def _at(batch: list[int], *index: Tensor) -> tuple[Tensor, ...]:
-    lead = [
-        torch.arange(size, device=index[0].device).reshape(-1, *(1,) * (len(batch) - dim + 1))
-        for dim, size in enumerate(batch)
-    ]
-    return (*lead, *index)
 
 
 def grammar_rules(

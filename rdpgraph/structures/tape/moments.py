@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.tape import products
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
@@ -62,7 +63,7 @@ def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
     if terms.shape[step.dim] > 1:
         return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
     # Below what has no place there is -inf.
-    mean = torch.where(below > -math.inf, below, 0.0).expand(terms.shape)
+    mean = finite(below).expand(terms.shape)
     return terms.squeeze(step.dim), mean.squeeze(step.dim)
 
 
@@ -91,11 +92,14 @@ class _Choice(torch.autograd.Function):
 
 def _gains(terms: Tensor, below: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The probability of each alternative, and its surprise plus what is below; 0 if impossible."""
+    logs, possible = _choices(terms, value, dim)
+    return torch.where(possible, logs.exp(), 0.0), torch.where(possible, below - logs, 0.0)
+
+
+def _choices(terms: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
     possible = terms.detach() > -math.inf
-    value = torch.where(value > -math.inf, value, 0.0).unsqueeze(dim)
-    logs = torch.where(possible, terms - value, 0.0)
-    chances = torch.where(possible, logs.exp(), 0.0)
-    return chances, torch.where(possible, below - logs, 0.0)
+    return torch.where(possible, terms - finite(value).unsqueeze(dim), 0.0), possible
 
 
 def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tensor:
@@ -142,14 +146,6 @@ def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
     return tuple(Reader(list(reader.values)) for reader in readers)
 
 
-def _choices(step: Step, reader: Reader, number: int) -> tuple[Tensor, Tensor]:
-    """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
-    terms, value = step.terms(reader), reader.value(number).unsqueeze(step.dim)
-    possible = terms.detach() > -math.inf
-    value = torch.where(value > -math.inf, value, 0.0)
-    return torch.where(possible, terms - value, 0.0), possible
-
-
 def _mean(
     steps: tuple[Step, Step], readers: tuple[Reader, ...], number: int, *, divergence: bool
 ) -> Tensor:
@@ -160,9 +156,11 @@ def _mean(
         first, second, below = products.read(steps[0], *readers)
         values = ours.value(number), theirs.value(number)
         return products.compared(matrices, (first, second), values, below, divergence=divergence)
-    logs, possible = _choices(steps[0], ours, number)
+    (logs, possible), (others, allowed) = (
+        _choices(step.terms(reader), reader.value(number), step.dim)
+        for step, reader in zip(steps, (ours, theirs), strict=True)
+    )
     weights = torch.where(possible, logs.exp(), 0.0)
-    others, allowed = _choices(steps[1], theirs, number)
     below = steps[0].terms(means, scores=False)
     here = (logs - others if divergence else -others) + below
     # Below what has no place there is -inf.
