@@ -1,4 +1,4 @@
-"""From the goal downwards: what all derivations through each entry are worth."""
+"""From the goal downwards: what the best derivation through each entry is worth."""
 
 import math
 from collections.abc import Sequence
@@ -10,30 +10,26 @@ from torch import Tensor
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf
-from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value, View
 
-_MOST = 16  # parts of an entry that wait to be summed at once
+_MOST = 16  # parts of an entry that wait to be compared at once
 
 
 @torch.no_grad()
-def down(
-    tape: Tape, reader: Reader, temperature: float = 1.0, *, scores: bool = True
-) -> list[Tensor]:
-    """(B, P, K) of every step: the log-sum, or the best, of the derivations through each entry.
+def down(tape: Tape, reader: Reader, *, scores: bool = True) -> list[Tensor]:
+    """(B, P, K) of every step: the best of the derivations through each entry.
 
     An entry has the share of its parent that its alternative has in the parent's value: the
     log-value of the alternative less that of the parent, which is 0 at most.
 
     Args:
         tape: laid out.
-        reader: the values at that temperature.
-        temperature: 1.0 or 0.0.
+        reader: the values, maxima.
         scores: whether what steps add is in the values.
     """
     batch = tape.batch
-    given = _Given([[] for _ in reader.values], temperature)
+    given = _Given([[] for _ in reader.values])
     given.parts[-1] = [reader.values[-1].expand(batch, 1, 1)]
     result = list(reader.values)
     for number in range(len(tape.steps) - 1, -1, -1):
@@ -47,7 +43,7 @@ def down(
             # As wide as the potentials are: those of long sequences are many.
             result[number] = above.to(tape.unary.dtype)
         else:
-            for view, part in step.shares(reader, own, above, temperature, scores=scores):
+            for view, part in step.shares(reader, own, above, scores=scores):
                 given.give(view, part)
     return result
 
@@ -58,13 +54,11 @@ class _Given:
 
     Attributes:
         parts: of each value, (B, P, K) each.
-        temperature: at which they are summed.
         pools: what the values of a pool were given together, by the first of them.
         slices: of each value its own of that.
     """
 
     parts: list[list[Tensor]]
-    temperature: float
     pools: dict[int, tuple[tuple[Value, ...], Tensor]] = field(
         default_factory=dict[int, tuple[tuple[Value, ...], Tensor]]
     )
@@ -74,16 +68,15 @@ class _Given:
         """(B, P, K) of one value; None: nothing."""
         parts = [*self.parts[number], *self.slices.get(number, ())]
         self.parts[number] = []
-        return _together(parts, self.temperature) if parts else None
+        return _together(parts) if parts else None
 
     def give(self, view: View, part: Tensor) -> None:
         """Add (B, M, P, K) to the entries that a view reads."""
-        temperature = self.temperature
         sizes = view.ways, view.places, view.width
         if part.shape[1:] != sizes:
             for dim, size in enumerate(sizes, 1):
                 if part.shape[dim] > size:
-                    part = soft(part, dim, temperature).unsqueeze(dim)
+                    part = part.amax(dim, keepdim=True)
         if view.index is None:
             flat = part.squeeze(2 if view.across else 1)
             places = [value.places for value in view.pool]
@@ -95,11 +88,11 @@ class _Given:
         flat = part.flatten(1, 2)
         if view.index.ndim == 2:
             rows = flat.transpose(0, 1)
-            sums = soft_scatter(rows, view.index.flatten(), count, temperature).transpose(0, 1)
+            sums = soft_scatter(rows, view.index.flatten(), count, 0.0).transpose(0, 1)
         else:
             item = torch.arange(len(flat), device=flat.device).unsqueeze(1) * count
             groups = (item + view.index.flatten(1)).flatten()
-            sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, temperature)
+            sums = soft_scatter(flat.flatten(0, 1), groups, len(flat) * count, 0.0)
             sums = sums.unflatten(0, (len(flat), count))
         self._add_to_pool(view.pool, sums[:, :-1])
 
@@ -108,7 +101,7 @@ class _Given:
         known, total = self.pools.get(pool[0].number, ((), None))
         if total is not None and known[: len(pool)] == pool:
             own = total[:, : sums.shape[1]]
-            own.copy_(torch.maximum(own, sums) if not self.temperature else own.logaddexp(sums))
+            torch.maximum(own, sums, out=own)
             return
         for value, part in zip(pool, sums.split([v.places for v in pool], 1), strict=True):
             if total is None:
@@ -122,14 +115,14 @@ class _Given:
         parts = self.parts[value.number]
         parts.append(part)
         if len(parts) == _MOST:
-            parts[:] = [_together(parts, self.temperature)]
+            parts[:] = [_together(parts)]
 
 
-def _together(parts: list[Tensor], temperature: float) -> Tensor:
-    return parts[0] if len(parts) == 1 else soft(torch.stack(parts), 0, temperature)
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).amax(0)
 
 
-def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> Tensor:
+def of_sites(tape: Tape, values: Sequence[Tensor]) -> Tensor:
     """(*lead, *sites, K) what entries of the leaves say of the sites' states; -inf: nothing."""
     sites, width = math.prod(tape.site_shape), tape.unary.shape[-1]
     read = [
@@ -146,5 +139,5 @@ def of_sites(tape: Tape, values: Sequence[Tensor], temperature: float = 1.0) -> 
         flat.index_copy_(1, numbers, rows.to(flat))
     else:
         rows = rows.transpose(0, 1)
-        flat = soft_scatter(rows, numbers, sites, temperature).transpose(0, 1).to(tape.unary)
+        flat = soft_scatter(rows, numbers, sites, 0.0).transpose(0, 1).to(tape.unary)
     return flat.reshape(*tape.lead, *tape.site_shape, width)

@@ -109,7 +109,7 @@ class Listed(Step):
         yield child(self.right, None, split, item, place, second)
 
     def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """To each part what the other says, summed over the rules of each label."""
         left, right = reader.read(self.left), reader.read(self.right)
@@ -124,10 +124,7 @@ class Listed(Step):
                 (sides[0], first, top + right.index_select(3, second)),
                 (sides[1], second, top + left.index_select(3, first)),
             ):
-                if temperature:
-                    side.copy_(side.logaddexp(_scattered(terms, to, side.shape[3], temperature)))
-                else:
-                    side.scatter_reduce_(3, to.expand(terms.shape), terms, "amax")
+                side.scatter_reduce_(3, to.expand(terms.shape), terms, "amax")
         yield self.left, left + sides[0]
         yield self.right, right + sides[1]
 

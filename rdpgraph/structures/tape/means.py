@@ -23,8 +23,8 @@ def usable(tape: Tape) -> Tensor:
             reader.values.append(next(given))
         else:
             reader.values.append(step.terms(reader, scores=False).amax(step.dim))
-    through = down(tape, reader, 0.0, scores=False)
-    return of_sites(tape, through, 0.0) > -math.inf
+    through = down(tape, reader, scores=False)
+    return of_sites(tape, through) > -math.inf
 
 
 @torch.no_grad()

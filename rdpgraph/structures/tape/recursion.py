@@ -216,8 +216,7 @@ class Recursion(Structure):
         Links and rules of low rank are written out. Not differentiable.
         """
         tape = self._best_tape
-        through = down(tape, up(tape, 0.0), 0.0)
-        return of_sites(tape, through, 0.0)
+        return of_sites(tape, down(tape, up(tape, 0.0)))
 
     @torch.no_grad()
     def mode(self) -> Tensor:

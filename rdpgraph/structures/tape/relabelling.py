@@ -44,14 +44,14 @@ class Relabelled(Step):
         yield (self.x,), None, place if self.x.places > 1 else place * 0, own
 
     def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """To each label of x what those have that are made of it."""
         which = self.which.expand(len(above), self.places, -1)
         columns = torch.arange(self.x.width, device=which.device)
         made = which.unsqueeze(-2) == columns.unsqueeze(-1)
         terms = torch.where(made, above.unsqueeze(-2), -math.inf)
-        yield View((self.x,)), soft(terms, -1, temperature).unsqueeze(1)
+        yield View((self.x,)), soft(terms, -1, 0.0).unsqueeze(1)
 
     @property
     def products(self) -> Sequence[Sequence[View]]:

@@ -60,15 +60,16 @@ class Step(ABC):
         """What the alternatives chosen, (Q,), are made of."""
 
     def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """What entries give to the values read: views, with (B, M, P, K) for their entries.
+
+        Maxima: in the values of this step, and over what an entry of a value read is in.
 
         Args:
             reader: the values.
             own: (B or 1, P, K) that of this step.
-            above: (B, P, K) the log-sum of the derivations through each of its entries.
-            temperature: at which they are summed.
+            above: (B, P, K) the best of the derivations through each of its entries.
             scores: whether what the step itself adds is in the values.
         """
         terms = above.unsqueeze(self.dim)

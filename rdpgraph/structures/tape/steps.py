@@ -204,7 +204,7 @@ class Pairs(Step):
         yield child(self.right, None, chosen, item, place, second)
 
     def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """To each part what the other says, summed over its labels."""
         left, right = reader.read(self.left), reader.read(self.right)
@@ -212,8 +212,8 @@ class Pairs(Step):
         parts = left, right, ahead.expand(-1, 1, left.shape[2], -1, -1)
         sides = list[tuple[Tensor, Tensor]]()
         for one, other, rest in in_blocks(ahead.numel() * self.left.ways, parts, 2):
-            to_left = one + soft(other.unsqueeze(-2) + rest, -1, temperature)
-            sides.append((to_left, other + soft(one.unsqueeze(-1) + rest, -2, temperature)))
+            to_left = one + soft(other.unsqueeze(-2) + rest, -1, 0.0)
+            sides.append((to_left, other + soft(one.unsqueeze(-1) + rest, -2, 0.0)))
         for view, blocks in zip((self.left, self.right), zip(*sides, strict=True), strict=True):
             yield view, torch.cat(blocks, 2)
 
@@ -299,7 +299,7 @@ class Linked(Step):
         yield (self.x,), None, place if self.x.places > 1 else place * 0, chosen
 
     def shares(
-        self, reader: Reader, own: Tensor, above: Tensor, temperature: float, *, scores: bool
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """Summed over the new labels before the value is added, which is the same for all."""
         x, ahead = reader.value(self.x.number), beside(own, above)
@@ -309,11 +309,11 @@ class Linked(Step):
             logs = self.link.logs()
             logs = logs.expand(-1, ahead.shape[1], -1, -1)
             ahead = torch.cat([
-                soft(rest.unsqueeze(2) + said, 3, temperature)
+                soft(rest.unsqueeze(2) + said, 3, 0.0)
                 for rest, said in in_blocks(ahead.numel() * self.x.width, (ahead, logs), 1)
             ], 1)  # fmt: skip
         elif self.link is not None:
-            ahead = soft(ahead, 2, temperature).unsqueeze(2)
+            ahead = soft(ahead, 2, 0.0).unsqueeze(2)
         yield self._view, (x + ahead).unsqueeze(1)
 
     @property
