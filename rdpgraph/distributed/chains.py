@@ -19,6 +19,7 @@ from rdpgraph.model.gradients import once, possible_alone, refused
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_possible
+from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import ChainTensors, Parts, RankTensors, flattened
@@ -221,10 +222,7 @@ class ShardedChain:
         return values.to(unary.dtype).reshape(self.batch_shape)
 
     def _flat_lengths(self) -> Tensor:
-        if self.lengths is not None:
-            return self.lengths.reshape(-1)
-        batch, total = math.prod(self.batch_shape), self.unary.shape[-2]
-        return torch.full((batch,), total, device=self._here.device)
+        return flat_lengths(self.lengths, self.unary.shape[:-1], self._here)
 
     def _ranks(self, here: Tensor, sides: Sequence[Tensor]) -> RankTensors:
         left, right = (flattened(side, self.batch_shape) for side in sides)

@@ -393,11 +393,11 @@ def on_device(name: str, batches: list[int], counts: list[int]) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.structures.chain import fused, native
+    from rdpgraph.structures.chain import fused, library
 
     device = torch.device(name)
     cuda = device.type == "cuda"
-    kernels = fused.status() if cuda else native.status()
+    kernels = fused.status() if cuda else library.status()
     print(torch.cuda.get_device_name(device) if cuda else device.type, "-", kernels)
 
     def seconds(work: Callable) -> float:

@@ -19,7 +19,7 @@ import torch
 import torchcrf
 
 from rdpgraph.nn import CRF
-from rdpgraph.structures.chain import native
+from rdpgraph.structures.chain import library, native
 
 SIZES = [
     (1, 10, 5), (1, 30, 9), (1, 100, 9), (8, 30, 9), (32, 50, 9), (4, 64, 32), (64, 128, 50),
@@ -130,7 +130,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.torch:
         native.applies = lambda unary, transition: False
-    print("in torch alone" if options.torch else native.status())
+    print("in torch alone" if options.torch else library.status())
     compared = [head for name in ("decode", "masked", "grad") for head in (name, "crf", "ratio")]
     heads = [*compared, "10 draws", "5 best"]
     if options.beside:

@@ -156,6 +156,13 @@ def inside(lengths: Tensor, total: int) -> Tensor:
     return torch.arange(total, device=lengths.device) < lengths.unsqueeze(-1)
 
 
+def flat_lengths(lengths: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """(B,) lengths (*batch,) of items of shape (*batch, T); all T if there are none."""
+    if lengths is not None:
+        return lengths.reshape(-1)
+    return torch.full((math.prod(shape[:-1]),), shape[-1], device=like.device)
+
+
 def masked(unary: Tensor, lengths: Tensor) -> Tensor:
     """Unary potentials (*batch, T, N), zero beyond the lengths (*batch,)."""
     return torch.where(inside(lengths, unary.shape[-2]).unsqueeze(-1), unary, 0.0)

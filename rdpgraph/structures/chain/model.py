@@ -39,6 +39,7 @@ from rdpgraph.structures.chain.checks import (
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
+from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.masks import ChainMasks
 from rdpgraph.structures.chain.recognition import chain_graph, recognised
 from rdpgraph.structures.chain.tensors import MOST_TABULATED, ChainTensors, Parts, RankTensors
@@ -385,10 +386,7 @@ class Chain(Structure):
         return self._parts()
 
     def _flat_lengths(self) -> Tensor:
-        if self.lengths is not None:
-            return self.lengths.reshape(-1)
-        batch, total = math.prod(self.batch_shape), self.unary.shape[-2]
-        return torch.full((batch,), total, device=self.unary.device)
+        return flat_lengths(self.lengths, self.unary.shape[:-1], self.unary)
 
     def _shaped(self, values: Tensor) -> Tensor:
         batch = self.batch_shape

@@ -6,13 +6,8 @@ from torch import Tensor
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import library, ranges
 from rdpgraph.structures.chain.factors import Factors
-from rdpgraph.structures.chain.library import function, status
+from rdpgraph.structures.chain.library import function
 from rdpgraph.structures.chain.sweeps import Forward
-
-__all__ = [
-    "applies", "backward", "edge_gradient", "factors", "forward", "k_best", "prefixes", "serves",
-    "status", "trace",
-]  # fmt: skip
 
 _SHARED_WORK = 2**18
 """Products of one step below which a second thread costs more than it brings."""

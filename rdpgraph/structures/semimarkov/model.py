@@ -19,6 +19,7 @@ from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import Table
+from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.hypertree.checks import settle_lengths
@@ -327,11 +328,8 @@ class SemiMarkov(Recursion):
 
     def _positions(self) -> tuple[Tensor, Tensor]:
         """Segments (B, T, D, N) and lengths (B,)."""
-        shape, count = self.unary.shape, math.prod(self.batch_shape)
-        segments = self.unary.reshape(count, *shape[-3:])
-        if self.lengths is None:
-            return segments, torch.full((count,), shape[-3], device=segments.device)
-        return segments, self.lengths.reshape(count)
+        lengths = flat_lengths(self.lengths, self.unary.shape[:-2], self.unary)
+        return self.unary.reshape(len(lengths), *self.unary.shape[-3:]), lengths
 
     def _segmentation(self, drawn: Drawn, lead: tuple[int, ...]) -> Segmentation:
         *_, steps, durations, _ = self.unary.shape

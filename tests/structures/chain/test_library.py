@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from rdpgraph.structures.chain import library, native
+from rdpgraph.structures.chain import library
 
-real = native.status().kernel
-needs_kernel = pytest.mark.skipif(real is None, reason=str(native.status()))
+real = library.status().kernel
+needs_kernel = pytest.mark.skipif(real is None, reason=str(library.status()))
 CODE = (
     "import torch\n"
-    "from rdpgraph.structures.chain import native, recursion\n"
+    "from rdpgraph.structures.chain import library, recursion\n"
     "parts = torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3])\n"
     "for _ in range(2):\n"
     "    value = recursion.log_partition(*parts)\n"
     "    torch.testing.assert_close(value, torch.tensor([8.0]).log())\n"
-    "print(native.status().kernel)"
+    "print(library.status().kernel)"
 )
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import decode, native, paths, ranges, sampling, sweeps
+from rdpgraph.structures.chain import decode, library, native, paths, ranges, sampling, sweeps
 from rdpgraph.structures.chain.factors import Factors
 
 INF = math.inf
-needs_kernel = pytest.mark.skipif(native.status().kernel is None, reason=str(native.status()))
+needs_kernel = pytest.mark.skipif(library.status().kernel is None, reason=str(library.status()))
 
 
 def factors(batch, steps, states, dtype, spread=1.0):
