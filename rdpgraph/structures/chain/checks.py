@@ -38,24 +38,26 @@ def checked_ends(name: str, values: Tensor, unary: Tensor) -> None:
         raise ModelError(f"Chain.crf needs {name} scores of shape {(states,)}{own}; got {shape}.")
 
 
-def checked_transition(transition: Tensor | Potential, unary: Tensor) -> None:
+def checked_transition(
+    transition: Tensor | Potential, unary: Tensor, *, owner: str = "Chain"
+) -> None:
     """(N, N), or (*batch, T - 1, N, N) whose batch dims broadcast to those of unary."""
     if not isinstance(transition, Potential):
-        checked_log_values("Chain's transition", transition)
+        checked_log_values(f"{owner}'s transition", transition)
     *batch, total, states = unary.shape
     shape = tuple(transition.shape)
     per_step = (max(total - 1, 0), states, states)
     fits = shape == (states, states) or (len(shape) >= 3 and shape[-3:] == per_step)
     if not fits or not broadcasts(shape[:-3], batch):
         raise ModelError(
-            f"Chain over {total} steps of {states} states, batch {tuple(batch)}, needs a "
+            f"{owner} over {total} steps of {states} states, batch {tuple(batch)}, needs a "
             f"transition of shape {(states, states)} or (*batch, *{per_step}), [from, to]; got "
             f"{shape}."
         )
     if transition.device != unary.device:
         raise ModelError(
-            f"Chain needs its potentials on one device; unary is on {unary.device}, the transition "
-            f"on {transition.device}."
+            f"{owner} needs its potentials on one device; unary is on {unary.device}, the "
+            f"transition on {transition.device}."
         )
 
 
