@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.masked import ForestMasked
@@ -107,13 +106,9 @@ class MaskedBitext(ForestMasked):
         i, k, j, m = self.ends
         return (k > i) & (m > j)
 
-    def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
+    def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
         """Leaves with words on both sides."""
-        return torch.where(self.both, ended.sum(1), 0.0)
-
-    def of_draw(self, drawn: Drawn) -> Tensor:
-        """Leaves with words on both sides."""
-        return (drawn.ended & self.both[drawn.place]).nonzero().squeeze(1)
+        return torch.where(self.both[place], ended, 0.0)
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
         """All pairs of their words, by the corners of their rectangles."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected, Masked
-from rdpgraph.structures.compact.descend import Drawn, descend
+from rdpgraph.structures.compact.descend import descend
 from rdpgraph.structures.compact.forest import Forest
 from rdpgraph.structures.compact.inside import Inside, inside, weighted
 
@@ -61,10 +61,11 @@ class ForestMasked(Masked):
         seen = shares.places > 0
         counts = {name: own.reshape(*self.lead, *own.shape[1:]) for name, own in
                   self.counts(shares.rules).items()}  # fmt: skip
+        place = torch.arange(len(forest.item), device=self.site.device)
+        weights = self.answering(place, shares.places.sum(1), shares.ended.sum(1))
         return Expected(
-            self.answers(forest.item, self.of_places(shares.places, shares.ended), torch.arange(
-                len(forest.item), device=self.site.device)),
-            score.reshape(self.lead), number[seen], shares.places[seen], counts,
+            self.answers(forest.item, weights, place), score.reshape(self.lead),
+            number[seen], shares.places[seen], counts,
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
@@ -73,18 +74,14 @@ class ForestMasked(Masked):
         drawn = descend(self.inside, alive, generator)
         labels = self.forest.ends.shape[1]
         site = drawn.item * self.sites + self.site[drawn.place]
-        kept = self.of_draw(drawn)
-        ones = torch.ones(len(kept), dtype=self.forest.ends.dtype, device=site.device)
-        answers = self.answers(drawn.item[kept], ones, drawn.place[kept])
+        ended = drawn.ended.to(self.forest.ends)
+        weights = self.answering(drawn.place, torch.ones_like(ended), ended)
+        answers = self.answers(drawn.item, weights, drawn.place)
         return Draw(answers > 0.5, site * labels + drawn.label)
 
     @abstractmethod
-    def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
-        """(P,) of the chances (P, K) of labels, in all and without parts, those that answer."""
-
-    @abstractmethod
-    def of_draw(self, drawn: Drawn) -> Tensor:
-        """Which places of a derivation answer."""
+    def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
+        """(n,) of the chances of places, to be used and to have no parts, those that answer."""
 
     @abstractmethod
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:

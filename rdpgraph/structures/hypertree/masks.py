@@ -9,7 +9,6 @@ from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Masked, StructureMasks
-from rdpgraph.structures.compact.descend import Drawn
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.compact.spans import Spans
@@ -129,13 +128,9 @@ class MaskedHypertree(ForestMasked):
     ends: Tensor
     words: int
 
-    def of_places(self, places: Tensor, ended: Tensor) -> Tensor:
+    def answering(self, place: Tensor, used: Tensor, ended: Tensor) -> Tensor:
         """All chances: every place is a span with a state."""
-        return places.sum(1)
-
-    def of_draw(self, drawn: Drawn) -> Tensor:
-        """All places of a draw: every one is a span with a state."""
-        return torch.arange(len(drawn.place), device=drawn.place.device)
+        return used
 
     def answers(self, item: Tensor, weights: Tensor, place: Tensor) -> Tensor:
         """The spans themselves."""
