@@ -12,7 +12,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
-from rdpgraph.structures.hypertree.rules import NoRules, Rules, flat
+from rdpgraph.structures.hypertree.rules import Rules, flat
 from rdpgraph.structures.hypertree.score import score
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
@@ -37,6 +37,11 @@ class Form:
         """N, of spans of two words and more."""
         return self.tree.unary.shape[-1] - self.tree.preterminals
 
+    @property
+    def unary(self) -> Tensor:
+        """(B, T, T, C) the potentials."""
+        return self.tree.unary.reshape(self.batch, *self.tree.unary.shape[-3:])
+
     @cached_property
     def rules(self) -> Rules:
         """Of one batch dim, 1 or B."""
@@ -60,27 +65,19 @@ class Form:
     @property
     def parts(self) -> HypertreeTensors:
         """Leaves, spans and rules."""
-        return self._with(self.rules)
-
-    @property
-    def unruled(self) -> HypertreeTensors:
-        """The same for those who do not read the rules."""
-        return self._with(NoRules())
-
-    def _with(self, rules: Rules) -> HypertreeTensors:
-        tree = self.tree
-        unary = tree.unary.reshape(self.batch, *tree.unary.shape[-3:])
+        tree, unary = self.tree, self.unary
         spans = unary[..., : self.states]
         first = self.states if tree.preterminals else 0
         leaves = unary.diagonal(dim1=1, dim2=2).mT[..., first:]
-        form, spans = kernel_form(rules, spans, unary.shape[-1])
+        form, spans = kernel_form(self.rules, spans, unary.shape[-1])
         return _alike(HypertreeTensors(leaves, spans, form, self.lengths, tree.preterminals > 0))
 
     def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
         """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
-        flat = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
-        scores = score(flat, self.unruled, self.root, self.rules)
-        return scores.reshape([*lead, *self.tree.batch_shape])
+        tree = self.tree
+        states = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
+        scores = score(states, self.unary, self.lengths, self.root, self.rules, tree.preterminals)
+        return scores.reshape([*lead, *tree.batch_shape])
 
     def work(self) -> float:
         """The multiply-adds of log Z."""
@@ -109,11 +106,10 @@ class Form:
         tree, batch = self.tree, self.batch
         rules = rules.flat(tree.batch_shape)
         rules = rules.with_parts([part.expand(batch, *part.shape[1:]) for part in rules.parts])
-        unary = tree.unary.reshape(batch, *tree.unary.shape[-3:])
         root = tree.root
         if root is not None:
             root = flat(root, 1, tree.batch_shape).expand(batch, -1)
-        return replace(tree, unary=unary, rules=rules, root=root, lengths=self.lengths)
+        return replace(tree, unary=self.unary, rules=rules, root=root, lengths=self.lengths)
 
 
 def _alike(parts: HypertreeTensors) -> HypertreeTensors:

@@ -5,24 +5,26 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.rules import Rules
 
 
-def score(states: Tensor, parts: HypertreeTensors, root: Tensor, rules: Rules) -> Tensor:
+def score(
+    states: Tensor, unary: Tensor, lengths: Tensor, root: Tensor, rules: Rules, preterminals: int
+) -> Tensor:
     """(R, B) the log-potentials of trees, -inf for what is none; O(T^2) for each.
 
     Args:
         states: (R, B, T, T), -1 for what is not a constituent.
-        parts: leaves, spans and lengths; its rules are not read.
+        unary: (B, T, T, C).
+        lengths: (B,).
         root: (1 or B, C).
         rules: flat.
+        preterminals: how many of the states are for single words alone.
     """
     count, batch, total, _ = states.shape
     if not total:
-        return parts.spans.sum((1, 2, 3)).expand(count, batch)
+        return unary.sum((1, 2, 3)).expand(count, batch)
     place = torch.arange(total, device=states.device)
-    lengths = parts.lengths
     last = (lengths - 1).clamp(min=0)
     among = states >= 0
     wide = among & (place.unsqueeze(1) < place)
@@ -41,19 +43,18 @@ def score(states: Tensor, parts: HypertreeTensors, root: Tensor, rules: Rules) -
     left = flat.gather(2, (i * total + middle))
     right = flat.gather(2, ((middle + 1).clamp(max=total - 1) * total + j))
     parent = flat.gather(2, nodes)
-    known = parts.spans.shape[3]
+    known = unary.shape[3] - preterminals
     fits &= ((left >= 0) & (right >= 0) | ~real).all(2) & ((parent < known) | ~real).all(2)
     triple = (torch.where(parent < known, parent, 0), left, right)
     joint = rules.evaluate(*(part.clamp(min=0).transpose(0, 1).unsqueeze(3) for part in triple))
     joint = joint.reshape(batch, count, real.shape[2]).transpose(0, 1)
     item = torch.arange(batch, device=states.device).unsqueeze(1)
-    spans = parts.spans[item, i, j, parent.clamp(0, known - 1)]
+    spans = unary[item, i, j, parent.clamp(0, known - 1)]
     result = torch.where(real, spans + joint, 0.0).sum(2)
     own = states.diagonal(dim1=2, dim2=3)
-    if parts.split:
-        own = own - known
-        fits &= (own >= 0).eq(within).all(2)
-    leaves = parts.leaves[item, place, own.clamp(0, parts.leaves.shape[2] - 1)]
+    if preterminals:
+        fits &= (own >= known).eq(within).all(2)
+    leaves = unary[item, place, place, own.clamp(min=0)]
     result = result + torch.where(within, leaves, 0.0).sum(2)
     item = item.squeeze(1)
     top = states[:, item, 0, last]

@@ -70,7 +70,9 @@ class Listed(Step):
             for _, first, second in (part.unbind(1) for part in self.rules.triples.split(size))
         ]
         each = torch.cat(sums, 2) + self.rules.log_weights.unsqueeze(1)
-        return self._wider(_scattered(each, self._parent, self.rules.parents, temperature))
+        rows, parent = each.movedim(-1, 0), self.rules.triples[:, 0]
+        total = soft_scatter(rows, parent, self.rules.parents, temperature)
+        return self._wider(total.movedim(0, -1))
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, A) the log-values of the alternatives."""
@@ -143,14 +145,5 @@ class Listed(Step):
         """Splits, places and rules."""
         return float(self.left.ways * self.left.places * self.rules.count)
 
-    @property
-    def _parent(self) -> Tensor:
-        return self.rules.triples[:, 0]
-
     def _wider(self, values: Tensor) -> Tensor:
         return pad(values, (0, self.width - self.rules.parents), value=-math.inf)
-
-
-def _scattered(logs: Tensor, to: Tensor, count: int, temperature: float) -> Tensor:
-    """The soft sums over the last dim of what has the same number there."""
-    return soft_scatter(logs.movedim(-1, 0), to, count, temperature).movedim(0, -1)
