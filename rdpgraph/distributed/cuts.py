@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.distributed.graphs import GraphPart
 from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.errors import ModelError, UnsupportedError
@@ -43,8 +44,11 @@ def by_metis(graph: FactorGraph, ranks: int) -> Tensor:
             "by_metis needs pymetis: pip install 'rdpgraph[distributed]'; without it, partition "
             "cuts in blocks, or by an assignment of yours."
         ) from None
-    if ranks < 1:
-        raise ModelError(f"by_metis needs ranks >= 1; got {ranks}.")
+    if not isinstance(graph, FactorGraph) or not is_whole(ranks, 1):
+        raise ModelError(
+            f"by_metis needs a FactorGraph and ranks >= 1; got {type(graph).__name__} and "
+            f"{ranks!r:.80}."
+        )
     count = graph.num_variables
     codes = [
         block.scopes[:, one] * count + block.scopes[:, other]

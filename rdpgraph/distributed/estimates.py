@@ -61,6 +61,8 @@ class SpreadChains(Estimator):
     mesh: "DeviceMesh"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.pruning, RandomizedPruning):
+            raise ModelError(f"SpreadChains takes RandomizedPruning; got {self.pruning!r:.80}.")
         if self.pruning.resume is not None or self.pruning.seconds < math.inf:
             raise ModelError(
                 "SpreadChains takes RandomizedPruning without seconds and resume: every chain has "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.distributed.chains import ShardedChain
 from rdpgraph.distributed.graphs import GraphPart
 from rdpgraph.engines.network import may_have_zeros
@@ -42,7 +43,8 @@ class Cluster:
     memory: float = 80e9
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or min(self.rate, self.memory_rate, self.link, self.memory) <= 0:
+        rates = (self.rate, self.memory_rate, self.link, self.memory)
+        if not is_whole(self.ranks, 1) or not all(is_real(rate) and rate > 0 for rate in rates):
             raise ModelError(f"A Cluster needs ranks >= 1 and rates above 0; got {self}.")
 
     def chain(
@@ -169,9 +171,15 @@ def explain(model: Chain | ShardedChain | GraphPart, mesh: "DeviceMesh | Cluster
     """
     cluster = mesh
     if not isinstance(cluster, Cluster):
+        if not hasattr(cluster, "size"):
+            raise ModelError(f"explain needs a Cluster or a DeviceMesh; got {mesh!r:.80}.")
         cluster = Cluster(cluster.size(), 1e10, 1e10, 1e9, 1e-4, math.inf)
     if isinstance(model, GraphPart):
         return _of_part(model, cluster)
+    if not isinstance(model, Chain | ShardedChain):
+        raise ModelError(
+            f"explain needs a Chain, a ShardedChain or a GraphPart; got {type(model).__name__}."
+        )
     steps, states = model.unary.shape[-2:]
     low = model.transition
     rank = None

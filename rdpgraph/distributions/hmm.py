@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 
+from rdpgraph._numbers import is_whole
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.distributions.linear_chain import LinearChain, StateSequences
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.model.arrays import as_values
 
 _EMPTY = torch.Size()
 
@@ -75,6 +77,12 @@ class HMM(Distribution):
         length: int,
         validate_args: bool | None = None,
     ) -> None:
+        start, transition, emission = (
+            as_values(f"HMM's {name}", given)
+            for name, given in (
+                ("start", start), ("transition", transition), ("emission", emission),
+            )
+        )  # fmt: skip
         states = start.shape[-1] if start.dim() else 0
         if not states or transition.shape != (states, states):
             raise ModelError(
@@ -86,10 +94,10 @@ class HMM(Distribution):
                 f"An HMM of {states} states needs emission ({states}, symbols); "
                 f"got {tuple(emission.shape)}."
             )
-        if length < 0:
-            raise ModelError(f"An HMM needs a length of 0 or more; got {length}.")
+        if not is_whole(length):
+            raise ModelError(f"An HMM needs a length of 0 or more; got {length!r:.80}.")
         self.start, self.transition, self.emission = start, transition, emission
-        super().__init__(start.shape[:-1], torch.Size([length]), validate_args)
+        super().__init__(start.shape[:-1], torch.Size([int(length)]), validate_args)
 
     @property
     def support(self) -> StateSequences:  # pyright: ignore

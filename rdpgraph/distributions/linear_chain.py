@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
+from rdpgraph._numbers import is_real
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.model import Chain
@@ -87,13 +88,13 @@ class LinearChain(Distribution):
         temperature: float = 1.0,
         validate_args: bool | None = None,
     ) -> None:
-        if not temperature > 0:
+        if not is_real(temperature) or not temperature > 0:
             raise ModelError(
-                f"The temperature of relaxed draws must be positive; got {temperature}."
+                f"The temperature of relaxed draws must be positive; got {temperature!r:.80}."
             )
         self.chain = Chain(unary, transition, lengths=lengths)
-        self.unary = unary
-        self.transition = transition
+        self.unary = unary = self.chain.unary
+        self.transition = self.chain.transition
         self.temperature = temperature
         super().__init__(unary.shape[:-2], unary.shape[-2:-1], validate_args)
 

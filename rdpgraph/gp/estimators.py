@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.labelling import Labelling
 from rdpgraph.gp.likelihoods import Likelihood
@@ -61,7 +62,7 @@ class Reparameterised(GradientEstimator):
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or self.samples % 2:
+        if not is_whole(self.samples, 2) or self.samples % 2:
             raise ModelError(
                 f"Reparameterised needs an even number of samples; got {self.samples!r}."
             )
@@ -99,7 +100,8 @@ class ScoreFunction(GradientEstimator):
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if not 0 <= self.control < 1 or self.samples - round(self.samples * self.control) < 1:
+        numbers = is_whole(self.samples, 1) and is_real(self.control) and 0 <= self.control < 1
+        if not numbers or self.samples - round(self.samples * self.control) < 1:
             raise ModelError(
                 f"ScoreFunction needs samples and a part of them below 1 for the control variate; "
                 f"got samples={self.samples!r}, control={self.control!r}."

@@ -147,6 +147,10 @@ def feature_list(
     Raises:
         ModelError: a sequence without a position, or with another number of features.
     """
+    if not isinstance(sequences, Iterable):
+        raise ModelError(
+            f"A StructuredGP needs a list of matrices (positions, features); got {sequences!r:.80}."
+        )
     checked: list[Features] = []
     for place, given in enumerate(sequences):
         features = Features.of(given, f"Sequence {place}", dtype=dtype)

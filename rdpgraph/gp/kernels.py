@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.features import Products
 
@@ -155,6 +156,6 @@ def _squared_distances(products: Products) -> Tensor:
 
 
 def _log(kernel: str, name: str, value: float) -> nn.Parameter:
-    if not 0 < value < math.inf:
+    if not is_real(value) or not 0 < value < math.inf:
         raise ModelError(f"{kernel} needs a positive {name}; got {value!r}.")
     return nn.Parameter(torch.tensor(math.log(value), dtype=torch.float64))

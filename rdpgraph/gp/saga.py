@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 
 
@@ -40,8 +41,10 @@ class SAGA(Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], *, items: int, lr: float) -> None:
-        if items < 1 or not lr > 0:
-            raise ModelError(f"SAGA needs items and a rate above 0; got items={items}, lr={lr}.")
+        if not is_whole(items, 1) or not is_real(lr) or not lr > 0:
+            raise ModelError(
+                f"SAGA needs items and a rate above 0; got items={items!r}, lr={lr!r}."
+            )
         super().__init__(params, {"lr": lr})
         self.items = items
 

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.covariances import Covariance, DiagonalCovariance
 from rdpgraph.gp.entropy import EntropyBound, PairwiseBound
@@ -24,6 +25,10 @@ _SEQUENCES = 16  # of one bound, together
 _DTYPE = torch.float64
 
 Label = TypeVar("Label", bound=Hashable)
+_CHOICES = {
+    "kernel": Kernel, "likelihood": Likelihood, "covariance": Covariance, "entropy": EntropyBound,
+    "estimator": GradientEstimator, "training": Training,
+}  # fmt: skip
 
 
 class StructuredGP:
@@ -314,18 +319,25 @@ class StructuredGP:
         return self.likelihood or ChainLikelihood()
 
     def _check(self) -> None:
-        if not self.labels or len(set(self.labels)) != len(self.labels):
+        labels = self.labels if isinstance(self.labels, Iterable) else ()
+        if not labels or len(set(labels)) != len(labels):
             raise ModelError(f"StructuredGP needs distinct labels; got {self.labels!r:.80}.")
         for name in ("pairwise_scale", "nugget", "scale", "components", "predictive_samples"):
             value = getattr(self, name)
-            if not value > 0:
-                raise ModelError(f"StructuredGP needs {name} above 0; got {value!r}.")
+            if not is_real(value) or not value > 0:
+                raise ModelError(f"StructuredGP needs {name} above 0; got {value!r:.80}.")
+        for name, kind in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ModelError(
+                    f"StructuredGP needs {name} as an object, a {kind.__name__}; got {value!r:.80}."
+                )
 
     def _states(
         self, labels: Iterable[Sequence[Hashable]], features: list[Features]
     ) -> list[Tensor]:
         numbers = {name: number for number, name in enumerate(self.labels)}
-        given = list(labels)
+        given = list(labels) if isinstance(labels, Iterable) else []
         if len(given) != len(features):
             raise ModelError(f"{len(features)} sequences have labels for {len(given)}.")
         numbered: list[Tensor] = []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator
 from rdpgraph.gp.likelihoods import Likelihood
@@ -89,7 +90,8 @@ class Training:
     watch: Callable[[int, float], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.kernel_every < 0 or (self.sequences or 1) < 1:
+        fits = is_whole(self.steps, 1) and is_whole(self.kernel_every)
+        if not fits or not (self.sequences is None or is_whole(self.sequences, 1)):
             raise ModelError(
                 "Training needs steps and sequences of 1 or more, and kernel_every of 0 or more; "
                 f"got {self.steps!r}, {self.sequences!r}, {self.kernel_every!r}."

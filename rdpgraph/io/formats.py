@@ -75,8 +75,10 @@ class Formats:
         """Register a format.
 
         Raises:
-            ModelError: its suffix or one of its first words is taken.
+            ModelError: it is no `FileFormat`, or its suffix or one of its first words is taken.
         """
+        if not isinstance(added, FileFormat):
+            raise ModelError(f"register_format needs a FileFormat; got {added!r:.80}.")
         for known in self._known.values():
             words = set(known.first_words) & set(added.first_words)
             if known.suffix == added.suffix or words:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import BudgetError, EvidenceError
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, shown
@@ -203,6 +203,7 @@ def parse_grammar(
 
     Raises:
         FileFormatError: with the line that does not fit.
+        ModelError: no text.
 
     Example:
         >>> grammar = parse_grammar('''
@@ -214,6 +215,8 @@ def parse_grammar(
         >>> grammar.symbols, grammar.words
         (('S', 'NP', 'VP'), ('dogs', 'cats', 'sleep'))
     """
+    if not isinstance(text, str | bytes | bytearray | memoryview):
+        raise ModelError(f"parse_grammar needs the text of a grammar; got {text!r:.80}.")
     names, words = Names(), Names()
     order, heads = array("i"), array("i")  # the place of each symbol by its first rule, or -1
     binary = _Columns([array("i"), array("i"), array("i")])

@@ -7,6 +7,8 @@ import stat
 from time import monotonic
 from typing import Self
 
+from rdpgraph.errors import ModelError
+
 WAIT = 60.0
 """How long a pipe may be silent by default, in seconds."""
 _STANDARD_INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
@@ -22,10 +24,13 @@ class Source:
         wait: how long to wait for the next bytes, in seconds.
 
     Raises:
+        ModelError: no path.
         OSError: the file cannot be opened or read; TimeoutError: nothing came.
     """
 
     def __init__(self, path: str | os.PathLike[str], wait: float = WAIT) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ModelError(f"A file to read needs a path, as 'model.uai'; got {path!r:.80}.")
         self._name, self._wait = str(path), wait
         if self._name in _STANDARD_INPUT:
             self._file = os.dup(0)  # what cannot be opened by name, a socket, is read too

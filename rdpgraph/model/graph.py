@@ -374,7 +374,16 @@ class FactorGraph:
             yield Factor(variables, Table(table))
 
     def to(self, *args: Any) -> "FactorGraph":
-        """The graph with its tables on another device or of another floating type."""
+        """The graph with its tables on another device or of another floating type.
+
+        Raises:
+            ModelError: torch has no such device, or no such type.
+        """
+        try:
+            torch.empty(0, device="cpu").to(*args)
+        except (AssertionError, RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelError(f"FactorGraph.to needs a device or a type: {reason}") from None
         items = [
             Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared)
             for b in self.blocks

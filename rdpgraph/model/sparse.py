@@ -1,7 +1,7 @@
 """Potentials that list their possible configurations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,10 @@ class Sparse(Potential):
     def __post_init__(self) -> None:
         settle(self, "log_values", whole=("configurations",))
         checked_log_values("Sparse", self.log_values)
+        if not isinstance(self.sizes, Iterable):
+            raise ModelError(
+                f"Sparse needs a size for each slot, as (3, 2); got {self.sizes!r:.80}."
+            )
         object.__setattr__(self, "sizes", tuple(self.sizes))
         listed = self.configurations
         if listed.ndim != 2 or listed.shape[1] != len(self.sizes) or listed.is_floating_point():

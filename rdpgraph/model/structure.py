@@ -117,9 +117,8 @@ class Structure(ABC):
         Of the states (*lead, *batch, *sites) of configurations: once or not at all, unless a
         structure says otherwise. What marginals expect.
         """
-        return (
-            states.unsqueeze(-1) == torch.arange(self.unary.shape[-1], device="cpu").to(states)
-        ).long()
+        every = torch.arange(self.unary.shape[-1], device=states.device)
+        return (states.unsqueeze(-1) == every).long()
 
     def listed(self) -> Tensor | None:
         """(C, *sites) all configurations of one item, possible or not, or None.

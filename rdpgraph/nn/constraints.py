@@ -1,7 +1,7 @@
 """Which sequences of labels spell segments: the schemes BIO and BIOES as hard zeros."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class Constraints:
     end: Tensor
 
     def __post_init__(self) -> None:
+        if not all(isinstance(getattr(self, own.name), Tensor) for own in fields(self)):
+            raise ModelError(f"Constraints need three tensors of bools; got {self!r:.80}.")
         tags = tuple(self.transitions.shape[:1])
         shapes = {"start": tags, "transitions": 2 * tags, "end": tags}
         for name, shape in shapes.items():

@@ -126,6 +126,7 @@ class CRF(nn.Module):
             raise ModelError(
                 f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r}."
             )
+        _require_tensors(emissions=emissions, tags=tags)
         if tags.shape != emissions.shape[:2]:
             raise ModelError(
                 f"tags must be of the first two dimensions of emissions, "
@@ -169,6 +170,7 @@ class CRF(nn.Module):
         Raises:
             ModelError: shapes or a mask that do not fit.
         """
+        _require_tensors(emissions=emissions)
         if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
             order = "batch, steps" if self.batch_first else "steps, batch"
             raise ModelError(
@@ -213,3 +215,9 @@ def _lengths(mask: Tensor) -> Tensor:
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
     raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+
+
+def _require_tensors(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise ModelError(f"{name} must be a tensor; got {value!r:.80}.")

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.query.relaxed import RelaxedStates
 
@@ -62,10 +63,10 @@ class LSTMDecoder(nn.Module):
     def __init__(
         self, *, states: int, vocabulary: int, hidden: int = 256, dimension: int = 128
     ) -> None:
-        if min(states, vocabulary, hidden, dimension) < 1:
+        if not all(is_whole(size, 1) for size in (states, vocabulary, hidden, dimension)):
             raise ModelError(
                 "LSTMDecoder needs states, vocabulary, hidden and dimension >= 1; got "
-                f"{states}, {vocabulary}, {hidden} and {dimension}."
+                f"{states!r:.20}, {vocabulary!r:.20}, {hidden!r:.20} and {dimension!r:.20}."
             )
         super().__init__()
         self.words = nn.Embedding(vocabulary, dimension)

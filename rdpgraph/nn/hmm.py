@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.arrays import as_states
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.nn.features import FeatureMap
 from rdpgraph.structures.chain import lowrank_ranks
@@ -65,10 +67,13 @@ class HMM(nn.Module):
         counts: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        if min(states, vocabulary, dimension, rank or 1) < 1 or not 0.0 <= dropout < 1.0:
+        sizes = (states, vocabulary, dimension, 1 if rank is None else rank)
+        fits = all(is_whole(size, 1) for size in sizes) and is_real(dropout)
+        if not fits or not 0.0 <= dropout < 1.0:
             raise ModelError(
                 "HMM needs states, vocabulary, dimension and rank >= 1 and a dropout in [0, 1); "
-                f"got {states}, {vocabulary}, {dimension}, {rank} and {dropout}."
+                f"got {states!r:.20}, {vocabulary!r:.20}, {dimension!r:.20}, {rank!r:.20} and "
+                f"{dropout!r:.20}."
             )
         if counts is not None and (counts.shape != (vocabulary,) or bool((counts < 0).any())):
             raise ModelError(
@@ -185,6 +190,7 @@ class HMM(nn.Module):
 
     def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens, 0 beyond the lengths, and lengths."""
+        tokens = as_states("HMM's tokens", tokens)
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise EvidenceError(
                 f"HMM needs integer tokens (B, T); got {tuple(tokens.shape)} of {tokens.dtype}."

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.estimate.problem import Estimator
 from rdpgraph.estimate.replicates import Replicates
@@ -117,9 +118,10 @@ class StructuredVAE(nn.Module):
         dimension: int,
         estimator: Estimator | None = None,
     ) -> None:
-        if min(states, dimension) < 1:
+        if not is_whole(states, 1) or not is_whole(dimension, 1):
             raise ModelError(
-                f"StructuredVAE needs states and dimension >= 1; got {states} and {dimension}."
+                f"StructuredVAE needs states and dimension >= 1; got {states!r:.20} and "
+                f"{dimension!r:.20}."
             )
         if estimator is not None and not isinstance(estimator, Estimator):
             raise ModelError(

@@ -392,4 +392,6 @@ def _listed(asked: str, items: Factor | Iterable[Named]) -> list[Named]:
     if isinstance(items, str | Variable | VariableArray):
         name = items if isinstance(items, str) else items.name
         raise ModelError(f"{asked} needs a list of variables, as [{name!r}]; got {name!r} alone.")
+    if not isinstance(items, Iterable):
+        raise ModelError(f"{asked} needs a list of variables; got {items!r:.80}.")
     return list(items)

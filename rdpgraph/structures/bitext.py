@@ -103,11 +103,9 @@ class Bitext(Recursion):
         has one tree, rather than one for each way to bracket it: 9 states instead of 4. The rest
         are other fields.
         """
-        weights = (
-            torch.as_tensor(own, device=pairs.device).to(pairs) for own in (straight, inverted)
-        )
-        rules = grammar_rules(*weights, normal_form=normal_form)
         unary = words_unary(pairs, source_null, target_null, phrases, 6 if normal_form else 1)
+        weights = ((unary.new_zeros(()) + own).to(unary) for own in (straight, inverted))
+        rules = grammar_rules(*weights, normal_form=normal_form)
         return cls(unary, *rules, leaves=3, **rest)
 
     def pair_marginals(self) -> Tensor:

@@ -74,6 +74,8 @@ def straight_through(relaxed: Tensor) -> Tensor:
         tensor([[0., 1., 0.],
                 [0., 0., 0.]])
     """
+    if not isinstance(relaxed, Tensor):
+        raise ModelError(f"straight_through needs a tensor (..., N); got {relaxed!r:.80}.")
     return _Hard.apply(relaxed)  # pyright: ignore[reportReturnType]
 
 

@@ -56,6 +56,8 @@ def cross_entropy(own: HypertreeFields, other: HypertreeFields) -> Tensor:
         ModelError: the two differ in shape, preterminals or lengths.
         BudgetError: written out, the rules are too large.
     """
+    if not isinstance(other, HypertreeFields):
+        raise ModelError(f"A hypertree is compared with a hypertree; got {type(other).__name__}.")
     alike = own.unary.shape == other.unary.shape and own.preterminals == other.preterminals
     if not alike or not torch.equal(Form(own).lengths, Form(other).lengths):
         raise ModelError(

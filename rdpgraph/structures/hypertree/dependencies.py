@@ -191,6 +191,10 @@ class Dependencies(Structure):
         Raises:
             ModelError: the two are not of one kind, shape and length.
         """
+        if not isinstance(other, Dependencies):
+            raise ModelError(
+                f"Dependency trees are compared with others; got {type(other).__name__}."
+            )
         (own, lengths), (others, other_lengths) = self._parts(), other._parts()
         alike = type(self) is type(other) and self.multiroot == other.multiroot
         if not alike or own.shape != others.shape or not torch.equal(lengths, other_lengths):

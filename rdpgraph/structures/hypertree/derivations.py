@@ -11,7 +11,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph._numbers import is_whole
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import settle
+from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
@@ -129,6 +129,7 @@ class Derivations(Recursion):
         Raises:
             EvidenceError: another shape.
         """
+        uses = as_states("The numbers of uses of Derivations", uses)
         if tuple(uses.shape[-self.unary.ndim :]) != tuple(self.unary.shape):
             raise EvidenceError(
                 f"Derivations needs numbers of uses (*lead, *{tuple(self.unary.shape)}); got "

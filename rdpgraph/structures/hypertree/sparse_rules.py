@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle
+from rdpgraph.model.arrays import as_whole, settle
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.rules import Rules, items_of, within_budget
 
@@ -56,8 +56,9 @@ class SparseRules(Rules):
 
     def __post_init__(self) -> None:
         settle(self, "log_weights", whole=("triples",))
-        object.__setattr__(self, "triples", self.triples.long().to(self.log_weights.device))
         checked_log_values("SparseRules", self.log_weights)
+        triples = as_whole("SparseRules' triples", self.triples).long()
+        object.__setattr__(self, "triples", triples.to(self.log_weights.device))
         shape, weights = tuple(self.triples.shape), tuple(self.log_weights.shape)
         if len(shape) != 2 or shape[1] != 3 or not shape[0] or weights[-1:] != shape[:1]:
             raise ModelError(

@@ -72,6 +72,7 @@ class MixedBitext(Recursion):
     def __post_init__(self) -> None:
         names = "unary", "pairs", "source", "target", "rules"
         settle(self, *names, whole=("source_lengths", "target_lengths"))
+        checked_log_values("MixedBitext's unary", self.unary)
         shape, batch = tuple(self.unary.shape), self.batch_shape
         p, q = (max(size - 1, 0) for size in (shape[-4:-1:2] if len(shape) > 4 else (0, 0)))
         wanted = {

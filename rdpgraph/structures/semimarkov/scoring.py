@@ -61,6 +61,8 @@ def flat(segmentation: Segmentation, unary: Tensor, lengths: Tensor) -> Segmenta
     Raises:
         EvidenceError: a shape that does not fit, or a label outside 0..N-1.
     """
+    if not isinstance(segmentation, Segmentation):
+        raise EvidenceError(f"SemiMarkov needs a Segmentation; got {segmentation!r:.80}.")
     labels, shape = segmentation.labels, tuple(unary.shape[:-2])
     lead = labels.ndim - len(shape)
     if lead < 0 or tuple(labels.shape[lead:]) != shape:
