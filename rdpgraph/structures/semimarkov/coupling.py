@@ -45,6 +45,17 @@ class Coupling:
         bounded = not len(transition) or float(shifted.amin()) > math.log(faint)
         return cls(transition, shifted.exp(), peaks.squeeze(-2), faint, bounded)
 
+    @classmethod
+    def each(cls, transition: Tensor, steps: int) -> list[Self]:
+        """The T - 1 transitions of (N, N), the same, or of (1 or B, T - 1, N, N), each its own.
+
+        Number t lies between a segment that ends at position t and one that starts at t + 1.
+        """
+        if transition.ndim == 2:
+            return [cls.of(transition)] * (steps - 1)
+        tables = transition[0] if len(transition) == 1 else transition.transpose(0, 1)
+        return [cls.of(table) for table in tables]
+
     def scaled(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """exp(logs) scaled by row (*lead, N), its product with the weights, and the log-scale."""
         peak = finite(logs.amax(-1, keepdim=True))

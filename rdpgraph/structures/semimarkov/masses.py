@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.semimarkov.transitions import potential_after
+from rdpgraph.model.table import Table
 
 _AT_ONCE = 2**22  # pairs of labels that are looked at together
 
@@ -116,8 +116,11 @@ class LabelledSegments:
             own, other = (low.log_left, low.log_right)[:: 3 - 2 * dim]
             ranks = (logs.unsqueeze(2) + own).logsumexp(1)
             return (ranks.unsqueeze(1) + other).logsumexp(2)
-        values = potential_after(self.potential, place).evaluate([before, after])
-        return (logs.unsqueeze(3 - dim) + values).logsumexp(dim)
+        potential = self.potential
+        if isinstance(potential, Table) and len(potential.shape) > 2:
+            each = potential.log_values
+            potential = Table(each[0, place] if len(each) == 1 else each[:, place])
+        return (logs.unsqueeze(3 - dim) + potential.evaluate([before, after])).logsumexp(dim)
 
 
 def _begun(values: Tensor, place: int) -> Tensor:

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from rdpgraph.model.gradients import regradient
 from rdpgraph.structures.semimarkov.coupling import Coupling
 from rdpgraph.structures.semimarkov.recursion import Prefixes, at_last, prefixes
-from rdpgraph.structures.semimarkov.transitions import tables
 
 
 def log_partition(
@@ -33,7 +32,9 @@ def log_partition(
         again: log Z of segments and transition by autograd, for second derivatives.
     """
     if transition.ndim > 2 or not torch.is_grad_enabled():
-        return prefixes(segments, tables(transition, segments.shape[1]), lengths).log_partition
+        return prefixes(
+            segments, Coupling.each(transition, segments.shape[1]), lengths
+        ).log_partition
     log_z: Tensor = _LogPartition.apply(segments, transition, lengths, again)  # pyright: ignore
     return log_z
 
@@ -47,7 +48,7 @@ class _LogPartition(Function):
         lengths: Tensor,
         again: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
-        forward = prefixes(segments, tables(transition, segments.shape[1]), lengths)
+        forward = prefixes(segments, Coupling.each(transition, segments.shape[1]), lengths)
         ctx.save_for_backward(
             segments, transition, lengths, forward.leaving, forward.entering, forward.bases
         )
