@@ -57,7 +57,7 @@ class HypertreeFields(Recursion):
             row = tape.sites[first, last]
             if rows:
                 pool = tuple(rows)
-                parts = View(pool, left), View(pool, right)
+                parts = View(pool, left, full=True), View(pool, right, full=True)
                 row = tape.total((row, tape.join(*parts, self.rules, to=row)))
             rows.append(row)
         empty = tape.allowed(lengths == 0)

@@ -41,10 +41,10 @@ class Hypergraph:
     @cached_property
     def levels(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Nodes and their hyperedges, (nodes, most of them) padded with E, by depth."""
-        depth, tails = [0] * self.nodes, self.tails.tolist()
+        depth, tails = [*[0] * self.nodes, -1], self.tails.tolist()  # the last is of no tail
         by_depth: dict[int, list[int]] = {}
         for node, edges in enumerate(self.edges):
-            depths = [depth[tail] for edge in edges for tail in tails[edge] if tail >= 0]
+            depths = [depth[tail] for edge in edges for tail in tails[edge]]
             depth[node] = 1 + max(depths, default=-1)
             if edges:
                 by_depth.setdefault(depth[node], []).append(node)
@@ -109,7 +109,8 @@ class Hypergraph:
         values = [tape.one, tape.nothing]
         for own, row in zip(weights, rows, strict=True):
             pool = tuple(values)
-            values.append(tape.total((own, *(View(pool, places) for places in row.tails))))
+            tails = [View(pool, places, full=True) for places in row.tails]
+            values.append(tape.total((own, *tails)))
         return tape.total(View(tuple(values), self._numbers([self._places[self.nodes - 1 :][:1]])))
 
     @cached_property

@@ -41,12 +41,14 @@ class ProjectiveDependencies(  # pyright: ignore[reportIncompatibleMethodOverrid
         arcs = tape.apart(tape.sites[:], count)
         complete, opened = [tape.leaf(tape.unary.new_zeros(1, 2 * count, 1))], list[Value]()
         for row in _rows(words, device):
-            inner = (View(tuple(complete), row.before), View(tuple(complete), row.after))
-            inner = tape.total(inner)
+            before, after = (
+                View(tuple(complete), places, full=True) for places in (row.before, row.after)
+            )
+            inner = tape.total((before, after))
             arc = View((arcs,), row.arcs)
             opened.append(tape.total((View((inner,), row.inner), arc)))
-            whole = (View(tuple(opened), row.opened), View(tuple(complete), row.rest))
-            complete.append(tape.total(whole))
+            part = View(tuple(opened), row.opened, full=True)
+            complete.append(tape.total((part, View(tuple(complete), row.rest, full=True))))
         lengths = tape.lengths(self.lengths, words).reshape(-1, 1, 1)
         first, top = lengths * 0, torch.arange(1, count, device=device).unsqueeze(1)
         if self.multiroot:

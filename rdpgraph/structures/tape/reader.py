@@ -59,18 +59,22 @@ class Reader:
         return rows(self.values[value.number], item, place)
 
     def pooled(self, view: View) -> Tensor:
-        """(B or 1, places of the pool, K); with an index one more place, of -inf."""
+        """(B or 1, places of the pool, K); with an index one more place, of -inf.
+
+        Of a longer pool, if one is there that starts with it, where nothing stands for none.
+        """
         if view.index is None:
             return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
         # Views of one pool are often read together, or in turn with those of another.
-        key = _key(view)
-        pool = self._latest.pop(key, None)
+        key = view.numbers
+        known = key if key in self._latest or not view.full else self._longer(key)
+        pool = self._latest.pop(known or key, None)
         if pool is None:
             # On the way up pools grow by one value at a time.
             pool = self._pooled(view, self._latest.pop(key[:-1], None))
             if len(self._latest) >= self.pools:
                 del self._latest[next(iter(self._latest))]
-        self._latest[key] = pool
+        self._latest[known or key] = pool
         return pool
 
     def _pooled(self, view: View, before: Tensor | None) -> Tensor:
@@ -82,12 +86,11 @@ class Reader:
             parts.append(none.expand(*parts[-1].shape[:-2], 1, view.width))
         return side_by_side(parts, -2)
 
-    def _longer(self, view: View) -> Tensor | None:
-        """Those of a pool that starts with that of the view, if one is there."""
-        key = _key(view)
-        for known, pool in self._latest.items():
+    def _longer(self, key: tuple[int, ...]) -> tuple[int, ...] | None:
+        """A pool that starts with another, if one is there: on the way down pools shrink."""
+        for known in self._latest:
             if len(known) > len(key) and known[: len(key)] == key:
-                return pool
+                return known
         return None
 
     def read(self, view: View) -> Tensor:
@@ -136,13 +139,13 @@ class Reader:
             return pool[0].mT[label] if pool.shape[0] == 1 else pool[item, :, label]
         item, place = item.unsqueeze(1), place.unsqueeze(1)
         number = view.number(torch.arange(view.ways, device=item.device), item, place)
-        longer = None if view.index is None else self._longer(view)
-        pool = self.pooled(view) if longer is None else longer
+        longer = None if view.index is None or view.full else self._longer(view.numbers)
+        pool = self.pooled(view) if longer is None else self._latest[longer]
         places = (number,) if label is None else (number, label.unsqueeze(1))
         read = pool[0][places] if pool.shape[0] == 1 else pool[(item, *places)]
         if longer is None:
             return read
-        # On the way down pools shrink; where the shorter one ends, another value follows.
+        # Where the shorter pool ends, another value follows in the longer one.
         known = number < view.size
         return torch.where(known if label is not None else known.unsqueeze(2), read, -math.inf)
 
@@ -153,10 +156,6 @@ def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
     if places == 1:
         return values[:, 0] if batch == 1 else values[:, 0][item]
     return values[0][place] if batch == 1 else values[item, place]
-
-
-def _key(view: View) -> tuple[int, ...]:
-    return tuple([value.number for value in view.pool])
 
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:

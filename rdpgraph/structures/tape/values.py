@@ -1,7 +1,7 @@
 """What the steps of a tape make and read: values over places and labels, and views of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -51,11 +51,18 @@ class View:
         index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
             number of all of them stands for none, -inf. None: all places of the pool, in order.
         across: whether those are, without an index, the alternatives of one place.
+        full: whether it is known that none of the index stands for none.
     """
 
     pool: tuple[Value, ...]
     index: Tensor | None = None
     across: bool = field(default=False, kw_only=True)
+    full: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the steps whose values are in the pool."""
+        return tuple([value.number for value in self.pool])
 
     @cached_property
     def size(self) -> int:
@@ -86,7 +93,7 @@ class View:
         """The alternatives of all places as places, M P of them."""
         if self.index is None:
             return View(self.pool)
-        return View(self.pool, self.index.flatten(-2).unsqueeze(-2))
+        return View(self.pool, self.index.flatten(-2).unsqueeze(-2), full=self.full)
 
     @property
     def whole(self) -> bool:
@@ -168,7 +175,8 @@ def as_view(given: Given) -> View:
 
 def mapped(view: View, step: Callable[[Value], Value]) -> View:
     """The same places of what a step makes of each value."""
-    return View(tuple(step(value) for value in view.pool), view.index, across=view.across)
+    pool = tuple([step(value) for value in view.pool])
+    return replace(view, pool=pool)
 
 
 def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
@@ -190,7 +198,7 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
         if most >= size:
             raise ModelError(f"Tape.view of {size} places has no place {most}.")
         if least >= 0:
-            return View(values, index)
+            return View(values, index, full=True)
     return View(values, torch.where(index < 0, size, index))
 
 
