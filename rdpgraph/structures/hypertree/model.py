@@ -31,6 +31,8 @@ from rdpgraph.structures.tape.steps import Pairs
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import up
 
+_SMALL = 2**23  # terms that are summed on the tape as fast as by the kernel
+
 
 @dataclass(frozen=True, eq=False)
 class Hypertree(HypertreeFields):
@@ -318,7 +320,7 @@ class Hypertree(HypertreeFields):
 
     def _sums(self, tape: Tape) -> Reader:
         """By the kernel where it serves: its values are those of the steps after each join."""
-        rows = span_sums(self)
+        rows = span_sums(self) if tape.work > _SMALL else None
         if rows is None:
             return up(tape)
         steps = [number + 2 for number, step in enumerate(tape.steps) if isinstance(step, Pairs)]

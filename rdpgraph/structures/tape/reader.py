@@ -33,13 +33,17 @@ class Reader:
         pools: how many pools are kept, those read last.
         temperature: at which they are summed.
         most: of lists of the best derivations, by rank in a dim in front: how long they are.
+        small: how many terms of a step are kept at most, to be read again on the way down.
         remade: by number the steps whose values are not kept.
+        terms: by step, (B or 1, A, P or 1, K or 1) those that are kept.
     """
 
     values: list[Tensor] = field(default_factory=list[Tensor])
     pools: float = 4
     temperature: float = 1.0
     most: int = 1
+    small: int = 0
+    terms: dict[object, Tensor] = field(default_factory=dict[object, Tensor], init=False)
     remade: dict[int, Remade] = field(default_factory=dict[int, Remade], init=False)
     _latest: dict[tuple[int, ...], Tensor] = field(
         default_factory=dict[tuple[int, ...], Tensor], init=False
@@ -156,6 +160,14 @@ def rows(values: Tensor, item: Tensor, place: Tensor) -> Tensor:
     if places == 1:
         return values[:, 0] if batch == 1 else values[:, 0][item]
     return values[0][place] if batch == 1 else values[item, place]
+
+
+def entries(terms: Tensor, *nodes: Tensor) -> Tensor:
+    """(Q, A) of (B or 1, A, P or 1, K or 1): those of some nodes, by item, place and label."""
+    rows = terms.movedim(1, 3)
+    index = tuple([own for own, size in zip(nodes, rows.shape, strict=False) if size > 1])
+    rows = rows.squeeze(tuple([dim for dim in range(3) if rows.shape[dim] == 1]))
+    return rows[index] if index else rows.expand(nodes[0].shape[0], -1)
 
 
 def batches(parts: Sequence[Tensor]) -> list[Tensor]:

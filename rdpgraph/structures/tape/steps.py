@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link, Table
-from rdpgraph.structures.tape.reader import Reader, batches, side_by_side
+from rdpgraph.structures.tape.reader import Reader, batches, entries, side_by_side
 from rdpgraph.structures.tape.step import Child, Step, beside, child
 from rdpgraph.structures.tape.sums import in_blocks, soft
 from rdpgraph.structures.tape.values import Value, View
@@ -53,8 +53,14 @@ class Total(Step):
 
     def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
         """(B, A, P, K)."""
+        kept = reader.terms.get(self)
+        if kept is not None:
+            return kept
         totals = [_sum(reader.together(way)) for way in self.ways]
-        return totals[0] if len(totals) == 1 else torch.cat(batches(totals), -3)
+        terms = totals[0] if len(totals) == 1 else torch.cat(batches(totals), -3)
+        if terms.numel() <= reader.small and terms.shape[1] > 1:
+            reader.terms[self] = terms
+        return terms
 
     def up(self, reader: Reader, temperature: float) -> Tensor:
         """(B or 1, P, K)."""
@@ -63,6 +69,9 @@ class Total(Step):
 
     def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
         """(Q, A) the log-values of the alternatives."""
+        kept = reader.terms.get(self)
+        if kept is not None:
+            return entries(kept, item, place, label)
         totals = [_sum([reader.at(view, item, place, label) for view in way]) for way in self.ways]
         return totals[0] if len(totals) == 1 else torch.cat(totals, 1)
 

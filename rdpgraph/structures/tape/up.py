@@ -11,7 +11,7 @@ from rdpgraph.structures.tape.steps import Leaf, Pairs
 from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
 
-_HELD = 2**20  # numbers of pairs of labels that are kept for the way down
+_HELD = 2**20  # numbers of pairs of labels, and of terms, that are kept for the way down
 _MANY = 2**20  # potentials that are read at once
 
 
@@ -55,7 +55,9 @@ def up(
         known: of some steps the values, by their numbers, for draws: what only those read is not
             made, if they have one alternative, except for the rows of pairs that are asked for.
     """
-    given, reader, held = leaves(tape), Reader(temperature=temperature), 0
+    given, held = leaves(tape), 0
+    small = 0 if torch.is_grad_enabled() else _HELD // len(tape.steps)
+    reader = Reader(temperature=temperature, small=small)
     known = known or {}
     made = _read_by_others(tape, known) if known else range(len(tape.steps))
     for number, step in enumerate(tape.steps):
