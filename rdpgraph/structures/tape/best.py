@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from rdpgraph.structures.tape.up import last_read, leaves, up
 
 _MEAN = 2**12  # terms of a step and item, above which lists of all entries are slower
 _HELD = 2**26  # terms of a step with ranks that are held at once
+_ROOM = 2**17  # numbers that stay, side by side
 
 
 @torch.no_grad()
@@ -43,7 +45,7 @@ def best(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
 def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     """The same from the lists of all entries, each from those of its alternatives' parts."""
     given, ended, reader = leaves(tape), last_read(tape), Reader(most=k)
-    lists: list[Tensor] = reader.values
+    lists, room = reader.values, _Room()
     # Of each step, by rank and entry: one of its alternatives with one of the ranks of its parts.
     chosen, many, ranks = list[Tensor](), list[int](), list[list[Tensor | None]]()
     for number, step in enumerate(tape.steps):
@@ -58,8 +60,8 @@ def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         order = (1, 3, 4, 2, 0) if step.dim == -3 else (1, 2, 4, 3, 0)
         flat = terms.permute(order).flatten(-2)
         values, which = flat.topk(min(k, flat.shape[-1]))
-        lists.append(values.movedim(-1, 0))
-        chosen.append(which)
+        lists.append(room.kept(values).movedim(-1, 0))
+        chosen.append(room.kept(which))
         for way in step.products:
             ranks[number] += reader.ranks(way)
         many.append(terms.shape[0])
@@ -88,3 +90,27 @@ def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
     there = goals > -math.inf
     trees = there.flatten().nonzero().squeeze(1)
     return followed(tape, (trees, trees * 0, trees * 0, trees // tape.batch), below), there
+
+
+@dataclass(eq=False)
+class _Room:
+    """Small tensors that stay, side by side: between larger ones that go they would cut up memory.
+
+    Attributes:
+        blocks: by type the one that is being filled, and how much of it is.
+    """
+
+    blocks: dict[torch.dtype, tuple[Tensor, int]] = field(
+        default_factory=dict[torch.dtype, tuple[Tensor, int]]
+    )
+
+    def kept(self, numbers: Tensor) -> Tensor:
+        """The same numbers; those of a large tensor where they are."""
+        count = numbers.numel()
+        if count > _ROOM // 8:
+            return numbers
+        block, used = self.blocks.get(numbers.dtype, (numbers, 0))
+        if used + count > block.shape[0] or not used:
+            block, used = numbers.new_empty(_ROOM), 0
+        self.blocks[numbers.dtype] = block, used + count
+        return block[used : used + count].view(numbers.shape).copy_(numbers)
