@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain.factors import (
     StepFactors,
     edge_gradient,
@@ -54,12 +55,14 @@ class ThinFactors(StepFactors):
         rows = peak(right, (-1,))
         left, right = (log_left - columns).exp_(), right.sub_(rows).exp_()
         masses = unary.new_zeros(*unary.shape[1::-1], left.shape[-1])
-        parts = log_left, log_right, left, right, rows.squeeze(-1), masses
-        own = cls(unary, masses[..., 0].mT, lengths, *parts)
-        first, *others = unary.unbind(1)
-        pairs = zip(others, own._rows, strict=True)
-        tops = [peak(first, (1,)), *(peak(level + row, (1,)) for level, row in pairs)]
-        return replace(own, offset=torch.cat(tops, 1))
+        rows, tops = rows.squeeze(-1), unary.new_empty(*unary.shape[:2], 1)
+        linked = [rows] * len(masses) if rows.ndim == 1 else rows.unbind(1)
+        for step, level in enumerate(unary.unbind(1)):
+            # In place: small tensors between those of a step would cut up memory.
+            logs = level + linked[step - 1] if step else level
+            torch.amax(logs, 1, keepdim=True, out=tops[:, step])
+        offset = finite(tops.squeeze(2))
+        return cls(unary, offset, lengths, log_left, log_right, left, right, rows, masses)
 
     @property
     def made(self) -> tuple[Tensor, ...]:
@@ -124,11 +127,6 @@ class ThinFactors(StepFactors):
     @cached_property
     def _rights(self) -> Sequence[Tensor]:
         return steps_of(self.right, len(self.masses) - 1)
-
-    @cached_property
-    def _rows(self) -> Sequence[Tensor]:
-        count = len(self.masses) - 1
-        return [self.rows] * count if self.rows.ndim == 1 else self.rows.unbind(1)
 
     @cached_property
     def _backs(self) -> Tensor:
