@@ -17,6 +17,7 @@ from rdpgraph.structures.tape.up import last_read, leaves, up
 
 _MEAN = 2**12  # terms of a step and item, above which lists of all entries are slower
 _HELD = 2**26  # terms of a step with ranks that are held at once
+_LARGE = 2**14  # terms of a step that would leave a gap in memory
 _ROOM = 2**17  # numbers that stay, side by side
 
 
@@ -60,8 +61,10 @@ def together(tape: Tape, k: int) -> tuple[Drawn, Tensor]:
         order = (1, 3, 4, 2, 0) if step.dim == -3 else (1, 2, 4, 3, 0)
         flat = terms.permute(order).flatten(-2)
         values, which = flat.topk(min(k, flat.shape[-1]))
-        lists.append(room.kept(values).movedim(-1, 0))
-        chosen.append(room.kept(which))
+        if terms.numel() > _LARGE:
+            values, which = room.kept(values), room.kept(which)
+        lists.append(values.movedim(-1, 0))
+        chosen.append(which)
         for way in step.products:
             ranks[number] += reader.ranks(way)
         many.append(terms.shape[0])
