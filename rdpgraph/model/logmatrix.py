@@ -46,10 +46,7 @@ class LogMatrix:
         peak = _peak(rows)
         total = (rows - peak).exp() @ self.weights.mT
         low = self._low(total)
-        if total.requires_grad:  # of what is low the gradient would be infinite, or none
-            logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
-        else:
-            logs = total.log()
+        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
         result = logs + peak + self.peaks.unsqueeze(-2)
         return self._repaired(result, low, rows, _sums) if bool(low.any()) else result
 

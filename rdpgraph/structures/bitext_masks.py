@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
+from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.hypertree.rules import Rules
@@ -41,7 +42,7 @@ class BitextMasks(LinkMasks):
         pairs = leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
         source = leaves.diagonal(1, -4, -3).diagonal(0, -3, -2).amax(-1)
         target = leaves.diagonal(0, -4, -3).diagonal(1, -3, -2).amax(-2)
-        return pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=-1e300)
+        return pairs - (source.unsqueeze(-1) + target.unsqueeze(-2)).clamp(min=LOWEST)
 
     @cached_property
     def rules(self) -> Binary:

@@ -9,6 +9,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.structures.compact.bispans import Bispans
+from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.ruled import RuleMasked
 from rdpgraph.structures.mixed.boxes import Boxes
@@ -44,7 +45,7 @@ class MixedMasks(LinkMasks):
     def gains(self) -> Tensor:
         """What a pair gains over its words alone."""
         alone = self.source.detach().unsqueeze(-1) + self.target.detach().unsqueeze(-2)
-        return self.pairs.detach().double() - alone.double().clamp(min=-1e300)
+        return self.pairs.detach().double() - alone.double().clamp(min=LOWEST)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedMixed":
         """The bispans and rules that are left."""

@@ -100,9 +100,9 @@ def followed(tape: Tape, goals: Nodes, below: Below) -> Drawn:
                 if len(pool) > 1 and parts[0].shape[0] <= _FEW:
                     for value, node in _each(pool, ends, parts):
                         single[value.number].append(node)
-                    continue
-                for value, some in _by_value(pool, ends, parts):
-                    waiting[value.number].append(some)
+                else:
+                    for value, some in _by_value(pool, ends, parts):
+                        waiting[value.number].append(some)
         elif step.sites is not None:
             used.append((nodes[0], step.sites[nodes[1]], nodes[2]))
     return Drawn(*map(torch.cat, zip(*used, strict=True)))

@@ -71,14 +71,15 @@ class Reader:
             return self.values[view.pool[0].number] if view.whole else self._pooled(view, None)
         # Views of one pool are often read together, or in turn with those of another.
         key = view.numbers
-        known = key if key in self._latest or not view.full else self._longer(key)
-        pool = self._latest.pop(known or key, None)
+        if view.full and key not in self._latest:
+            key = self._longer(key) or key
+        pool = self._latest.pop(key, None)
         if pool is None:
             # On the way up pools grow by one value at a time.
             pool = self._pooled(view, self._latest.pop(key[:-1], None))
             if len(self._latest) >= self.pools:
                 del self._latest[next(iter(self._latest))]
-        self._latest[known or key] = pool
+        self._latest[key] = pool
         return pool
 
     def _pooled(self, view: View, before: Tensor | None) -> Tensor:
