@@ -274,13 +274,13 @@ def may_have_zeros(tables: Tensor) -> bool:
 
 
 def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
-    """Strike out the states that a block rules out, told by its max-messages; whether any."""
+    """Strike out states that a block rules out; whether any. Sums, quicker than maxima, tell."""
     sizes = block.potential.slots(block.scopes.shape[1])
     places = [possible.places(block.scopes[:, slot], size) for slot, size in enumerate(sizes)]
     like = torch.zeros((), dtype=block.potential.dtype, device=block.potential.device)
     with torch.no_grad():
         incoming = [torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places]
-        answers = block.potential.messages(incoming, temperature=0.0)
+        answers = block.potential.messages(incoming, temperature=1.0)
     struck = False
     for place, answer in zip(places, answers, strict=True):
         supported = (answer != -math.inf).reshape(-1, *place.shape).any(0).cpu()

@@ -447,3 +447,30 @@ def test_tables_are_looked_through_once_for_hard_zeros_and_once_for_their_extent
     with Counted():
         loopy(graph).marginals()
     assert sorted(passes) == ["amin", "amin", "aminmax", "aminmax"]
+
+
+class OfSums(rg.LowRank):
+    """Low-rank log-values without messages that maximise, which would form the whole matrix."""
+
+    def select(self, block, rows, arity):
+        chosen = super().select(block, rows, arity)
+        return OfSums(chosen.log_left, chosen.log_right)
+
+    def messages(self, incoming, *, temperature=1.0):
+        assert temperature == 1.0
+        return super().messages(incoming, temperature=temperature)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3000.0])
+def test_states_are_struck_by_sums_which_cost_low_rank_factors_less(scale):
+    x = [rg.Variable(f"x{i}", 7) for i in range(4)]
+    factors = []
+    for i in range(3):
+        left, right = (scale * randn(2 * i + side, 7, 3) for side in range(2))
+        left[i], right[i + 1, :2] = -math.inf, -math.inf
+        factors.append(rg.Factor((x[i], x[i + 1]), OfSums(left, right)))
+    graph = rg.FactorGraph(factors).condition({x[0]: 5})
+    truth, posterior = brute_force(graph), rg.infer(graph, scheduler=rg.Loopy())
+    same(posterior.log_partition, truth.log_partition, 1e-9)
+    for variable in x:
+        same(posterior.marginal(variable), truth.joint((variable,)), 1e-9)
