@@ -3,6 +3,7 @@
 import math
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TypeAlias
 
 import numpy as np
@@ -67,11 +68,13 @@ class Tables:
         """Who shares a factor with whom."""
         adjacency: list[set[int]] = [set() for _ in self.sizes]
         for stack in self.stacks:
-            for scope in stack.scopes.tolist():
-                for v in scope:
-                    adjacency[v].update(scope)
-        for v, near in enumerate(adjacency):
-            near.discard(v)
+            for one, other in permutations(stack.scopes.T, 2):
+                order = np.argsort(one, kind="stable")
+                places, starts = np.unique(one[order], return_index=True)
+                ends = [*starts[1:].tolist(), len(order)]
+                near = other[order].tolist()
+                for v, start, end in zip(places.tolist(), starts.tolist(), ends, strict=True):
+                    adjacency[v].update(near[start:end])
         return PrimalGraph(tuple(adjacency), self.sizes)
 
     @cached_property
@@ -101,33 +104,61 @@ def tables_of(
         summed: variables that will be summed over.
         zeros: leave hard zeros as they are, -inf.
     """
-    merged: dict[tuple[int, ...], Floats] = {}
+    by_shape: dict[tuple[int, ...], list[tuple[Integers, Integers, Floats]]] = {}
+    count = 0
     for group in network.groups:
-        tables = group.log_tables.detach().double().cpu().numpy()
-        tables = tables[item if len(tables) > 1 else 0]
-        scopes = group.scopes.tolist()
-        shared = len(tables) == 1
-        rows = range(len(scopes)) if group.rows is None else group.rows.tolist()
-        for scope, row in zip(scopes, rows, strict=True):
-            dims = sorted(range(len(scope)), key=scope.__getitem__)
-            own = tuple(scope[dim] for dim in dims)
-            values = tables[0 if shared else row].transpose(dims)
-            merged[own] = merged[own] + values if own in merged else values
-    span = math.fsum(_range(values) for values in merged.values())
+        batched = group.log_tables.detach()
+        tables = batched[item if len(batched) > 1 else 0].double().cpu().numpy()
+        scopes = group.scopes.numpy()
+        rows = np.arange(len(scopes)) if group.rows is None else group.rows.numpy()
+        rows = rows if len(tables) > 1 else np.zeros_like(rows)
+        for dims, members in _alike(scopes.argsort(1, kind="stable")):
+            values = tables.transpose(0, *(dims + 1))[rows[members]]
+            part = count + members, scopes[members[:, None], dims], values
+            by_shape.setdefault(values.shape[1:], []).append(part)
+        count += len(scopes)
+    ordered = sorted(by_shape.values(), key=lambda parts: min(int(part[0][0]) for part in parts))
+    stacks = [_merged(*map(np.concatenate, zip(*parts, strict=True))) for parts in ordered]
+    span = math.fsum(extent for stack in stacks for extent in _ranges(stack.values))
     span += sum(math.log(network.sizes[v]) for v in summed)
-    by_shape: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for scope, values in merged.items():
-        by_shape.setdefault(values.shape, []).append(scope)
-    stacks: list[Stack] = []
-    for scopes in by_shape.values():
-        values = np.stack([merged[scope] for scope in scopes])
-        if not zeros:
-            values[values == -math.inf] = -2 * span - _SURE
-        stacks.append(Stack(np.array(scopes, np.int64), values))
+    for stack in () if zeros else stacks:
+        stack.values[stack.values == -math.inf] = -2 * span - _SURE
     return Tables(network.sizes, tuple(stacks), span)
 
 
-def _range(values: Floats) -> float:
-    """The distance of the largest finite value from the smallest, and of both from zero."""
-    finite = values[np.isfinite(values)]
-    return float(finite.max() - finite.min() + abs(finite.max())) if finite.size else 0.0
+def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
+    """Different rows, each with the numbers of those that are equal to it."""
+    if len(rows) == 0 or bool((rows == rows[0]).all()):
+        return [(row, np.arange(len(rows))) for row in rows[:1]]
+    each, which = np.unique(rows, axis=0, return_inverse=True)
+    order = np.argsort(which := which.reshape(-1), kind="stable")
+    cuts = np.cumsum(np.bincount(which))[:-1]
+    return list(zip(each, np.split(order, cuts), strict=True))
+
+
+def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
+    """Factors of one shape in the order of their numbers; those with one scope are added up."""
+    if (numbers[1:] < numbers[:-1]).any():
+        order = np.argsort(numbers)
+        scopes, values = scopes[order], values[order]
+    order = np.lexsort(scopes.T)  # stable
+    ranked = scopes[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (ranked[1:] != ranked[:-1]).any(1)
+    if new.all():
+        return Stack(scopes, values)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[new][np.cumsum(new) - 1]
+    again = np.flatnonzero(first != np.arange(len(order)))
+    np.add.at(values, first[again], values[again])
+    return Stack(np.delete(scopes, again, 0), np.delete(values, again, 0))
+
+
+def _ranges(values: Floats) -> list[float]:
+    """Of each factor, the largest finite value less the smallest, and how far it is from zero."""
+    flat = values.reshape(len(values), -1)
+    finite = np.isfinite(flat)
+    most = np.where(finite, flat, -math.inf).max(1)
+    least = np.where(finite, flat, math.inf).min(1)
+    alive = finite.any(1)
+    return (most - least + abs(most))[alive].tolist()

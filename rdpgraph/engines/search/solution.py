@@ -83,9 +83,9 @@ def search(
             share = max(until - clock.now(), 0.02 * share)
         if summed and fits:
             first = start_of_sums(network, item, run, first, replace(limits, seconds=share))
-            share = max(until - clock.now(), 0.02 * share)
         elif active > len(network.numbers):
             first = _completed(tables, len(network.numbers), first)
+        share = max(until - clock.now(), 0.02 * share)
         patience = limits.patience * share
         result = None
         if fits:
