@@ -4,6 +4,7 @@ Here belong their types, all under `RdpgraphError`. Every message names the thin
 expected, what came, and the way out.
 """
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -20,14 +21,29 @@ __all__ = [
 ]
 
 
+_LONG_WORD = re.compile(r"(\S{80})\S{121,}(\S{40})")
+_LONG = re.compile(r"(?s)(.{700}).{301,}(.{300})")
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may show it: control characters are escaped as `repr` does."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def in_a_line(text: str) -> str:
+    """Text as a message shows it: printable, in one line, long words and texts without middles."""
+    line = printable(" ".join(text.split()))
+    return _LONG.sub(r"\1 ... \2", _LONG_WORD.sub(r"\1...\2", line))
+
+
 class RdpgraphError(Exception):
-    """Base of every error this library raises on purpose; its message is one line."""
+    """Base of every error this library raises on purpose; its message is one short line."""
 
     def __init__(self, *args: object) -> None:
         # What came is shown as it shows itself: a graph and a tensor in several lines.
-        super().__init__(
-            *(" ".join(a.split()) if isinstance(a, str) and "\n" in a else a for a in args)
-        )
+        super().__init__(*(in_a_line(a) if isinstance(a, str) else a for a in args))
 
 
 class ModelError(RdpgraphError, ValueError):

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rdpgraph.cli.options import Format, Task
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
@@ -187,6 +187,11 @@ def as_text(answer: Answer, style: Format) -> str:
     return format_mmap(answer.numbers, answer.values[0])
 
 
+def plain(**options: Any) -> Console:
+    """A console that prints names as they are, whatever brackets and colons they have."""
+    return Console(**options, markup=False, emoji=False, highlight=False)
+
+
 def print_table(answer: Answer, console: Console) -> None:
     """The answer for people."""
     plan, status = answer.posterior.plan, answer.posterior.status
@@ -288,15 +293,13 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
     block = "█" if _can_write("█", console.encoding) else "#"
     count = 0
     for name, states, value in zip(answer.names, answer.states, answer.values[row], strict=True):
-        if answer.task is not Task.MAR:
-            table.add_row(name, states[value] if states else str(value))
-            count += 1
-        else:
-            for state, probability in enumerate(value):
-                label = states[state] if states else str(state)
-                bar = block * round(_BAR * probability)
-                table.add_row(name if not state else "", label, f"{probability:.6f}", bar)
-                count += 1
+        name, marginal = printable(name), answer.task is Task.MAR
+        for state in range(len(value)) if marginal else (value,):
+            cells = [name, printable(states[state]) if states else str(state)]
+            if marginal:
+                cells += [f"{value[state]:.6f}", block * round(_BAR * value[state])]
+            table.add_row(*cells)
+            name, count = "", count + 1
         if count >= _MOST_ROWS and console.is_terminal:
             table.add_row("...", "truncated here; pipe the output, or use --query or --format json")
             break
@@ -354,10 +357,8 @@ def _json(answer: Answer) -> str:
             entry["score_bound"] = _finite(answer.mode_bounds[row])
         if answer.optimal:
             entry["optimal"] = answer.optimal[row]
-        if answer.scores:
-            # A configuration from messages may be impossible; JSON has no infinity.
-            score = answer.scores[row]
-            entry["log_score"] = score if math.isfinite(score) else None
+        if answer.scores:  # a configuration from messages may be impossible
+            entry["log_score"] = _finite(answer.scores[row])
         body["rows"].append(entry)
     if len(body["rows"]) == 1:
         body.update(body.pop("rows")[0])

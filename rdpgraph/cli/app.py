@@ -4,15 +4,18 @@ What answers is imported by the command that needs it, so that help waits for no
 """
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from rdpgraph.cli.options import (
     Device,
@@ -27,9 +30,35 @@ from rdpgraph.cli.options import (
     seconds,
     size,
 )
+from rdpgraph.errors import in_a_line, printable
+
+
+class _Commands(TyperGroup):
+    """The commands; they quote what is wrong with an option as other errors do, in short."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """As a group does: parse the options before the command."""
+        with _in_short():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As a group does: parse those of the command, and run it."""
+        with _in_short():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_short() -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = in_a_line(message)  # pyright: ignore[reportAttributeAccessIssue]
+        raise
+
 
 app = typer.Typer(
-    add_completion=False,
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Inference in discrete graphical models: exact, planned before it runs.",
@@ -120,10 +149,8 @@ def infer_command(
         raise typer.BadParameter(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
-    from rich.console import Console
-
     from rdpgraph.cli.alarm import ending
-    from rdpgraph.cli.answers import answer, as_text, print_table
+    from rdpgraph.cli.answers import answer, as_text, plain, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried
     from rdpgraph.cli.many import about, answered_here, place, spread
@@ -164,19 +191,19 @@ def infer_command(
         if style is not Format.TABLE:
             text = as_text(answered, style)
         elif target is None:
-            console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+            console = plain(soft_wrap=not sys.stdout.isatty())
             if len(models) > 1:
-                console.print(f"{model}:", markup=False)
+                console.print(f"{printable(str(model))}:")
             print_table(answered, console)
             continue
         else:
-            console = Console(file=(lines := StringIO()), width=120, highlight=False)
+            console = plain(file=(lines := StringIO()), width=120)
             print_table(answered, console)
             text = lines.getvalue()
         if target is None:
             sys.stdout.write(text)
         else:
-            write_text_atomically(target, text)
+            write_text_atomically(target, text, wait=time_seconds)
 
 
 @app.command("explain")

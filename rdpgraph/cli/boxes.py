@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rdpgraph.errors import printable
 from rdpgraph.model.variable import Variable
 from rdpgraph.query.posterior import Posterior
 
@@ -42,13 +43,14 @@ class Box:
 
 def box_of(variable: Variable, posterior: Posterior | None) -> Box:
     """The box of a variable, with its marginal where there is one and its states are few."""
+    title = printable(variable.name)
     if posterior is None or variable.size > MOST_STATES:
-        return Box(variable.name)
+        return Box(title)
     marginal = posterior.marginal(variable).detach().reshape(-1, variable.size)[0].tolist()
     names = variable.states if isinstance(variable.states, tuple) else range(variable.size)
     lines: list[str] = []
     for name, probability in zip(names, marginal, strict=True):
         filled = round(10 * probability)
         bar = "█" * filled + "░" * (10 - filled)
-        lines.append(f"{str(name)[:8]:>8s} {bar} {probability:5.3f}")
-    return Box(variable.name, tuple(lines))
+        lines.append(f"{printable(str(name))[:8]:>8s} {bar} {probability:5.3f}")
+    return Box(title, tuple(lines))

@@ -1,7 +1,6 @@
 """Pictures of graphs: Bayesian networks from top to bottom, others as factor graphs."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import numpy as np
 
 from rdpgraph.cli.boxes import Box, box_of
 from rdpgraph.cli.layered import Point, layered
+from rdpgraph.cli.targets import save_picture
 from rdpgraph.cli.unfolded import bend_of, curve, edges_of, unfolded
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.tables import Conditional, conditional_tables
-from rdpgraph.io.text import write_bytes_atomically
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
@@ -25,7 +24,7 @@ _DOT = 0.13  # inches
 _SQUARE = 0.09
 _NOTHING = 1e-6
 _SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # of an edge, where its factor may be
-_MOST_PIXELS = 8_000  # of a side
+_FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # the second has letters that the first lacks
 _INK, _LINE, _SEEN, _BLUE = "#3b4752", "#9aa3ad", "#d3dce6", "#1d4e79"
 
 
@@ -75,9 +74,7 @@ def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
     picture.set_size_inches(right - left + 0.2, high - low + 0.2)
     axes.set_xlim(left - 0.1, right + 0.1)
     axes.set_ylim(low - 0.1, high + 0.1)
-    dots = min(150.0, _MOST_PIXELS / max(picture.get_size_inches()))
-    picture.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
-    write_bytes_atomically(target, drawn.getvalue())
+    save_picture(picture, target)
 
 
 def _conditionals(graph: FactorGraph) -> list[Conditional] | None:
@@ -200,7 +197,12 @@ def _draw_box(axes: Any, box: Box | None, place: Any, size: Any, *, seen: bool) 
             facecolor=face, edgecolor=_INK, linewidth=0.9, zorder=3,
         )
     )  # fmt: skip
-    style = {"family": "DejaVu Sans Mono", "ha": "center", "zorder": 5, "parse_math": False}
+    style = {
+        "family": _FONTS,
+        "ha": "center",
+        "zorder": 5,
+        "parse_math": False,
+    }
     middle = "center" if not box.lines else "top"
     top = y if not box.lines else y + height / 2 - 0.04
     axes.text(x, top, box.title, va=middle, fontsize=box.name_points, fontweight="bold", **style)

@@ -8,6 +8,8 @@ import threading
 from io import TextIOBase
 from typing import NoReturn
 
+from rdpgraph.errors import RdpgraphError, in_a_line
+
 
 class _Closed(TextIOBase):
     """Standard output that the caller has closed."""
@@ -57,7 +59,6 @@ def _run() -> None:
     if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal lacks is escaped
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore
     from rdpgraph.cli.app import app
-    from rdpgraph.errors import RdpgraphError
 
     try:
         app()
@@ -83,5 +84,5 @@ def _drop_stdout() -> None:
 
 def _fail(message: str, code: int = 1) -> NoReturn:
     if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr.write(f"Error: {' '.join(message.split())}\n")
+        sys.stderr.write(f"Error: {in_a_line(message)}\n")
     sys.exit(code)

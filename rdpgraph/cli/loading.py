@@ -1,5 +1,6 @@
 """From names of files to a model with its evidence."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
     """
     expanded: list[str] = []
     for name in names:
-        if name not in graph.domain.by_name and Path(name).is_file():
+        if name not in graph.domain.by_name and (name == "-" or os.path.isfile(name)):
             numbers = read_query(name)
             places = _by_place(graph, dict.fromkeys(numbers, 0), "query")
             expanded.extend(key if isinstance(key, str) else key.name for key in places)

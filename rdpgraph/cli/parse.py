@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rdpgraph.cli.options import ParseFormat, ParseTask
-from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError
+from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, printable
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.budget import Budget
@@ -137,7 +137,7 @@ def _as_lines(rows: Sequence[dict[str, Any]], parses: Parsed) -> str:
                 lines.append(f"{span['probability']:.6f}  {span['symbol']}  {part}")
         else:
             lines.append(f"{row['log_partition']:.6f}  {row['sentence']}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def _as_json(rows: Sequence[dict[str, Any]]) -> str:

@@ -2,11 +2,17 @@
 
 import errno
 import os
+import stat
+import warnings
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from rdpgraph.errors import FileFormatError
+from rdpgraph.io.text import mode_of, write_bytes_atomically
 
 PICTURES = (".png", ".svg", ".pdf")
+_MOST_DOTS = 8_000
 
 
 def checked_target(target: Path | None, *sources: Path | None) -> None:
@@ -21,14 +27,15 @@ def checked_target(target: Path | None, *sources: Path | None) -> None:
     for source in sources:
         if source is not None and source.exists() and target.exists() and _same(source, target):
             raise FileFormatError(f"{target}: this file is read; write to another one.")
-    real = Path(os.path.realpath(target))
-    if real.is_dir():
-        raise _error(errno.EISDIR, target)
-    if real.exists() and not real.is_file():
+    mode = mode_of(target)
+    if mode is not None and not stat.S_ISREG(mode):
+        if stat.S_ISDIR(mode):
+            raise _error(errno.EISDIR, target)
         return  # a pipe or a terminal
-    if not real.parent.is_dir():
-        raise _error(errno.ENOENT if not real.parent.exists() else errno.ENOTDIR, target)
-    if not os.access(real.parent, os.W_OK | os.X_OK):
+    folder = Path(os.path.realpath(target)).parent
+    if not folder.is_dir():
+        raise _error(errno.ENOENT if not folder.exists() else errno.ENOTDIR, target)
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise _error(errno.EACCES, target)
 
 
@@ -46,6 +53,18 @@ def checked_picture(target: Path | None, *sources: Path | None, output: Path | N
     checked_target(target, *sources)
     if target is not None and output is not None and target.absolute() == output.absolute():
         raise FileFormatError(f"{target}: this file is already an output; name another one.")
+
+
+def save_picture(figure: Any, target: Path) -> None:
+    """Write a picture of matplotlib to a name that ends in a format's, a box for what no font has.
+
+    A side has 150 dots an inch, and 8,000 of them at most.
+    """
+    dots = min(150.0, _MOST_DOTS / max(figure.get_size_inches()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
+    write_bytes_atomically(target, drawn.getvalue())
 
 
 def _same(source: Path, target: Path) -> bool:

@@ -2,14 +2,12 @@
 
 import re
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 
-from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.text import write_bytes_atomically
+from rdpgraph.cli.targets import save_picture
+from rdpgraph.errors import UnsupportedError, printable
 
 _MOST_WORDS = 400
-_MOST_PIXELS = 8_000  # of a side
 
 
 @dataclass
@@ -55,9 +53,7 @@ def draw_tree(bracketed: str, target: Path) -> None:
         )  # fmt: skip
     axes.margins(0.12)
     axes.set_axis_off()
-    dots = min(150.0, _MOST_PIXELS / max(width, height))
-    figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
-    write_bytes_atomically(target, drawn.getvalue())
+    save_picture(figure, target)
 
 
 def _read(bracketed: str) -> list[_Node]:
@@ -68,7 +64,7 @@ def _read(bracketed: str) -> list[_Node]:
         if token == ")":
             above.pop()
         elif token != "(":
-            node = _Node(token)
+            node = _Node(printable(token))
             nodes.append(node)
             above[-1].parts.append(node)
             if before == "(":

@@ -117,7 +117,7 @@ def first_line(error: BaseException) -> str:
 
 def _end(message: str) -> NoReturn:
     """One line, and the end at once: threads that wait for the others would wait on."""
-    sys.stderr.write(f"Error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"Error: {message}\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -5,13 +5,14 @@ import gzip
 import os
 import re
 import secrets
-import shutil
+import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias, cast
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.source import WAIT, Source
+from rdpgraph.io.source import WAIT, Source, pour
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Bytes: TypeAlias = bytes | bytearray
@@ -30,7 +31,7 @@ BLANKS = re.compile(BLANK)
 
 def fail(source: str, message: str) -> NoReturn:
     """Raise a `FileFormatError` of one line that names the file."""
-    raise FileFormatError(" ".join(f"{source}: {message}".split()))
+    raise FileFormatError(f"{source}: {message}")
 
 
 def shown(token: str, most: int = 40) -> str:
@@ -100,35 +101,41 @@ def encoding_of(data: Bytes) -> str:
     return "utf-8"
 
 
-def write_text_atomically(path: PathLike, text: str) -> None:
+def write_text_atomically(path: PathLike, text: str, *, wait: float = WAIT) -> None:
     """Write a file so that its name holds the old content or the new one, never a part.
 
-    A name that ends in ``.gz`` is compressed, to the same bytes each time.
+    A name that ends in ``.gz`` is compressed, to the same bytes each time. A pipe whose reader does
+    not come, or does not read on, is waited for no longer than ``wait`` seconds.
+
+    Raises:
+        OSError: the file cannot be written; TimeoutError: nobody reads the pipe.
     """
     data = text.encode()
-    write_bytes_atomically(
-        path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
-    )
+    packed = gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data
+    write_bytes_atomically(path, packed, wait=wait)
 
 
-def write_bytes_atomically(path: PathLike, data: bytes) -> None:
+def write_bytes_atomically(path: PathLike, data: bytes, *, wait: float = WAIT) -> None:
     """Write a file so that its name holds the old content or the new one, never a part.
 
     The bytes go to a new file in the same folder, which then takes the name. A link stays a link,
-    and a file that was there keeps its mode.
+    and a file that was there keeps its mode, which nothing written exceeds on the way. Pipes and
+    terminals are written to as they are.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        target.write_bytes(data)  # a pipe or a terminal: there is nothing to replace
+    mode = mode_of(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        pour(path, data, wait)
         return
+    target = Path(os.path.realpath(path))
     scratch = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(scratch, "xb") as file:
+        least = 0o666 if mode is None else stat.S_IMODE(mode)
+        with open(scratch, "xb", opener=lambda name, how: os.open(name, how, least)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, scratch)
+        if mode is not None:
+            scratch.chmod(stat.S_IMODE(mode))
         os.replace(scratch, target)
     except OSError as error:
         if str(error.filename) != str(scratch):
@@ -136,6 +143,17 @@ def write_bytes_atomically(path: PathLike, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name asked for
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def mode_of(path: PathLike) -> int | None:
+    """The kind and the permissions of what a name stands for; None where there is nothing yet.
+
+    Raises:
+        OSError: there is no way to it, as where links lead to each other.
+    """
+    with suppress(FileNotFoundError):
+        return os.stat(path).st_mode
+    return None
 
 
 def _fail_at_control(source: str, before: Bytes, piece: bytes) -> NoReturn:

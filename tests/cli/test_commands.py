@@ -13,31 +13,12 @@ import torch
 from rich.console import Console
 
 import rdpgraph as rg
-from rdpgraph.cli import alarm, answers, main, solving
+from rdpgraph.cli import answers, solving
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command; gives its exit code, standard output and standard error."""
-    monkeypatch.setattr(alarm, "_MORE", 200.0)  # other work on the machine is none of its business
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["rdpgraph", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        shown = capsys.readouterr()
-        assert "Traceback" not in shown.out + shown.err
-        return code, shown.out, shown.err
-
-    return call
 
 
 @pytest.fixture

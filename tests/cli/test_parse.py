@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rdpgraph.cli import main, trees
+from rdpgraph.cli import trees
 from rdpgraph.trees import Trees
 
 GRAMMAR = """
@@ -33,64 +33,56 @@ COMMON = 0.3 * 0.6 * 0.5 * 0.3
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def parse(run, tmp_path):
     """Parse with the grammar; gives the exit code, standard output and standard error."""
     path = tmp_path / "grammar.txt"
     path.write_text(GRAMMAR)
 
     def call(*arguments, grammar=path):
-        monkeypatch.setattr("sys.argv", ["rdpgraph", "parse", str(grammar), *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        shown = capsys.readouterr()
-        assert "Traceback" not in shown.out + shown.err
-        return code, shown.out, shown.err
+        return run("parse", grammar, *arguments)
 
     return call
 
 
-def test_best_trees_one_a_line(run):
-    code, out, _ = run(LONG, "dogs sleep")
+def test_best_trees_one_a_line(parse):
+    code, out, _ = parse(LONG, "dogs sleep")
     assert code == 0
     assert out.splitlines() == [HIGH, "(S (NP dogs) (VP sleep))"]
-    assert run(LONG, "dogs sleep", "--task", "mbr")[1] == out
+    assert parse(LONG, "dogs sleep", "--task", "mbr")[1] == out
 
 
-def test_log_z_and_marginals_are_sums_over_trees(run):
-    code, out, _ = run(LONG, "see dogs", "--task", "logz", "--format", "json")
+def test_log_z_and_marginals_are_sums_over_trees(parse):
+    code, out, _ = parse(LONG, "see dogs", "--task", "logz", "--format", "json")
     assert code == 0
     first, second = json.loads(out)
     assert first["log_partition"] == pytest.approx(math.log(COMMON * (0.2 + 0.3)))
     assert second["log_partition"] is None
-    code, out, _ = run(LONG, "--task", "marginals", "--format", "json")
+    code, out, _ = parse(LONG, "--task", "marginals", "--format", "json")
     (row,) = json.loads(out)
     found = {(s["first"], s["last"], s["symbol"]): s["probability"] for s in row["spans"]}
     assert found[2, 5, "NP"] == pytest.approx(0.4)
     assert found[1, 3, "VP"] == pytest.approx(0.6)
     assert found[0, 5, "S"] == pytest.approx(1.0)
-    code, out, _ = run(LONG, "--task", "marginals")
+    code, out, _ = parse(LONG, "--task", "marginals")
     assert re.search(r"0\.400000 +NP +the dog with dogs\n", out)
 
 
-def test_draws_are_trees_and_a_seed_repeats_them(run):
-    code, out, _ = run(LONG, "--task", "sample", "--count", "40", "--seed", "0")
+def test_draws_are_trees_and_a_seed_repeats_them(parse):
+    code, out, _ = parse(LONG, "--task", "sample", "--count", "40", "--seed", "0")
     assert code == 0
     assert set(out.splitlines()) == {LOW, HIGH}
     assert len(out.splitlines()) == 40
-    assert run(LONG, "--task", "sample", "--count", "40", "--seed", "0")[1] == out
-    rows = json.loads(run(LONG, "--task", "sample", "--format", "json")[1])
+    assert parse(LONG, "--task", "sample", "--count", "40", "--seed", "0")[1] == out
+    rows = json.loads(parse(LONG, "--task", "sample", "--format", "json")[1])
     (tree,) = rows[0]["trees"]
     expected = math.log(0.4 if tree["tree"] == LOW else 0.6)
     assert tree["log_probability"] == pytest.approx(expected)
 
 
-def test_files_and_pictures(run, tmp_path):
+def test_files_and_pictures(parse, tmp_path):
     pytest.importorskip("matplotlib")
     picture, target = tmp_path / "tree.svg", tmp_path / "tree.txt"
-    code, out, _ = run(LONG, "--draw", picture, "--output", target)
+    code, out, _ = parse(LONG, "--draw", picture, "--output", target)
     assert (code, out) == (0, "")
     assert target.read_text() == HIGH + "\n"
     assert "<svg" in picture.read_text()
@@ -112,35 +104,35 @@ def test_files_and_pictures(run, tmp_path):
         ([LONG, "--memory", "1kB"], 1, "parse needs"),
     ],
 )
-def test_what_goes_wrong_is_said_in_a_line(run, arguments, code, words):
-    found, out, err = run(*arguments)
+def test_what_goes_wrong_is_said_in_a_line(parse, arguments, code, words):
+    found, out, err = parse(*arguments)
     assert (found, out) == (code, "")
     assert words in err
 
 
-def test_a_grammar_that_cannot_be_read(run, tmp_path):
+def test_a_grammar_that_cannot_be_read(parse, tmp_path):
     path = tmp_path / "bad.txt"
     path.write_text("1.0 S -> NP\n")
-    code, _, err = run("dogs", grammar=path)
+    code, _, err = parse("dogs", grammar=path)
     assert code == 1
     assert "line 1" in err
-    assert run("dogs", grammar=tmp_path / "none.txt")[0] == 1
+    assert parse("dogs", grammar=tmp_path / "none.txt")[0] == 1
 
 
-def test_answers_are_not_written_over_the_grammar(run, tmp_path):
+def test_answers_are_not_written_over_the_grammar(parse, tmp_path):
     path = tmp_path / "grammar.txt"
     same = tmp_path / "x.png"
     for arguments in (["--output", path], ["--output", same, "--draw", same]):
-        code, out, err = run("dogs sleep", *arguments)
+        code, out, err = parse("dogs sleep", *arguments)
         assert (code, out, err.count("\n")) == (1, "", 1)
     assert path.read_text() == GRAMMAR
     assert not same.exists()
 
 
-def test_a_sentence_of_more_words_than_python_recurses(run):
+def test_a_sentence_of_more_words_than_python_recurses(parse):
     """Its tree is written, read and laid out without a call inside a call for each word."""
     words = "dogs see the dog" + " with dogs" * 40
-    expected = run(words)[1]
+    expected = parse(words)[1]
     depth = len(inspect.stack(0))
     whole = sys.getrecursionlimit()
     nodes = trees._read(expected)

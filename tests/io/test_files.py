@@ -138,6 +138,28 @@ def test_writing_keeps_the_mode_and_the_link(tmp_path):
         read(link)
 
 
+def test_links_to_each_other_are_refused_and_stay(tmp_path):
+    (tmp_path / "one").symlink_to("other")
+    (tmp_path / "other").symlink_to("one")
+    with pytest.raises(OSError, match="symbolic links") as caught:
+        write_text_atomically(tmp_path / "one", UAI)
+    assert caught.value.filename == str(tmp_path / "one")
+    assert (tmp_path / "one").is_symlink()
+
+
+def test_what_is_written_is_at_no_time_for_more_eyes_than_the_file(tmp_path, monkeypatch):
+    target, seen = tmp_path / "private", []
+    target.touch(mode=0o600)
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(os.fstat(file).st_mode & 0o777))
+    write_text_atomically(target, UAI)
+    assert seen == [0o600]
+    assert target.stat().st_mode & 0o777 == 0o600
+    write_text_atomically(tmp_path / "new", UAI)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
 def test_the_same_bytes_each_time(tmp_path):
     for name in ("a.gz", "b.gz"):
         write_text_atomically(tmp_path / name, UAI)

@@ -9,7 +9,7 @@ import pytest
 
 from rdpgraph import read
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.text import read_text, write_bytes_atomically
+from rdpgraph.io.text import read_text, write_bytes_atomically, write_text_atomically
 from tests.io.helpers import refused
 
 UAI = "MARKOV 1 2 1 1 0 2 0.25 0.75"
@@ -54,14 +54,50 @@ def test_a_pipe_is_read_as_it_comes(pipe, pack, most):
     writer.join()
 
 
+def test_a_pipe_without_a_reader_is_not_waited_for(pipe):
+    with pytest.raises(TimeoutError, match=r"nobody read for 0\.05 seconds") as caught:
+        write_text_atomically(pipe, UAI, wait=0.05)
+    assert caught.value.filename == str(pipe)
+
+
+def test_a_silent_reader_is_not_waited_for(pipe):
+    end = os.open(pipe, os.O_RDWR)
+    with pytest.raises(TimeoutError):
+        write_text_atomically(pipe, UAI * 100_000, wait=0.05)
+    os.close(end)
+
+
+def test_a_pipe_is_written_as_it_is_read(pipe):
+    text, arrived = UAI * 20_000, []
+
+    def read_on():
+        with open(pipe) as file:
+            arrived.append(file.read())
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    write_text_atomically(pipe, text, wait=30)
+    reader.join()
+    assert arrived == [text]
+
+
+def test_standard_output_may_be_a_pipe():
+    out, into = os.pipe()
+    write_text_atomically(f"/dev/fd/{into}", UAI, wait=30)
+    os.close(into)
+    with open(out) as file:
+        assert file.read() == UAI
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_standard_input_is_read(pack):
+def test_standard_input_is_read(pack, name):
     back, (out, into) = os.dup(0), os.pipe()
     try:
         os.dup2(out, 0)
         os.write(into, pack(UAI.encode()))
         os.close(into)
-        assert read("/dev/stdin", wait=30).num_factors == 1
+        assert read(name, wait=30).num_factors == 1
     finally:
         os.dup2(back, 0)
         os.close(back)
