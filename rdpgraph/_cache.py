@@ -7,6 +7,7 @@ What is kept outlives the mode that it was first asked for in: nothing here is m
 import functools
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -105,3 +106,79 @@ class differentiable_property(Generic[Value]):
         if untracked not in stored:
             stored[untracked] = ordinarily(self.compute, instance)
         return stored[untracked]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Generic[Value]):
+    """A value, and the tensors that it was made of as they were then; not copied, not pickled."""
+
+    value: Value
+    parts: tuple[tuple[Tensor, int, bool], ...]
+
+    @classmethod
+    def of(cls, value: Value, made_of: Any) -> "Kept[Value] | None":
+        """None where a write to what it was made of cannot be seen.
+
+        Writes are counted by all tensors but those of inference mode; what an object that is no
+        dataclass is made of is not known.
+        """
+        parts = None if torch.compiler.is_compiling() else _parts(made_of)
+        if parts is None or any(part.is_inference() for part in parts):
+            return None
+        # A detached tensor counts the writes to its origin, and keeps its memory from other use.
+        seen = ((part.detach(), part._version, part.requires_grad) for part in parts)
+        return cls(value, tuple(seen))
+
+    def is_current(self, made_of: Any) -> bool:
+        """Whether nothing was written to those tensors, nor another put into their place."""
+        parts = _parts(made_of)
+        return parts is not None and len(parts) == len(self.parts) and all(
+            seen.is_set_to(part) and (part._version, part.requires_grad) == (version, tracked)
+            for part, (seen, version, tracked) in zip(parts, self.parts, strict=True)
+        )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return type(None), ()
+
+
+class _Current(Generic[Value]):
+    """A cached property that is computed again after a write to what it is made of."""
+
+    def __init__(self, compute: Callable[[Any], Value], made_of: tuple[str, ...]) -> None:
+        self.compute, self.made_of = compute, made_of
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"{name} kept"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        if instance is None:
+            return self  # pyright: ignore[reportReturnType]
+        parts = tuple(getattr(instance, name) for name in self.made_of) or instance
+        earlier: Kept[Value] | None = vars(instance).get(self.name)
+        if earlier is not None and earlier.is_current(parts):
+            return earlier.value
+        value = ordinarily(self.compute, instance)
+        vars(instance)[self.name] = Kept.of(value, parts)
+        return value
+
+
+def current_property(*made_of: str) -> Callable[[Callable[[Any], Value]], _Current[Value]]:
+    """A cached property that is computed again after a write to what it is made of.
+
+    Args:
+        made_of: the fields that it reads; none: all.
+    """
+    return lambda compute: _Current(compute, made_of)
+
+
+def _parts(value: Any) -> list[Tensor] | None:
+    """The tensors of something; None where not all of them are known."""
+    if isinstance(value, Tensor):
+        return [value]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
+    if isinstance(value, tuple | list):
+        parts = [_parts(part) for part in value]
+        return None if None in parts else [own for part in parts for own in part or ()]
+    return [] if value is None or isinstance(value, int | float | str) else None

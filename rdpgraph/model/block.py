@@ -29,7 +29,8 @@ class Block:
         shape: the potential's own block dims.
         rows: (F,) for each factor its place in the flattened block dims; None: its own number.
         declared: (F,) the place of each factor in the order of declaration.
-        copied: parameters that the potential holds a copy of, and their versions then.
+        copied: counters of the writes to tensors that the potential holds a copy of, and how many
+            there were then.
     """
 
     scopes: Scopes
@@ -177,21 +178,33 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
         return Block(listed, group[0][0].potential, (), None, places)
     stacked = Table(torch.stack(kept, dim=kept[0].ndim - arity))
     own = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
-    leaves = [part for part in kept if part.requires_grad and part.is_leaf]
-    copied = tuple((part, part._version) for part in leaves)
-    return Block(listed, stacked, (len(kept),), own, places, copied)
+    return Block(listed, stacked, (len(kept),), own, places, _counters(kept))
+
+
+@torch.no_grad()
+def _counters(kept: list[Tensor]) -> tuple[tuple[Tensor, int], ...]:
+    """Tensors that count the writes to others, and hold none of their memory."""
+    counted: dict[int, tuple[Tensor, int]] = {}
+    empty = kept[0].new_empty(0)
+    for part in kept:
+        origin = part if part._base is None else part._base
+        if id(origin) not in counted and not part.is_inference():
+            counter = part.detach()
+            counter.data = empty
+            counted[id(origin)] = counter, part._version
+    return tuple(counted.values())
 
 
 def _declared_block(block: FactorBlock, domain: Domain, declared: int) -> Block:
-    numbers = _numbers_by_name(domain)
-    columns = [_slot_numbers(slot, domain, numbers).expand(block.shape) for slot in block.scopes]
+    numbers, dims = _numbers_by_name(domain), block.shape
+    columns = [_slot_numbers(slot, domain, numbers).expand(dims) for slot in block.scopes]
     scopes = torch.stack([column.reshape(-1) for column in columns], dim=1)
     places = torch.arange(declared, declared + block.count, device="cpu")
     lead = block.potential.lead(len(block.scopes))
-    own = lead[max(len(lead) - len(block.shape), 0) :]
+    own = lead[max(len(lead) - len(dims), 0) :]
     shared = math.prod(own) == 1
     # The dims of a shared potential must still be told from its batch dims.
-    shape = (1,) * len(own) if shared and block.count != 1 else block.shape
+    shape = (1,) * len(own) if shared and block.count != 1 else dims
     return Block(scopes, block.potential, shape, None, places)
 
 
@@ -222,14 +235,15 @@ def _numbers_by_name(domain: Domain) -> _Numbers:
 
 
 def _refuse_repeats(block: Block, domain: Domain) -> None:
-    for i in range(block.arity):
-        for j in range(i):
-            same = (block.scopes[:, i] == block.scopes[:, j]).nonzero()
-            if len(same):
-                name = domain.variable(int(block.scopes[same[0, 0], i])).name
-                raise ModelError(
-                    f"A factor holds variable {name!r} in slots {j} and {i}; each variable once."
-                )
+    ordered, slots = block.scopes.sort(dim=1, stable=True)
+    again = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+    if len(again):
+        row, place = again[0].tolist()
+        name = domain.variable(int(ordered[row, place])).name
+        first, second = slots[row, place : place + 2].tolist()
+        raise ModelError(
+            f"A factor holds variable {name!r} in slots {first} and {second}; each variable once."
+        )
 
 
 def items_in_order(items: Iterable[Factor | FactorBlock]) -> Iterable[Variable | VariableArray]:

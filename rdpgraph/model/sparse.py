@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import current_property
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
@@ -94,7 +94,7 @@ class Sparse(Potential):
         """Where the log-values live."""
         return self.log_values.device
 
-    @cached_property
+    @current_property("configurations")
     def _levels(self) -> tuple[tuple[Tensor, ...], Tensor]:
         """The configurations as a prefix tree: per slot the sorted codes (parent, state)."""
         listed = self.configurations.to(self.device).long()

@@ -1,6 +1,7 @@
 """Models and questions that cannot be meant, refused in one line."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -41,17 +42,57 @@ def test_a_variable_with_the_name_of_a_member():
     assert rg.infer(alone).marginal("lamp[0]").shape == (2,)
 
 
-def test_parameters_changed_after_a_copy_was_taken():
-    first, second = (torch.zeros(2, requires_grad=True) for _ in range(2))
-    both = rg.FactorGraph([rg.Factor((A,), rg.Table(first)), rg.Factor((B,), rg.Table(second))])
-    lone = rg.FactorGraph([rg.Factor((A,), rg.Table(first))])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(
+    "table_of",
+    [
+        lambda part: part,
+        lambda part: part.detach(),
+        lambda part: part.view(2),
+        lambda part: part[:],
+    ],
+)
+def test_tables_changed_after_a_copy_was_taken(learned, table_of):
+    parts = [torch.zeros(2, requires_grad=learned) for _ in range(2)]
+    factors = [
+        rg.Factor((v,), rg.Table(table_of(part))) for v, part in zip((A, B), parts, strict=True)
+    ]
+    both, lone = rg.FactorGraph(factors), rg.FactorGraph(factors[:1])
+    torch.testing.assert_close(rg.infer(both).marginal(A), torch.full((2,), 0.5))
     with torch.no_grad():
-        first.copy_(torch.tensor([3.0, 0.0]))
+        parts[0].copy_(torch.tensor([3.0, 0.0]))
     for ask in (rg.infer, rg.explain):
         with pytest.raises(rg.errors.ModelError, match="changed in place"):
             ask(both)
     expected = torch.tensor([3.0, 0.0]).softmax(0)
     torch.testing.assert_close(rg.infer(lone).marginal(A), expected)
+
+
+def calls(make):
+    """How many functions are called."""
+    count = 0
+
+    def counted(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        make()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("kind", [rg.Factor, rg.FactorBlock])
+def test_a_factor_of_many_variables_is_declared_in_linear_time(kind):
+    def work(arity):
+        bits = [rg.Variable(f"bit{number}", 2) for number in range(arity)]
+        return calls(lambda: rg.FactorGraph([kind(bits, rg.Xor(arity))]))
+
+    assert work(400) < 2.5 * work(200)
+    with pytest.raises(rg.errors.ModelError, match=r"'a' in slots 0 and 2|names a variable twice"):
+        rg.FactorGraph([kind((A, B, A), rg.Xor(3))])
 
 
 @pytest.mark.parametrize(

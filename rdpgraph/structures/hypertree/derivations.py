@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import current_property
 from rdpgraph._numbers import is_whole
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
@@ -276,18 +276,19 @@ class Derivations(Recursion):
 
     def with_unary(self, unary: Tensor) -> Self:
         """The same hypergraph with other log-weights."""
-        other = super().with_unary(unary)
-        vars(other)["_graph"] = self._graph  # laid out once
+        other, _ = super().with_unary(unary), self._graph
+        vars(other).update({name: own for name, own in vars(self).items() if "_graph" in name})
         return other
 
     def work(self) -> float:
         """The terms of log Z."""
         return float(math.prod(self.batch_shape) * self.tails.numel())
 
-    @cached_property
+    @current_property("heads", "tails")
     def _graph(self) -> Hypergraph:
-        device = self.unary.device
-        return Hypergraph(self.heads.to(device), self.tails.to(device), self.nodes)
+        # Of copies, for what is restricted holds on to it.
+        heads, tails = (part.to(self.unary.device, copy=True) for part in (self.heads, self.tails))
+        return Hypergraph(heads, tails, self.nodes)
 
     @property
     def _by_node(self) -> Tensor:

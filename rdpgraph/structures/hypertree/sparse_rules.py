@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import current_property
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_whole, settle
@@ -104,7 +104,7 @@ class SparseRules(Rules):
         """M, the number of rules."""
         return len(self.triples)
 
-    @cached_property
+    @current_property("triples")
     def _sorted(self) -> tuple[Tensor, Tensor]:
         """(M,) the rules as numbers, ascending, and the row of each."""
         numbers = self._numbers(*self.triples.unbind(1))
@@ -115,7 +115,7 @@ class SparseRules(Rules):
         children = self.shape[1]
         return (parents * children + left) * children + right
 
-    @cached_property
+    @current_property("triples")
     def by_parent(self) -> tuple[Tensor, Tensor]:
         """(N, F) the rows of each parent's rules, and whether it has so many."""
         rows = self._sorted[1]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import current_property
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, expectations
@@ -27,8 +27,6 @@ from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, up
 from rdpgraph.structures.tape.values import Value
-
-_SUMS = "tape of log Z"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,19 +123,19 @@ class Recursion(Structure):
         return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
-        """What log Z is summed on; laid out once where no gradient passes what it is made of."""
-        kept = vars(self)
-        if _SUMS in kept:
-            return kept[_SUMS]
-        tape = self.to_tape()
+        """What log Z is summed on; kept where no gradient passes what it is made of."""
         # One laid out without gradients would not show that there are some.
-        if torch.is_grad_enabled() and not tape.tracked:
-            kept[_SUMS] = tape
-        return tape
+        fleeting = is_tracked(self) or not torch.is_grad_enabled()
+        return self.to_tape() if fleeting else self._tape
 
-    @cached_property
+    @current_property()
+    def _tape(self) -> Tape:
+        return self.to_tape()
+
+    @current_property()
+    @torch.no_grad()
     def _best_tape(self) -> Tape:
-        """What maxima are taken on, laid out once; without gradient."""
+        """What maxima are taken on; without gradient."""
         return self.to_tape(ranks=False, double=True)
 
     def log_partition(self) -> Tensor:

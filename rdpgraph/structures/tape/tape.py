@@ -11,7 +11,6 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import is_tracked
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.checks import (
@@ -381,13 +380,6 @@ class Tape:
     def work(self) -> float:
         """The terms of log Z."""
         return self.batch * sum(step.work for step in self.steps)
-
-    @property
-    def tracked(self) -> bool:
-        """Whether a gradient passes through the potentials of sites, or what links are made of."""
-        links = (step.link for step in self.steps if isinstance(step, Linked))
-        logs = (step.logs for step in self.steps if isinstance(step, Leaf))
-        return self.unary.requires_grad or any(map(is_tracked, (*links, *logs)))
 
     @property
     def tells_states(self) -> bool:
