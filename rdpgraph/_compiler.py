@@ -1,27 +1,57 @@
-"""What `torch.compile` calls as it stands, instead of tracing into it."""
+"""Calls that `torch.compile` leaves as they stand, and `torch.jit.trace` is refused."""
 
+import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar, cast
+from inspect import isfunction
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+from rdpgraph.errors import UnsupportedError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The function, which compiled functions call as it stands.
+    """The function, which compiled functions call between the parts that they trace.
 
-    As `torch.compiler.disable`, asked for in a compiled function only: it loads the compiler, which
-    takes seconds.
+    As `torch.compiler.disable`, asked for where the compiler is there: it takes seconds to load.
+    `torch.jit.trace`, which would record one input's steps for all inputs, gets an error.
     """
+    alone: Callable[Arguments, Result] | None = None
 
     @wraps(function)
     def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if torch.compiler.is_compiling():
-            alone = cast(Callable[Arguments, Result], torch.compiler.disable(function))
-            return alone(*args, **kwargs)
-        return function(*args, **kwargs)
+        nonlocal alone
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise UnsupportedError(
+                f"{function.__qualname__} does not run in torch.jit.trace: its steps depend on the "
+                "values. Trace the layers around it, or use torch.compile, which calls it as it is."
+            )
+        # A compiler that reads this line would read all of sys.modules.
+        if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if alone is None:
+            made: Any = torch.compiler.disable(function)
+            alone = made
+        return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
 
     return called
+
+
+class Opaque:
+    """Public methods and properties of subclasses are opaque, and so is the making of an object."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if name.startswith("_") and name not in ("__init__", "__post_init__", "__getitem__"):
+                continue
+            if isfunction(member):
+                setattr(cls, name, opaque(member))
+            elif isinstance(member, classmethod):
+                setattr(cls, name, classmethod(opaque(member.__func__)))
+            elif type(member) is property and member.fget is not None:
+                setattr(cls, name, property(opaque(member.fget)))

@@ -6,6 +6,7 @@ from typing import overload
 import torch
 
 from rdpgraph._cache import recording
+from rdpgraph._compiler import opaque
 from rdpgraph._portable import tensors_in
 from rdpgraph.engines.recognised import plan_of
 from rdpgraph.engines.structured import StructureSolution
@@ -25,9 +26,9 @@ from rdpgraph.schedulers.scheduler import require_room_for_states
 @overload
 def infer(
     model: FactorGraph,
+    scheduler: Scheduler | None = None,
     *,
     estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior: ...
 
@@ -35,9 +36,9 @@ def infer(
 @overload
 def infer(
     model: Structure,
+    scheduler: Scheduler | None = None,
     *,
     estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> StructuredPosterior: ...
 
@@ -45,26 +46,27 @@ def infer(
 @overload
 def infer(
     model: Model,
+    scheduler: Scheduler | None = None,
     *,
     estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior | StructuredPosterior: ...
 
 
+@opaque
 def infer(
     model: Model,
+    scheduler: Scheduler | None = None,
     *,
     estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> Posterior | StructuredPosterior:
     """The posterior of a model.
 
     Args:
         model: a `FactorGraph`, evidence included, or a `Structure`.
+        scheduler: default `Auto()`; ``infer(graph, Loopy())``.
         estimator: rewrites the model into a cheaper one; default `Exact()`, which does not.
-        scheduler: default `Auto()`.
         generator: the randomness of the estimator.
 
     Returns:
@@ -110,11 +112,12 @@ def infer(
     return Posterior(planned, solution, model, graph, exactly(scheduler).solve, solve)
 
 
+@opaque
 def explain(
     model: Model,
+    scheduler: Scheduler | None = None,
     *,
     estimator: Estimator | None = None,
-    scheduler: Scheduler | None = None,
     generator: torch.Generator | None = None,
 ) -> Plan:
     """The plan for a model, without running it; print it.
@@ -124,8 +127,8 @@ def explain(
 
     Args:
         model: as for `infer`.
-        estimator: the plan is that of the model it makes; one with a pilot runs it for that.
         scheduler: as for `infer`.
+        estimator: the plan is that of the model it makes; one with a pilot runs it for that.
         generator: the randomness of the estimator.
 
     Raises:
@@ -157,10 +160,15 @@ def _checked(model: object) -> FactorGraph:
 
 
 def _require_choices(asked: str, estimator: object, scheduler: object, generator: object) -> None:
-    for name, value, kind, example in (
-        ("a scheduler", scheduler, Scheduler, "an object such as Loopy()"),
-        ("an estimator", estimator, Estimator, "an object such as Randomized.default(keep=0.1)"),
-        ("a generator", generator, torch.Generator, "a torch.Generator"),
-    ):
+    choices = {
+        "scheduler": (scheduler, Scheduler, "a scheduler as an object such as Loopy()"),
+        "estimator": (
+            estimator, Estimator, "an estimator as an object such as Randomized.default(keep=0.1)"
+        ),
+        "generator": (generator, torch.Generator, "a generator as a torch.Generator"),
+    }  # fmt: skip
+    for value, kind, wanted in choices.values():
         if value is not None and not isinstance(value, kind):
-            raise ModelError(f"{asked} needs {name} as {example}; got {value!r:.80}.")
+            meant = [name for name, (_, other, _) in choices.items() if isinstance(value, other)]
+            hint = f"; give it as {meant[0]}=" if meant else ""
+            raise ModelError(f"{asked} needs {wanted}; got {value!r:.80}{hint}.")

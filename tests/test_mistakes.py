@@ -103,3 +103,17 @@ def test_lists_are_taken_where_tensors_are():
     torch.testing.assert_close(hmm.log_prob(seen), same.log_prob(seen))
     line = distributions.LinearChain([[0.0, 1.0]], [[0.0, 1.0], [2.0, 3.0]])
     torch.testing.assert_close(line.log_prob(torch.tensor([1])), torch.tensor(1.0).sigmoid().log())
+
+
+@pytest.mark.parametrize("ask", [rg.infer, rg.explain])
+def test_a_scheduler_may_come_second_and_other_choices_are_named(ask):
+    model, exact = graph(), rg.Randomized.default(keep=1)
+    assert rg.explain(model, rg.Loopy()).route == rg.infer(model, rg.Loopy()).plan.route == "loopy"
+    for wrong, name in (
+        (lambda: ask(model, exact), "estimator"),
+        (lambda: ask(model, estimator=rg.Loopy()), "scheduler"),
+        (lambda: ask(model, torch.Generator()), "generator"),
+    ):
+        with pytest.raises(rg.errors.ModelError, match=f"; give it as {name}=") as caught:
+            wrong()
+        assert "\n" not in str(caught.value)

@@ -25,6 +25,10 @@ def test_public_modules_say_what_belongs_there(name: str) -> None:
     assert importlib.import_module(f"rdpgraph.{name}") is module
 
 
+def test_names_that_are_completed_are_public() -> None:
+    assert dir(rg) == sorted(rg.__all__)
+
+
 def test_each_name_is_in_one_place() -> None:
     places = [(name, place) for place in MODULES for name in getattr(rg, place).__all__]
     names = [*rg.__all__, *(name for name, place in places if place != "distributions")]

@@ -74,7 +74,7 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
             return None
         own = None if rows is None or tables == 1 else rows.numpy().tobytes()
         parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, own))
-    if torch.compiler.is_compiling() or _transformed():
+    if _transformed():
         return None
     return shaped(graph.domain.sizes.numpy().tobytes(), tuple(parts))
 

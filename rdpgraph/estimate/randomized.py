@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._compiler import opaque
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.pilot import Pilot
@@ -90,7 +89,6 @@ class Randomized(Estimator):
         """
         return Randomized(Pilot(), _halves("piloted", keep), replicates=replicates)
 
-    @opaque
     def prepare(
         self, model: Model, *, solve: Callable[[Model], Any], generator: torch.Generator | None
     ) -> Problem:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, ordinarily
+from rdpgraph._compiler import Opaque
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
 from rdpgraph.model.block import Block, blocks_of, items_in_order
@@ -30,7 +31,7 @@ _MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class FactorGraph:
+class FactorGraph(Opaque):
     """A discrete graphical model: p(x) is proportional to the exponential of the summed log-values.
 
     Frozen; `condition`, `with_factors` and `restrict` return new graphs that share the tables.

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from rdpgraph._compiler import Opaque
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.graph import FactorGraph
@@ -18,7 +19,7 @@ from rdpgraph.model.summary import summary
 
 
 @dataclass(frozen=True, eq=False)
-class Structure(ABC):
+class Structure(Opaque, ABC):
     """A model type that is solved by its own recursion.
 
     One user declares it directly; another declares a graph that the registry recognises. Sites

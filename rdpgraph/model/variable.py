@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph._compiler import Opaque
 from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
 
 MOST = 2**31
@@ -67,7 +68,7 @@ class Variable:
 
 
 @dataclass(frozen=True, eq=False)
-class VariableArray:
+class VariableArray(Opaque):
     """A named array of alike variables, sliced as a tensor is, for models with millions of them.
 
     ``pixels[1:, :]`` is a view of the same variables; ``pixels[3, 4]`` is the single

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph._compiler import Opaque
 from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
@@ -20,7 +21,7 @@ from rdpgraph.plan.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class Inferred(Portable, ABC):
+class Inferred(Portable, Opaque, ABC):
     """How a model was solved, its log Z, and how good the answers are.
 
     Attributes:
@@ -45,8 +46,7 @@ class Inferred(Portable, ABC):
     def _sound(self) -> bool:
         """True, or an error: the model's log-values are read, once, if log Z is not finite."""
         with suppress(UnsupportedError):  # draws of equal weights have no log Z
-            log_z = None if torch.compiler.is_compiling() else self.solution.log_partition()
-            if log_z is not None and not bool(log_z.detach().isfinite().all()):
+            if not bool(self.solution.log_partition().detach().isfinite().all()):
                 refuse_unsound(self._declared)
         return True
 

@@ -61,9 +61,8 @@ class StructuredPosterior(Inferred):
     @cached_property
     def _numbers(self) -> bool:
         """True, or an error: fields are read, once, for recursions for maxima pass over a NaN."""
-        solved = None if torch.compiler.is_compiling() else self.solved
-        if solved is not None and not holds_numbers(solved.structure):
-            refuse_unsound(solved.structure)
+        if self.solved is not None and not holds_numbers(self.solved.structure):
+            refuse_unsound(self.solved.structure)
         return True
 
     def marginals(self) -> Tensor:

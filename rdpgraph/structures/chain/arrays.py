@@ -28,7 +28,6 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
         and unary.dtype == transition.dtype
         and unary.dtype in (torch.float32, torch.float64)
         and unary.shape[0] * unary.shape[2] ** 2 <= _MOST
-        and not torch.compiler.is_compiling()
     )
 
 

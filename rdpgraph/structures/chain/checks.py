@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph._compiler import opaque
 from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
 from rdpgraph.model.lowrank import LowRank
@@ -61,7 +60,6 @@ def checked_transition(
         )
 
 
-@opaque
 def checked_lengths(lengths: Tensor | Sequence[int] | int, unary: Tensor) -> Tensor:
     """Lengths as (*batch,) int64 on the device of unary."""
     *batch, total, _ = unary.shape

@@ -109,7 +109,6 @@ def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k
     if (
         transition.ndim == 2
         and unary.device.type == "cpu"
-        and not torch.compiler.is_compiling()
         and deviations.quicker(unary.shape, k, compiled=compiled)
     ):
         wide = transition.double()

@@ -62,7 +62,6 @@ def serves(factors: Factors) -> bool:
         matrix.ndim == 2
         and (emission.device.type == "cuda" or _interpreted())
         and emission.dtype in (torch.float32, torch.float64)
-        and not torch.compiler.is_compiling()
         and _loaded()[0] is not None
         and _works(emission, matrix)
     )

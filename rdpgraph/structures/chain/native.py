@@ -26,7 +26,6 @@ def applies(unary: Tensor, transition: Tensor) -> bool:
         transition.ndim == 2
         and unary.device.type == "cpu"
         and unary.dtype == transition.dtype
-        and not torch.compiler.is_compiling()
         and library.available(unary.dtype)
     )
 

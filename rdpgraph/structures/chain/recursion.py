@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._compiler import opaque
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.model.semiring import finite
 from rdpgraph.structures.chain import logs, scaled, scan
@@ -32,7 +31,6 @@ class Messages:
     log_backward: Tensor
 
 
-@opaque
 def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Lengths) -> LogZ:
     """Log Z of each item, (B,), in nats: 0 at length 0, -inf where nothing is possible.
 
@@ -45,9 +43,6 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
         unary: (B, T, N) in nats; -inf allowed; anything at all beyond the lengths.
         transition: (N, N), or (1 or B, T-1, N, N) per step; [from, to]; or `RankSteps`.
         lengths: (B,) int64, 0 to T.
-
-    `torch.compile` leaves it as it is, a call between compiled parts: there is nothing to gain in
-    tracing a loop over T, and much time to lose.
 
     Source: Rabiner (1989), section V.A, for the scaling; Chiu, Deng and Rush 2021
     (arXiv:2201.02715), algorithm 1, for the ranks.

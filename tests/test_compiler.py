@@ -1,0 +1,91 @@
+"""Models inside functions that torch compiles or traces."""
+
+import pytest
+import torch
+
+import rdpgraph as rg
+
+D = torch.float64
+TAGS = torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2]])
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=D)
+
+
+XS = rg.VariableArray("x", (4,), 3)
+
+
+def ring(table):
+    return rg.FactorGraph([rg.FactorBlock((XS, XS[[1, 2, 3, 0]]), rg.Table(table))])
+
+
+def crf():
+    layer = rg.nn.CRF(3, batch_first=True).double().requires_grad_(False)
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.copy_(numbers(*parameter.shape, seed=number))
+    return layer
+
+
+CRF = crf()
+QUESTIONS = {
+    "evidence": lambda table: (
+        rg.infer(ring(table.tanh()).condition({XS[0]: 1})).marginal(XS[2]).square().sum()
+    ),
+    "messages": lambda table: rg.infer(ring(table), rg.Loopy()).entropy(),
+    "segments": lambda table: rg.SemiMarkov(table.expand(4, 2, 3, 3)[..., 0], table).entropy(),
+    "a layer": lambda table: CRF(table[TAGS], TAGS, TAGS < 9),
+}
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_a_compiled_function_has_the_answers_and_gradients_of_the_plain_one(asked):
+    torch._dynamo.reset()
+    table, ask = numbers(3, 3).requires_grad_(), QUESTIONS[asked]
+
+    def value(table):
+        return ask(2 * table) * 3
+
+    found, expected = torch.compile(value, backend="eager")(table), value(table)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, table), torch.autograd.grad(expected, table)
+    )
+
+
+def test_a_compiled_module_holds_its_variables():
+    torch._dynamo.reset()
+
+    class Tagger(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = torch.nn.Linear(2, 3, dtype=D)
+            self.table = torch.nn.Parameter(numbers(3, 3))
+            self.tags = rg.VariableArray("tag", (4,), 3)
+
+        def forward(self, words):
+            pairs = [(self.tags[: 4 - d], self.tags[d:]) for d in (1, 2)]
+            graph = rg.FactorGraph(
+                [
+                    rg.FactorBlock((self.tags,), rg.Table(self.scores(words))),
+                    *(rg.FactorBlock(pair, rg.Table(self.table)) for pair in pairs),
+                ]
+            )
+            posterior = rg.infer(graph)
+            return posterior.log_partition, posterior.marginal(self.tags)
+
+    tagger, words = Tagger(), numbers(4, 2)
+    found, expected = torch.compile(tagger, backend="eager")(words), tagger(words)
+    torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad(log_z + marginals[0, 1], tagger.parameters())
+        for log_z, marginals in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_a_trace_is_refused_in_a_line(asked):
+    with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.jit\.trace") as caught:
+        torch.jit.trace(QUESTIONS[asked], numbers(3, 3))
+    assert "\n" not in str(caught.value)
