@@ -20,6 +20,7 @@ from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, checked_states, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.restriction import restrict_blocks
+from rdpgraph.model.scores import log_values_at
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -301,6 +302,21 @@ class FactorGraph(Opaque):
         """
         return self._score(states_given(assignment, self.domain))
 
+    def violations(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
+        """Count what makes complete assignments impossible: 0 where `score` is finite.
+
+        Arguments, shape and errors are those of `score`.
+
+        Returns:
+            (*batch,) int64: how many factors are -inf there, together with how many variables are
+            observed in another state.
+        """
+        clash, values, lead = self._read(states_given(assignment, self.domain))
+        count = clash.sum(-1)
+        for each in values:
+            count = count + (each == -math.inf).sum(-1)
+        return count.expand(lead)
+
     def score_states(self, states: Tensor) -> Tensor:
         """The same of states (*lead, V) by the numbers of the variables, -1 where there is none.
 
@@ -310,30 +326,17 @@ class FactorGraph(Opaque):
         return self._score(checked_states(states, self.domain))
 
     def _score(self, states: Tensor) -> Tensor:
-        total = torch.zeros((), dtype=self.dtype, device=self.device)
-        if self.observed is not None:
-            observed, states = torch.broadcast_tensors(self.observed, states)
-            clash = ((observed != MISSING) & (states != MISSING) & (observed != states)).any(-1)
-            states = torch.where(states == MISSING, observed, states)
-            total = total + torch.where(clash, -math.inf, 0.0).to(total)
-        lacking = (
-            (states == MISSING).flatten(0, -2).any(0) if states.ndim > 1 else states == MISSING
-        )
-        lacking = lacking.nonzero()
-        if len(lacking):
-            name = self.domain.variable(int(lacking[0])).name
-            raise EvidenceError(
-                f"An assignment needs a state for every variable; {len(lacking)} have none, "
-                f"such as {name!r}."
-            )
-        for block in self.blocks:
-            chosen = states[..., block.scopes].to(self.device)
-            slots = [chosen[..., slot].unsqueeze(-1) for slot in range(block.arity)]
-            values = block.select().evaluate(slots)
-            values = values.reshape(values.shape[: values.ndim - block.arity] or (1,))
-            total = total + values.expand(*values.shape[:-1], block.count).sum(-1)
-        lead = broadcast_shapes(total.shape, states.shape[:-1], self.batch_shape)
+        clash, values, lead = self._read(states)
+        total = torch.where(clash.any(-1), -math.inf, 0.0).to(dtype=self.dtype)
+        for each in values:
+            total = total + each.sum(-1)
         return total.expand(lead)
+
+    def _read(self, states: Tensor) -> tuple[Tensor, Iterator[Tensor], tuple[int, ...]]:
+        clash, values, lead = log_values_at(
+            states, self.domain, self.blocks, self.observed, self.device
+        )
+        return clash, values, broadcast_shapes(lead, self.batch_shape)
 
     def state_names(self, assignment: Mapping[Any, Any]) -> dict[str, Any]:
         """An assignment in names: for the name of each variable or array that of its state.
