@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rdpgraph.cli.options import Format, Task
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError, printable
+from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
@@ -87,8 +88,9 @@ def answer(
     places = [graph.domain.place(name) for name in query] or list(range(len(graph.variables)))
     entries = [graph.variables[place] for place in places]
     # First, so that what approximates log Z does not take the time that these need.
-    mode = _mode(posterior, task, entries)
-    marginals = posterior.marginals() if task is Task.MAR else None
+    with warnings.catch_warnings(action="ignore"):  # an error follows
+        mode = _mode(posterior, task, entries)
+        marginals = posterior.marginals() if task is Task.MAR else None
     said = mode is not None or (marginals is not None and _are_possible(marginals))
     late = said and now() >= until
     sums = sums and not late
@@ -97,16 +99,14 @@ def answer(
     else:
         log_z = [math.nan] * math.prod(graph.batch_shape)
     values: list[list[Any]] = [list[Any]() for _ in log_z]
-    scores: list[float] = []
-    if marginals is not None:
-        values = _rows([marginals[entry] for entry in entries], len(log_z), vectors=True)
-    elif mode is not None:
-        values = _rows([mode[entry] for entry in entries], len(log_z), vectors=False)
-    optimal: list[bool] = []
-    ceilings: list[float] = []
+    if (asked := marginals if mode is None else mode) is not None:
+        values = _rows([asked[entry] for entry in entries], len(log_z), vectors=mode is None)
+    scores, optimal, ceilings = list[float](), list[bool](), list[float]()
     if task is Task.MAP and mode is not None:
         states = torch.stack(tuple(mode.values()), -1)
         scores = graph.score_states(states).reshape(-1).expand(len(log_z)).tolist()
+        if -math.inf in scores:
+            raise BudgetError("No possible configuration was found: raise the time budget.")
         if sums:
             optimal = posterior.mode_is_optimal().reshape(-1).tolist()
             ceilings = posterior.mode_bound().reshape(-1).tolist()

@@ -18,7 +18,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.gradients import once, possible_alone, refused
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
-from rdpgraph.structures.chain.checks import checked_lengths, require_possible
+from rdpgraph.structures.chain.checks import checked_lengths, require_path
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.steps import RankSteps
@@ -168,7 +168,7 @@ class ShardedChain:
         """
         parts = self._tables()
         states = paths.viterbi(parts, self.split)
-        require_possible(states, parts.lengths, "mode")
+        require_path(states.unsqueeze(0), parts.lengths, "mode", self.batch_shape)
         return states.reshape([*self.batch_shape, states.shape[-1]])
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -189,7 +189,7 @@ class ShardedChain:
         else:
             parts = self._tables()
             drawn = paths.draw(parts, self.split, count, generator)
-        require_possible(drawn[:1], parts.lengths, "samples")
+        require_path(drawn[:1], parts.lengths, "samples", self.batch_shape)
         return drawn.reshape([count, *self.batch_shape, drawn.shape[-1]])
 
     def lazily(self) -> Chain:

@@ -9,8 +9,9 @@ from torch.distributions import Categorical, Distribution, constraints
 from rdpgraph._numbers import is_whole
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.distributions.linear_chain import LinearChain, StateSequences
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_values
+from rdpgraph.model.soundness import require_possible
 
 _EMPTY = torch.Size()
 
@@ -133,11 +134,7 @@ class HMM(Distribution):
         if not self.event_shape[0]:
             raise ModelError("An HMM of length 0 has no last state to filter; give it a length.")
         last = self.posterior(observations).chain.filtered()[..., -1, :]
-        if not (last.sum(-1) > 0).all():
-            raise ImpossibleEvidenceError(
-                "The observations have probability zero, so no state can be inferred; "
-                "look at log_prob for which."
-            )
+        require_possible("There is no last state", last.sum(-1) > 0)
         return Categorical(last, validate_args=False)
 
     def sample(

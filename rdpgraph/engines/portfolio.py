@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.search.solution import Searched, SearchedMarginalModes, Seeker, proved
+from rdpgraph.engines.search.searched import Searched
+from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
@@ -100,7 +101,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _found(self) -> Searched:
         states = self._messages.mode()
         with self.allowance.spending(), torch.no_grad():
-            return self.seeker.sought(None, states, self.allowance.left(_MODES))
+            return self.seeker.sought(None, states, self.allowance.left(_MODES)).warned()
 
     def _ask(self, question: Question[Value]) -> Value:
         return question(self.chosen)
@@ -152,8 +153,10 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return torch.stack(scores).amax(0) if scores else torch.tensor(-math.inf, device="cpu")
 
     def mode_exists(self) -> Tensor | None:
-        """(B,) bool, by the messages for modes."""
-        return self._messages.mode_exists()
+        """(B,) bool, by the messages for modes, and by the search that began with them."""
+        known = self._messages.mode_exists()
+        best: Searched | None = self.__dict__.get("_found")
+        return known if known is None or best is None else known.cpu() & best.exists
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) bool: whether messages or a proof say that no configuration is better."""
@@ -161,7 +164,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     def _search(self, numbers: Tensor) -> Searched:
         with self.allowance.spending(), torch.no_grad():
-            return self.seeker.sought(numbers, None, self.allowance.left(_MARGINAL))
+            best = self.seeker.sought(numbers, None, self.allowance.left(_MARGINAL))
+        return best.required(self.seeker.network.graph, "marginal mode")
 
 
 def _unrest(solution: Solution) -> tuple[bool, float]:

@@ -22,6 +22,7 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import observed_supports
 from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.soundness import items_named
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import expanded
 from rdpgraph.structures.relaxation import perturbed_graph
@@ -295,9 +296,10 @@ class RestrictedSolution(Solution):
         if bool(possible.all()):
             return None
         if not bool(possible.any(0).all()):
+            items = items_named(~possible.any(0))
             raise ImpossibleEvidenceError(
-                "There are no samples and no mode: on the states kept nothing is possible in at "
-                "least one item; keep more of them, or change the model."
+                "There are no samples and no mode: on the states kept no configuration is possible "
+                f"in {items}; keep more of them, or change the model."
             )
         each = torch.arange(len(possible), device=possible.device).unsqueeze(-1)
         source = torch.where(possible, each, possible.long().argmax(0))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 
-NOTHING = "A mask allows nothing: an item has no configuration with the answers that it holds."
+NOTHING = "A mask allows nothing"
 """What is wrong where there is nothing to draw."""
 
 

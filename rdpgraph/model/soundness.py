@@ -1,4 +1,4 @@
-"""What is wrong with the tables of a model whose answer is not a number."""
+"""Models that have no answer: tables that hold no numbers, and items of probability zero."""
 
 import math
 from collections.abc import Iterator
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._portable import tensors_in
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.table import Table
+
+_NAMED = 5
+"""Batch items that an error names, at most."""
 
 
 def refuse_unsound(model: Any) -> None:
@@ -38,6 +41,37 @@ def refuse_unsound(model: Any) -> None:
             _refuse_wrong(f"The {field.name} of {type(model).__name__}", values)
             total += model.unary.numel() * _largest(values)
     return _refuse_overflow(total / max(model.unary.shape[-1], 1), model.unary.dtype)
+
+
+def require_possible(lacking: str, possible: Tensor) -> None:
+    """Every batch item (*batch) has a configuration that an answer can be.
+
+    Args:
+        lacking: what there is none of; begins the message.
+        possible: bool.
+
+    Raises:
+        ImpossibleEvidenceError: some have none; the message names them.
+    """
+    if bool(possible.all()):
+        return
+    if not possible.ndim:
+        raise ImpossibleEvidenceError(
+            f"{lacking}: the evidence, or the model, has probability zero; check what was "
+            "observed, and the hard zeros."
+        )
+    raise ImpossibleEvidenceError(
+        f"{lacking}: no configuration is possible in {items_named(~possible)}; leave them out, or "
+        "check what was observed in them, and their hard zeros."
+    )
+
+
+def items_named(chosen: Tensor) -> str:
+    """Which batch items (*batch) are chosen: "2 of 5 batch items (1, 4)"."""
+    items = chosen.nonzero().tolist()
+    names = [str(item[0] if len(item) == 1 else tuple(item)) for item in items[:_NAMED]]
+    more = ["..."] if len(items) > _NAMED else []
+    return f"{len(items)} of {chosen.numel()} batch items ({', '.join(names + more)})"
 
 
 def holds_numbers(model: Any) -> bool:

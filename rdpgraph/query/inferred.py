@@ -1,5 +1,6 @@
 """What every posterior says, of a graph and of a structure alike."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,16 +14,25 @@ from rdpgraph._compiler import Opaque
 from rdpgraph._portable import Portable
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.plan import Plan
 
+_ZEROS = (
+    "No configuration is possible in this model, or in some of its batch items: log Z is -inf "
+    "there, and marginals and entropy are zeros that say nothing."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Inferred(Portable, Opaque, ABC):
     """How a model was solved, its log Z, and how good the answers are.
+
+    Batch items in which no configuration is possible have log Z -inf, with gradients of zero. Their
+    marginals, joints and entropy are zeros, with a warning, and their max-marginals -inf. Modes and
+    draws of such a batch are refused with `ImpossibleEvidenceError`, which names these items.
 
     Attributes:
         planned: the plan, or what makes it.
@@ -49,6 +59,22 @@ class Inferred(Portable, Opaque, ABC):
             if not bool(self.solution.log_partition().detach().isfinite().all()):
                 refuse_unsound(self._declared)
         return True
+
+    @cached_property
+    def _told(self) -> bool:
+        """True, after a warning if items have zeros because nothing is possible in them."""
+        _ = self._sound
+        with suppress(BudgetError, UnsupportedError):
+            if not torch.compiler.is_compiling() and not bool(self.solution.possible().all()):
+                warnings.warn(_ZEROS, stacklevel=2)
+        return True
+
+    def _with_word(self, values: Tensor) -> Tensor:
+        """The numbers (B, ...) of items as they are, after a word on zeros throughout an item."""
+        each = values.detach().flatten(1) if values.ndim > 1 else values.detach().unsqueeze(1)
+        if values.numel() and not bool((each != 0).any(1).all()):
+            _ = self._told
+        return values
 
     @property
     def plan(self) -> Plan:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.engines.solution import Solution, meets
-from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
@@ -82,12 +83,7 @@ class Posterior(Inferred):
     @differentiable_property
     def _flat(self) -> Tensor:
         self._require_room()
-        flat = self.solution.variable_marginals()
-        first = int(self.graph.domain.sizes[0]) if self.graph.num_variables else 0
-        # An item of probability zero has zeros only.
-        if first and not bool((flat.detach()[:, :first].sum(1) > 0).all()):
-            _ = self._sound
-        return flat
+        return self._with_word(self.solution.variable_marginals())
 
     def _require_room(self, size: int | None = None, what: str = "Marginals") -> None:
         """Refuse tables of so many numbers, times the batch, that the plan's memory does not hold.
@@ -157,7 +153,7 @@ class Posterior(Inferred):
                 values = self.solve(wider).factor_marginals(len(wider.blocks) - 1)
         except BudgetError as error:
             raise BudgetError(f"The joint of {names} does not fit. {error}") from None
-        return values.reshape([*self.graph.batch_shape, *sizes])
+        return self._with_word(values).reshape([*self.graph.batch_shape, *sizes])
 
     def factor_marginal(self, factor: Factor | FactorBlock | Iterable[Named]) -> Tensor:
         """The joint probabilities over the scope of a factor.
@@ -218,7 +214,8 @@ class Posterior(Inferred):
             rows, slots = place
             self.solution.check_factor_marginals(number)
             self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
-            values = self.solution.factor_marginals(number)[:, rows.to(self.graph.device)]
+            values = self._with_word(self.solution.factor_marginals(number))
+            values = values[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
             order = sorted(slots)
@@ -229,7 +226,7 @@ class Posterior(Inferred):
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
         _ = self._sound
-        return self.solution.entropy().reshape(self.graph.batch_shape)
+        return self._with_word(self.solution.entropy()).reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
@@ -237,16 +234,20 @@ class Posterior(Inferred):
         By max-product with a traceback, so consistent. Where exact inference does not fit, `Auto`
         goes on from there with a search. By message passing on request, a configuration of
         probability zero is where a search for a possible one begins, in half of the seconds left,
-        or ten where there is no limit: none of probability zero is ever the answer.
+        or two where there is no limit. Where none is found, and it is not proved that there is
+        none, the answer is the best that there is, with a warning: `FactorGraph.violations` counts
+        what it violates. `Search` answers with an error then.
         A tie goes to the first maximum of each step of the plan; one process keeps one plan for a
         model's shape.
 
         Raises:
-            ImpossibleEvidenceError: the evidence has probability zero.
-            BudgetError: no possible configuration was found.
+            ImpossibleEvidenceError: an item has probability zero; the message names it.
+            BudgetError: `Search` found no possible configuration.
         """
         self._require_mode("mode")
-        return self._assigned(self.solution.possible_mode())
+        states = self.solution.possible_mode()
+        self._require_mode("mode")  # a search may have proved that there is none
+        return self._assigned(states)
 
     def mode_is_consistent(self) -> Tensor:
         """(*batch,) bool: whether every factor's best configurations include the mode.
@@ -254,6 +255,7 @@ class Posterior(Inferred):
         Always so for exact inference. For loopy belief propagation it proves the mode optimal on
         a tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
         """
+        self._require_mode("mode")
         return self.solution.mode_is_consistent().reshape(self.graph.batch_shape)
 
     def mode_bound(self) -> Tensor:
@@ -262,16 +264,17 @@ class Posterior(Inferred):
         The score of the mode where it is known to be the best; +inf where nothing is known. By
         mini-buckets where exact inference does not fit: its part of the time is small. In float64.
         """
+        self._require_mode("mode")
         known = self.solution.mode_bound().reshape(self.graph.batch_shape)
         if bool(known.isfinite().all()):
             return known
-        self._require_mode("mode")
         states = self.solution.mode().reshape(*self.graph.batch_shape, -1)
         score = self.graph.score_states(states).detach().double().cpu()
         return torch.where(self.mode_is_optimal(), score, known)
 
     def mode_is_optimal(self) -> Tensor:
         """(*batch,) bool: whether it is proved that no configuration is better than the mode."""
+        self._require_mode("mode")
         return self.solution.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
 
     def max_marginals(self) -> StateValues:
@@ -292,7 +295,7 @@ class Posterior(Inferred):
         what none exceeds, and whether it is proved to be the best.
 
         Raises:
-            ImpossibleEvidenceError: the evidence has probability zero.
+            ImpossibleEvidenceError: an item has probability zero.
             BudgetError: the constrained order does not fit the budget, and no search is made or
                 none comes to a possible configuration.
         """
@@ -358,17 +361,13 @@ class Posterior(Inferred):
         return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
 
     def _require_mode(self, what: str) -> None:
-        known = self.solution.mode_exists()
-        if known is None or not bool(known.all()):
-            self._require_possible(what)
+        self._require_possible(what, self.solution.mode_exists())
 
-    def _require_possible(self, what: str) -> None:
-        _ = self._sound
-        if not bool(self.solution.possible().all()):
-            rows = " in at least one batch item" if self.graph.batch_shape else ""
-            raise ImpossibleEvidenceError(
-                f"There is no {what}: the evidence, or the model, has probability zero{rows}."
-            )
+    def _require_possible(self, what: str, known: Tensor | None = None) -> None:
+        if known is None or not bool(known.all()):
+            _ = self._sound
+            known = self.solution.possible() if known is None else known
+            require_possible(f"There is no {what}", known.reshape(self.graph.batch_shape))
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:
         """Numbered states (*lead, B, V) as one tensor per variable or array."""

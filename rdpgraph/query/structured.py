@@ -68,7 +68,8 @@ class StructuredPosterior(Inferred):
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
         _ = self._numbers
-        return self.solution.variable_marginals().reshape(self.structure.unary.shape)
+        marginals = self._with_word(self.solution.variable_marginals())
+        return marginals.reshape(self.structure.unary.shape)
 
     def joint(self, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
@@ -109,7 +110,7 @@ class StructuredPosterior(Inferred):
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
         _ = self._numbers
-        return self.solution.entropy().reshape(self.batch_shape)
+        return self._with_word(self.solution.entropy()).reshape(self.batch_shape)
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""

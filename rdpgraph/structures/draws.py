@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._numbers import is_whole
-from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.plan.budget import require_room
 
 Pick = Callable[[Tensor], Tensor]
@@ -42,20 +42,6 @@ def checked_best(name: str, k: int, shape: Sequence[int]) -> int:
         raise ModelError(f"{name}.k_best needs a whole k >= 1; got {k!r:.80}.")
     require_room(8.0 * k * math.prod(shape), f"The {k:,} best of {name}")
     return int(k)
-
-
-def require_possible(name: str, possible: Tensor) -> None:
-    """Every item (B,) has what can be drawn.
-
-    Raises:
-        ImpossibleEvidenceError: some have not.
-    """
-    if not bool(possible.all()):
-        lacking = int((~possible).sum())
-        raise ImpossibleEvidenceError(
-            f"{name} has no samples and no mode: {lacking} of {possible.numel()} items have no "
-            "possible configuration; log_partition() is -inf for them."
-        )
 
 
 def largest(logs: Tensor) -> Tensor:

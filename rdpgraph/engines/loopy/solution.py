@@ -21,10 +21,12 @@ from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.loopy.restart import carried
 from rdpgraph.engines.network import Network
+from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.solution import possible_modes
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
+from rdpgraph.model.soundness import items_named
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.orders import forest_order
 from rdpgraph.plan.topology import Topology
@@ -32,8 +34,8 @@ from rdpgraph.plan.topology import Topology
 _MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
 _DECODING = 0.5  # of what these leave, for ties among them
 _REPAIRING = 0.5  # of what is left then, to make a mode possible
-REPAIR = 10.0
-"""Seconds for that where there is no limit."""
+_REPAIR = 2.0
+"""Seconds for that, for all items, where there is no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +138,10 @@ class LoopySolution(Approximation):
         if decoded is not None and decoded.cut:
             more = "the time ended the search for a mode before all ties were broken: allow more"
             remedy = f"{more}; {remedy}" if remedy else more
+        repaired: Searched | None = self.__dict__.get("_repaired")
+        if repaired is not None and not bool(repaired.found.all()):
+            items = items_named(~repaired.found)
+            remedy = f"no possible mode was found in {items}: allow more time; {remedy}"
         return Status(
             exact=exact,
             converged=converged,
@@ -312,19 +318,22 @@ class LoopySolution(Approximation):
         return full_states(self.network, self.decoded.states.unsqueeze(0))[0]
 
     @cached_property
-    def _possible_mode(self) -> Tensor:
+    def _repaired(self) -> Searched:
         states = self.mode()
         with _spent(self.allowance):
-            left = REPAIR if self.allowance is None else self.allowance.left(_REPAIRING)
-            return possible_modes(self.network.graph, states, left)
+            left = _REPAIR if self.allowance is None else self.allowance.left(_REPAIRING)
+            return possible_modes(self.network.graph, states, left).warned()
 
     def possible_mode(self) -> Tensor:
         """(B, V) the same, and where it has probability zero what a search makes of it."""
-        return self._possible_mode
+        return self._repaired.states
 
     def mode_exists(self) -> Tensor:
-        """(B,) bool, by max-product: messages that sum are not needed for modes."""
-        return self.maximal.log_partition().detach().isfinite()
+        """(B,) bool, by max-product: messages that sum are not needed for modes, as a rule."""
+        known = self.maximal.log_partition().detach().isfinite()
+        known = known if bool(known.all()) else known | self.possible()
+        repaired: Searched | None = self.__dict__.get("_repaired")
+        return known if repaired is None else known.cpu() & repaired.exists
 
     def mode_is_consistent(self) -> Tensor:
         """(B,) whether every factor's best configuration agrees with the mode."""

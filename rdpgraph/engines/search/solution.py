@@ -17,11 +17,12 @@ from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.tables import Integers, Tables, tables_of
-from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
@@ -32,24 +33,10 @@ _ROOM = 1e9
 """Bytes for these at most."""
 
 
-@dataclass(frozen=True, eq=False)
-class Searched:
-    """Configurations found.
-
-    Attributes:
-        states: (B, V) of all variables; of summed ones any.
-        scores: (B,) their log-values in nats, in float64; what sums that do not fit are at least.
-        optimal: (B,) whether it is proved that none is better.
-    """
-
-    states: Tensor
-    scores: Tensor
-    optimal: Tensor
-
-
 def search(
-    network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None
-) -> Searched:
+    network: Network, limits: Limits, *, numbers: Tensor | None = None, start: Tensor | None = None,
+    spared: Tensor | None = None,
+) -> Searched:  # fmt: skip
     """The best configurations found.
 
     Args:
@@ -57,10 +44,10 @@ def search(
         limits: of time and memory.
         numbers: the variables of the graph to maximise over, the others summed; None: all.
         start: (B, V) states to begin with; None: the first state of each.
+        spared: (B,) items that are not searched; their scores are not read.
 
     Raises:
-        BudgetError: no possible configuration was found, or sums do not fit.
-        ImpossibleEvidenceError: it is proved that there is none.
+        BudgetError: sums do not fit, and nothing possible was drawn.
     """
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
@@ -68,9 +55,12 @@ def search(
     scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
     optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
     constant = network.constant.detach().double().cpu().expand(network.batch)
-    for item in range(network.batch):
+    optimal |= constant == -math.inf
+    scores[optimal] = -math.inf
+    searched = (~optimal if spared is None else ~(optimal | spared.cpu())).nonzero().flatten()
+    for turn, item in enumerate(searched.tolist()):
         left = limits.seconds - (clock.now() - begin)
-        share = max(left, 0.02 * limits.seconds) / (network.batch - item)
+        share = max(left, 0.02 * limits.seconds) / (len(searched) - turn)
         tables = tables_of(network, item, summed)
         until = clock.now() + share
         run = Search(
@@ -104,43 +94,34 @@ def search(
                 candidate[1] + constant[item],
             )
             continue
-        if not tables.is_possible(result.score):
-            if result.optimal:
-                raise ImpossibleEvidenceError(
-                    "There is no mode: the evidence, or the model, has probability zero."
-                )
-            raise BudgetError(
-                f"No possible configuration was found in {share:.3g} s of search: raise the time "
-                "budget, or check that the hard zeros allow one."
-            )
         states[item] = torch.from_numpy(result.states)
-        scores[item] = result.score + constant[item]
+        possible = tables.is_possible(result.score)
+        scores[item] = result.score + constant[item] if possible else -math.inf
         optimal[item] = result.optimal
     device = network.graph.device
     full = full_states(network, states.unsqueeze(0))[0]
     return Searched(full.to(device), scores.to(device), optimal)
 
 
-def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Tensor:
-    """Configurations (B, V), where one has probability zero another one that a search leads to.
-
-    Raises:
-        BudgetError: no possible configuration was found.
-        ImpossibleEvidenceError: it is proved that there is none.
-    """
-    with torch.no_grad():
-        scores = graph.score_states(states.reshape(*graph.batch_shape, -1))
-        possible = (scores > -math.inf).reshape(-1).expand(len(states))
-        if bool(possible.all()):
-            return states
-        network = reduce_graph(graph)
-        if network.impossible:
-            raise ImpossibleEvidenceError(
-                "There is no mode: the evidence, or the model, has probability zero."
-            )
-        limits = Limits(seconds, _ROOM, any_possible=True)
-        searched = search(network, limits, start=states).states
-    return torch.where(possible.unsqueeze(1), states, searched)
+@torch.no_grad()
+def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Searched:
+    """Configurations (B, V), where one has probability zero the best that a search leads to."""
+    scores = graph.score_states(states.reshape(*graph.batch_shape, -1))
+    known = scores.double().reshape(-1).expand(len(states))
+    given = Searched(states, known, torch.zeros_like(known, dtype=torch.bool))
+    if bool(given.found.all()):
+        return given
+    network = reduce_graph(graph)
+    if network.impossible:
+        return replace(given, optimal=~given.found)
+    limits = Limits(seconds, _ROOM, any_possible=True)
+    other = search(network, limits, start=states, spared=given.found)
+    new = ~given.found & (other.found | other.optimal.to(given.found.device))
+    return Searched(
+        torch.where(new.unsqueeze(1), other.states, states),
+        torch.where(new, other.scores, known),
+        new & ~other.found,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +181,7 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
     if bool(best.optimal.all()):
         return best, scores
     bounds = torch.maximum(above(scores), scores)
-    optimal = best.optimal | meets(scores, bounds)
+    optimal = best.optimal | meets(scores, bounds) | (bounds == -math.inf)
     return replace(best, optimal=optimal), torch.where(best.optimal, scores, bounds)
 
 
@@ -298,7 +279,7 @@ class SearchSolution(SearchedMarginalModes):
         return search(self.network, self.limits)
 
     def status(self) -> Status:
-        """Exact where the mode is proved to be one."""
+        """Exact where the mode is proved to be one, or that there is none."""
         if self.network.impossible:
             return Status(method="search")
         best = self._proved[0] if "_proved" in self.__dict__ else self.best
@@ -308,14 +289,16 @@ class SearchSolution(SearchedMarginalModes):
 
     def mode(self) -> Tensor:
         """(B, V) states."""
-        return self.best.states
+        return self.best.required(self.network.graph).states
 
     def mode_exists(self) -> Tensor | None:
         """(B,) bool; a search that comes to no possible configuration is an error of its own."""
-        return torch.full((self.network.batch,), not self.network.impossible, device="cpu")
+        constant = self.network.constant.detach().cpu().expand(self.network.batch)
+        return (constant > -math.inf) & (not self.network.impossible)
 
     def mode_bound(self) -> Tensor:
         """(B,) by mini-buckets, in a tenth of the seconds more; the mode's score where proved."""
+        _ = self.mode()
         return self._proved[1]
 
     def mode_is_consistent(self) -> Tensor:
@@ -324,6 +307,7 @@ class SearchSolution(SearchedMarginalModes):
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) whether the search was a proof, or its bound is met."""
+        _ = self.mode()
         return self._proved[0].optimal
 
     @cached_property
@@ -331,7 +315,8 @@ class SearchSolution(SearchedMarginalModes):
         return proved(self.best, partial(self._above, None))
 
     def _search(self, numbers: Tensor) -> Searched:
-        return search(self.network, self.limits, numbers=numbers)
+        best = search(self.network, self.limits, numbers=numbers)
+        return best.required(self.network.graph, "marginal mode")
 
     def _above(self, numbers: Tensor | None, scores: Tensor) -> Tensor:
         limits = self.limits

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph._shapes import broadcasts
-from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.factors import inside
 
@@ -128,13 +129,10 @@ def checked_rows(what: str, log_probabilities: Tensor | LowRank) -> None:
         )
 
 
-def require_possible(states: Tensor, lengths: Tensor, what: str) -> None:
-    """States (..., B, T) are all -1 where there is no possible sequence."""
-    first = states[..., :1] < 0
-    if bool(first.any()) and bool((first & (lengths > 0).unsqueeze(-1)).any()):
-        raise ImpossibleEvidenceError(
-            f"A chain has no {what}: at least one item has no possible sequence."
-        )
+def require_path(states: Tensor, lengths: Tensor, what: str, batch: Sequence[int]) -> None:
+    """States (draws, B, T) are all -1 where there is no possible sequence."""
+    lost = (states[..., :1] < 0).any(-1).any(0) & (lengths > 0)
+    require_possible(f"A chain has no {what}", ~lost.reshape(tuple(batch)))
 
 
 def require_alike(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> None:

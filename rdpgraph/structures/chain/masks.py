@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.links import LabelMasks
 from rdpgraph.structures.compact.matching import each
@@ -136,8 +136,7 @@ class MaskedChain(Masked):
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """Run by run, from the last step."""
-        if not bool((self.log_partition > -math.inf).all()):
-            raise ImpossibleEvidenceError(NOTHING)
+        require_possible(NOTHING, self.log_partition > -math.inf)
         runs = self.runs
         chosen = runs.states.gather(1, runs.draw(generator).unsqueeze(1)).squeeze(1)
         answers = torch.zeros(

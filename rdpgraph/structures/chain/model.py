@@ -35,7 +35,7 @@ from rdpgraph.structures.chain.checks import (
     checked_transition,
     checked_unary,
     require_alike,
-    require_possible,
+    require_path,
 )
 from rdpgraph.structures.chain.constructors import crf_unary, hmm_unary
 from rdpgraph.structures.chain.decode import KBest
@@ -264,7 +264,7 @@ class Chain(Structure):
             ImpossibleEvidenceError: an item has no possible sequence.
         """
         states = decode.best_states(*self._given(most=MOST_TABULATED))
-        require_possible(states, self._flat_lengths(), "mode")
+        require_path(states.unsqueeze(0), self._flat_lengths(), "mode", self.batch_shape)
         return self._shaped(states)
 
     def k_best(self, k: int) -> KBest:
@@ -288,7 +288,7 @@ class Chain(Structure):
             ImpossibleEvidenceError: an item has no possible sequence.
         """
         drawn = sampling.draw(*self._given(), checked_count(count, self.states_shape), generator)
-        require_possible(drawn[:1], self._flat_lengths(), "samples")
+        require_path(drawn[:1], self._flat_lengths(), "samples", self.batch_shape)
         return drawn.reshape([count, *self.unary.shape[:-1]])
 
     def rsample(

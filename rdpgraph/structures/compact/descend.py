@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.compact.inside import Inside
 from rdpgraph.structures.draws import column, drawn_between
 
@@ -35,8 +35,9 @@ def descend(inside: Inside, item: Tensor, generator: torch.Generator | None) -> 
         ImpossibleEvidenceError: an item has no derivation.
     """
     forest, rules = inside.forest, inside.forest.rules
-    if not bool((inside.log_partition[item] > -torch.inf).all()):
-        raise ImpossibleEvidenceError(NOTHING)
+    lost = inside.log_partition[item] == -torch.inf
+    spared = torch.ones_like(inside.log_partition, dtype=torch.bool)
+    require_possible(NOTHING, spared.index_fill(0, item[lost], value=False))
     ends, joined, left, right = inside.choices
     options = torch.cat([ends.unsqueeze(2), joined], 2)
     lefts, rights = rules.counts

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.compact.inside import weighted
 from rdpgraph.structures.compact.rule_forest import RuleForest
 
@@ -49,8 +49,7 @@ class RuleMasked(Masked):
 
     def draw(self, generator: torch.Generator | None) -> Draw:
         """One configuration of each item, from its whole."""
-        if not bool((self.log_partition > -math.inf).all()):
-            raise ImpossibleEvidenceError(NOTHING)
+        require_possible(NOTHING, self.log_partition > -math.inf)
         return self.configuration(self.forest.draw((~self.empty).nonzero().squeeze(1), generator))
 
     @abstractmethod

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import ImpossibleEvidenceError
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.hypertree import comparison, proposals
 from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
@@ -262,10 +262,8 @@ class Hypertree(HypertreeFields):
         Raises:
             ImpossibleEvidenceError: an item has no possible tree.
         """
-        if not bool((self.log_partition().detach() > -math.inf).all()):
-            raise ImpossibleEvidenceError(
-                "A hypertree has no best tree: at least one item has no possible one."
-            )
+        possible = self.log_partition().detach() > -math.inf
+        require_possible("A hypertree has no best tree", possible)
         weights, states = self.marginals().detach().max(-1)
         shape = Hypertree.span_scores(weights, lengths=self.lengths).mode()
         return Trees(torch.where(shape >= 0, states, -1))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.draws import Pick, checked_count, drawn, largest, require_possible
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import arborescence, edmonds, elimination, tree_lists
 from rdpgraph.structures.hypertree.dependencies import Dependencies
 from rdpgraph.structures.hypertree.faint import faint_arcs
@@ -88,5 +89,6 @@ class NonProjectiveDependencies(Dependencies):
         eliminated = elimination.eliminated(
             unary, lengths, multiroot=self.multiroot, temperature=temperature
         )
-        require_possible(type(self).__name__, eliminated.possible)
+        lacking = f"{type(self).__name__} has no samples and no mode"
+        require_possible(lacking, eliminated.possible.reshape(self.batch_shape))
         return self._shaped(eliminated.descend(count, pick), (count,), lengths)

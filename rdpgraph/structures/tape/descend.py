@@ -9,7 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.draws import Pick, require_possible
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
@@ -61,7 +62,8 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, name: str) ->
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
-    require_possible(name, reader.values[-1].flatten() > -math.inf)
+    possible = reader.values[-1].reshape(tape.lead) > -math.inf
+    require_possible(f"{name} has no samples and no mode", possible)
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 
 
