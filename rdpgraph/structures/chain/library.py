@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ _SIGNATURES = {
     "best": (4, 4, 0, 1),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
+_SECONDS = 300
+"""The longest that a build may take."""
+_UNUSABLE = ".unusable"
+"""Of the name of an empty file beside a library that does not load where it was built."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _WARNED: set[str] = set()
 
@@ -118,7 +123,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
         except (OSError, subprocess.SubprocessError) as error:
             failure = str(error)
         else:
-            return library, KernelStatus(file, f"Compiled kernel {file}.")
+            lacking = f" It has no OpenMP ({failure})." if failure else ""
+            return library, KernelStatus(file, f"Compiled kernel {file}.{lacking}")
     return None, KernelStatus(
         None,
         f"{compiler} built no kernel ({failure}); using torch. Put a compiler of C++17 that works "
@@ -134,14 +140,31 @@ def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
     parts = [" ".join(flags).encode(), platform.machine().encode(), means]
     parts += [source.read_bytes() for source in sources]
     stem = f"chain-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:20]}-"
+    _clear(folder)
     for file in sorted(folder.glob(f"{stem}*.so")):
         if _sound(file, stem):
-            with suppress(AttributeError):  # a library of other functions
-                return _opened(file), file
+            try:
+                with suppress(AttributeError):  # a library of other functions
+                    return _opened(file), file
+            except OSError:
+                if file.with_suffix(_UNUSABLE).exists():  # built here, again and again
+                    raise
         with suppress(OSError):
             file.unlink()
     file = _built([compiler, *flags], folder, stem)
-    return _opened(file), file
+    try:
+        return _opened(file), file
+    except OSError:
+        file.with_suffix(_UNUSABLE).touch(mode=0o600)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    """Remove what builds left that were killed."""
+    for room in folder.glob("tmp*"):
+        with suppress(OSError):
+            if time.time() - room.stat().st_mtime > 2 * _SECONDS:
+                shutil.rmtree(room)
 
 
 def _opened(file: Path) -> ctypes.CDLL:
@@ -182,7 +205,7 @@ def _built(command: list[str], folder: Path, stem: str) -> Path:
     """The library, written whole to the disk before it has its name."""
     with tempfile.TemporaryDirectory(dir=folder) as room:
         made = Path(room) / "chain.so"
-        _run([*command, "-o", str(made), str(_SOURCES / "chain.cpp")], seconds=300)
+        _run([*command, "-o", str(made), str(_SOURCES / "chain.cpp")], seconds=_SECONDS)
         made.chmod(0o700)
         file = folder / _name(stem, made.read_bytes())
         _synchronised(made)

@@ -91,8 +91,15 @@ def planted(file):
     file.unlink()
 
 
+def foreign(file):
+    """No library of this machine, under its right digest."""
+    stem, content = "-".join(file.name.split("-")[:2]) + "-", b"of another machine"
+    put(file, content)
+    file.rename(file.with_name(library._name(stem, content)))
+
+
 @needs_kernel
-@pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted])
+@pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, writable, planted, foreign])
 def test_a_damaged_file_is_built_anew(damage, cache):
     first = load().kernel
     assert first.parent == cache
@@ -104,6 +111,31 @@ def test_a_damaged_file_is_built_anew(damage, cache):
     assert load().kernel == again
     assert builds(cache) == 2
     assert [file.name for file in cache.iterdir()] == [first.name]
+
+
+@needs_kernel
+def test_what_does_not_load_where_it_was_built_is_built_once(cache, tmp_path):
+    compiler = tmp_path / "tools" / "c++"
+    script = compiler.read_text()
+    missing = 'case "$all" in *-fopenmp*) echo no library > "$target";; esac\n'
+    compiler.write_text(script.replace("#!/bin/sh\n", '#!/bin/sh\nall="$*"\n') + missing)
+    first = load()
+    assert first.kernel is not None
+    assert "no OpenMP" in first.reason
+    assert builds(cache) == 2
+    assert load() == first
+    assert builds(cache) == 2
+
+
+@needs_kernel
+def test_what_killed_builds_left_is_removed(cache):
+    for name in ("tmpold", "tmpnew"):
+        (cache / name).mkdir(parents=True, mode=0o700)
+        (cache / name / "chain.so").touch()
+    cache.chmod(0o700)
+    os.utime(cache / "tmpold", (0, 0))
+    kernel = load().kernel
+    assert {file.name for file in cache.iterdir()} == {kernel.name, "tmpnew"}  # one may be at work
 
 
 @needs_kernel
