@@ -181,7 +181,7 @@ def infer_command(
             scheduler = replace(scheduler, seconds=allowance.left())
             asked = queried(graph, names)  # refused before anything is planned
             if len(models) == 1 < place()[1]:
-                posterior = spread(graph, scheduler, rewrite, task, time_seconds)
+                posterior = spread(graph, scheduler, rewrite, task)
                 until = inf  # all processes ask the same
             else:
                 posterior = posterior_of(graph, scheduler, rewrite, generator)

@@ -55,7 +55,10 @@ def about(model: Path, models: Sequence[Path]) -> Generator[None]:
 
 def place() -> tuple[int, int]:
     """Which process this is, and of how many."""
-    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+    rank, ranks = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < ranks:
+        raise typer.BadParameter(f"RANK is from 0 to WORLD_SIZE - 1; got {rank} and {ranks}")
+    return rank, ranks
 
 
 def spread(
@@ -63,7 +66,6 @@ def spread(
     scheduler: Scheduler,
     estimator: Estimator | None,
     task: Task,
-    seconds: float,
 ) -> Posterior:
     """The posterior of one large model, by messages between its parts, one on each process."""
     simple = isinstance(scheduler, Loopy) and estimator is None
@@ -77,7 +79,7 @@ def spread(
     from rdpgraph.distributed.group import group
 
     flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)
-    with group(seconds=seconds) as mesh, torch.no_grad():
+    with group(seconds=scheduler.seconds or 1.0) as mesh, torch.no_grad():
         return partition(graph, mesh).infer(flooding).posterior(graph)
 
 

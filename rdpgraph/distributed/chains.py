@@ -144,11 +144,13 @@ class ShardedChain:
         The gradients of the DTensors are sharded as they are. Those of a chain that every rank
         holds, by way of `shard`, are whole on every rank.
         """
+        self.wire.asked("log_partition")
         here, *sides = (once(part, _ONCE) for part in (self._here, *self._sides))
         return possible_alone(self._log_partition(here, sides))
 
     def marginals(self) -> Tensor:
         """(*batch, T, n) the probabilities of the states here; a gradient of them is refused."""
+        self.wire.asked("marginals")
         here = self._here.detach().requires_grad_()
         with torch.enable_grad():
             log_z = possible_alone(self._log_partition(here, [p.detach() for p in self._sides]))
@@ -166,6 +168,7 @@ class ShardedChain:
         Raises:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
+        self.wire.asked("mode")
         parts = self._tables()
         states = paths.viterbi(parts, self.split)
         require_path(states.unsqueeze(0), parts.lengths, "mode", self.batch_shape)
@@ -182,6 +185,7 @@ class ShardedChain:
             ImpossibleEvidenceError: an item has no possible sequence.
         """
         count = checked_count(count)
+        self.wire.asked(f"sample({count})")
         self.wire.require_one_state(generator)
         if isinstance(self.transition, tuple):
             parts = self._ranks(self._here, self._sides)
@@ -200,6 +204,7 @@ class ShardedChain:
         same choices, from generators of one state, and asks the same questions in the same order;
         gradients reach the shards.
         """
+        self.wire.asked("lazily")
         flat = self._here.flatten(0, -2)
         unary = self.split.known(flat).reshape(self.unary.shape)
         if isinstance(self.transition, tuple):

@@ -176,6 +176,7 @@ class SpreadReplicated(Summed):
     @differentiable_property
     def replicates(self) -> Replicates:
         """The estimates of Z of all ranks."""
+        self.wire.asked("log_partition")
         values = self.wire.agreed(lambda: self.local.replicates.log_partitions)
         split = Split(self.wire, self.counts)
         return Replicates(split.known(values[: split.local].mT).mT)
@@ -194,7 +195,8 @@ class SpreadReplicated(Summed):
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """(B, *sizes) on the states kept."""
-        return self.averaged(lambda: self.local.joint(numbers, solve))
+        question = f"joint({numbers.tolist()})"
+        return self.averaged(question, lambda: self.local.joint(numbers, solve))
 
     def mode(self) -> Tensor:
         """Not available.

@@ -178,6 +178,7 @@ class PartPosterior:
     def log_partition(self) -> Tensor:
         """(*batch,) log Z of the whole graph, on every rank."""
         graph = self.part.graph
+        self.part.wire.asked("log_partition")
         if self.impossible:
             return torch.full(graph.batch_shape, -math.inf, dtype=graph.dtype)
         return self.solution.log_partition().reshape(graph.batch_shape)
@@ -186,6 +187,7 @@ class PartPosterior:
     def _flat(self) -> Tensor:
         """(B, S) the beliefs of the variables here."""
         values = self.solution
+        self.part.wire.asked("marginals")
         if self.impossible:
             network = values.network
             return network.constant.new_zeros(network.batch, self.part.graph.domain.total_states)
@@ -278,6 +280,7 @@ class PartPosterior:
                 local[shared] = False
         here = local.nonzero().flatten()
         whole = self._flat.new_zeros(len(self._flat), domain.total_states)
+        wire.asked("gathered")
         places = _places(graph.domain.sizes, here)
         whole[:, _places(domain.sizes, numbers[here])] = self._flat[:, places]
         if not self.impossible and self.solution.equations.records and torch.is_grad_enabled():

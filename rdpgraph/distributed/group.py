@@ -2,12 +2,14 @@
 
 import os
 import re
+import socket
 import sys
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -62,13 +64,31 @@ def _join(backend: str, seconds: float, here: str) -> None:
         raise GroupError(
             f"No group of processes: {', '.join(lacking)} not set; start the program with torchrun."
         )
+    if os.environ["RANK"] != "0":
+        _await_first(seconds, here)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise GroupError(
-            f"The group did not form at {where} within {seconds:g} s, {here}: {first_line(error)}"
-        ) from None
+        raise _not_formed(seconds, here, first_line(error)) from None
+
+
+def _await_first(seconds: float, here: str) -> None:
+    """Wait until the first rank listens: torch's own wait ends in pages of frames of C++."""
+    until = monotonic() + seconds
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=seconds).close()
+            return
+        except (OSError, OverflowError, ValueError) as error:
+            if monotonic() > until or not isinstance(error, OSError):
+                raise _not_formed(seconds, here, f"nobody listens there ({error})") from None
+        sleep(0.05)
+
+
+def _not_formed(seconds: float, here: str, why: str) -> GroupError:
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return GroupError(f"The group did not form at {where} within {seconds:.3g} s, {here}: {why}")
 
 
 @contextmanager

@@ -110,6 +110,7 @@ class SpreadSolution(Summed):
 
     def mode(self) -> Tensor:
         """(B, V) one most probable configuration; the first slice wins a tie."""
+        self.wire.asked("mode")
         states, score = self.wire.agreed(self.local.best)
         score = score if self.log_weight > -math.inf else score - math.inf
         # In one message: a number of states is exact in float64.
@@ -129,6 +130,7 @@ class SpreadSolution(Summed):
 
         The generators of the ranks must be in one state.
         """
+        self.wire.asked(f"sample({count})")
         self.wire.require_one_state(generator)
         choice, seeds = chosen(self._logs, count, generator)
         here = replace(self.local, slices=self.parts[self.wire.rank])

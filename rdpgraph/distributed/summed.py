@@ -39,10 +39,12 @@ class Summed(Solution):
 
     def log_partition(self) -> Tensor:
         """(B,) log Z in nats."""
+        self.wire.asked("log_partition")
         return logs.pooled(self._log_mass, self.wire, known=True)
 
-    def averaged(self, answer: Callable[[], Tensor]) -> Tensor:
+    def averaged(self, question: str, answer: Callable[[], Tensor]) -> Tensor:
         """An expectation: the ranks' answers weighted by their masses; 0 where log Z is -inf."""
+        self.wire.asked(question)
         log_mass = self._log_mass
         mass = (log_mass - finite(self.wire.largest(log_mass.detach()))).exp().unsqueeze(1)
         value = self.wire.agreed(answer)
@@ -52,18 +54,20 @@ class Summed(Solution):
 
     def variable_marginals(self) -> Tensor:
         """(B, S) probabilities."""
-        return self.averaged(self.local.variable_marginals)
+        return self.averaged("marginals", self.local.variable_marginals)
 
     def factor_marginals(self, block: int) -> Tensor:
         """(B, F, *sizes) probabilities."""
-        return self.averaged(lambda: self.local.factor_marginals(block))
+        question = f"factor_marginals({block})"
+        return self.averaged(question, lambda: self.local.factor_marginals(block))
 
     def expected_score(self) -> Tensor:
         """(B,) the expectation of the summed log-values."""
-        return self.averaged(self.local.expected_score)
+        return self.averaged("expected_score", self.local.expected_score)
 
     def max_marginals(self) -> Tensor:
         """(B, S) the largest score with each state; not differentiable."""
+        self.wire.asked("max_marginals")
         local = self.wire.agreed(self.local.max_marginals)
         return self.wire.largest(local if self.log_weight > -math.inf else local - math.inf)
 

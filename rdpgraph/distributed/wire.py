@@ -75,6 +75,14 @@ class Wire:
                     f"{answers[0]!r:.120}, rank {rank} has {answer!r:.120}."
                 )
 
+    def asked(self, question: str) -> None:
+        """Refuse ranks that ask different questions: messages of other sizes end a process.
+
+        Raises:
+            ModelError: on every rank.
+        """
+        self.require_alike("questions", question)
+
     def require_one_state(self, generator: torch.Generator | None) -> None:
         """Refuse generators that would not draw the same on every rank; None is torch's own.
 

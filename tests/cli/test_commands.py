@@ -515,6 +515,17 @@ def test_models_are_shared_by_the_processes_of_torchrun(run, tmp_path, monkeypat
         assert "--method loopy" in said
 
 
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 0), (7, 2), (-1, 2), (0, -3), ("x", 2)])
+def test_a_process_that_is_none_of_the_group_is_refused(run, monkeypatch, tmp_path, rank, ranks):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    for models in ((ASIA,), (ASIA, tmp_path / "other.bif")):
+        code, out, said = run("infer", *models, "--output", tmp_path / "out")
+        assert (code, out) == (2, "")
+        assert "RANK is" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_models_that_cannot_be_told_apart_or_have_one_evidence(run, tmp_path):
     evidence = tmp_path / "evidence"
     evidence.write_text("0")

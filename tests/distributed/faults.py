@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import rdpgraph as rg
-from rdpgraph.distributed import group, shard
+from rdpgraph.distributed import SpreadSlices, group, partition, shard
 
 LIMIT = 5.0
 ASIA = Path(__file__).parents[2] / "examples" / "asia.bif"
@@ -55,6 +55,39 @@ def unequal(rank: int) -> None:
     """Each has a chain of its own."""
     with group(seconds=LIMIT) as mesh:
         shard(rg.Chain(torch.zeros(5, 4), torch.full((4, 4), float(rank))), mesh)
+
+
+def headless(rank: int) -> None:
+    """The first rank never comes."""
+    if not rank:
+        os._exit(9)
+    with group(seconds=LIMIT / 5):
+        pass
+
+
+def apart(rank: int) -> None:
+    """Each asks a question of its own, whose messages have other sizes."""
+    with group(seconds=LIMIT) as mesh:
+        chain = shard(rg.Chain(torch.zeros(5, 4), torch.zeros(4, 4)), mesh)
+        chain.mode() if rank else chain.log_partition()
+
+
+def apart_in_parts(rank: int) -> None:
+    """The same of a graph."""
+    with group(seconds=LIMIT) as mesh:
+        posterior = partition(rg.read(ASIA), mesh).infer()
+        posterior.gathered() if rank else posterior.log_partition
+
+
+def apart_in_slices(rank: int) -> None:
+    """The same of slices."""
+    with group(seconds=LIMIT) as mesh:
+        x = rg.VariableArray("x", (8, 8), 2)
+        near = rg.Table([[0.5, 0.0], [0.0, 0.5]])
+        factors = [rg.FactorBlock(both, near) for both in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1]))]
+        spread = SpreadSlices(mesh, memory=20_000)
+        posterior = rg.infer(rg.FactorGraph(factors), scheduler=spread)
+        posterior.marginals() if rank else posterior.log_partition
 
 
 def unset(rank: int) -> None:
@@ -98,8 +131,11 @@ def answered(rank: int) -> None:
 
 FAULTS: dict[str, Callable[[int], None]] = {
     function.__name__: function
-    for function in (killed, silent, missing, unequal, unset, cut, answered)
-}
+    for function in (
+        killed, silent, missing, headless, unequal, apart, apart_in_parts, apart_in_slices, unset,
+        cut, answered,
+    )
+}  # fmt: skip
 
 
 def ended(function: Callable[[int], None], folder: Path) -> list[tuple[int, str, float]]:
