@@ -8,9 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.network import Network
+from rdpgraph.model.rows import distinct_rows
 from rdpgraph.plan.orders import PrimalGraph
 
 _SURE = 40.0
@@ -130,8 +132,8 @@ def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
     """Different rows, each with the numbers of those that are equal to it."""
     if len(rows) == 0 or bool((rows == rows[0]).all()):
         return [(row, np.arange(len(rows))) for row in rows[:1]]
-    each, which = np.unique(rows, axis=0, return_inverse=True)
-    order = np.argsort(which := which.reshape(-1), kind="stable")
+    each, which = (part.numpy() for part in distinct_rows(torch.from_numpy(rows)))
+    order = np.argsort(which, kind="stable")
     cuts = np.cumsum(np.bincount(which))[:-1]
     return list(zip(each, np.split(order, cuts), strict=True))
 

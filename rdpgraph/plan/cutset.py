@@ -54,10 +54,9 @@ def conditioned_order(
     Returns:
         The order; None past the deadline, or where summed variables alone make a larger table.
     """
-    members = set(part)
+    members, none = set(part), set[int]()  # one for all that are not of the part
     adjacency = [
-        set(near) & members if v in members else set[int]()
-        for v, near in enumerate(graph.adjacency)
+        set(near) & members if v in members else none for v, near in enumerate(graph.adjacency)
     ]
     logs = [log(size) for size in graph.sizes]
     weights = [logs[v] + sum([logs[u] for u in near]) for v, near in enumerate(adjacency)]

@@ -8,12 +8,13 @@ from functools import partial
 import torch
 
 from rdpgraph._numbers import is_whole
+from rdpgraph.engines.minibuckets.bounds import pass_cells, pass_seconds
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.tables import Floats
-from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.guided import log_likely
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.proposal import Proposal
@@ -34,6 +35,8 @@ from rdpgraph.schedulers.scheduler import (
 _ASKED = 0.1
 """The part of the time in which messages settle that a proposal asks for."""
 _DAMPING = 0.3
+_HOPELESS = 2.0
+"""How many times the time a pass may be predicted to take."""
 _GRACE = 1.0
 """Seconds by which the first population may be late."""
 
@@ -72,6 +75,7 @@ class MiniBuckets(Scheduler):
 
     Raises:
         ModelError: a number out of range.
+        BudgetError: (`plan`) the first pass takes more memory or seconds by far.
     """
 
     seconds: float = 60.0
@@ -93,6 +97,13 @@ class MiniBuckets(Scheduler):
         """Evidence and hard zeros; passes and draws are made when an answer is asked for."""
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
+        pass_cells(network, budget.memory_bytes)
+        if (needed := pass_seconds(network)) > _HOPELESS * self.seconds:
+            factors = sum(len(group.scopes) for group in network.groups)
+            raise BudgetError(
+                f"MiniBuckets takes {needed:.2g} s or so for {len(network.sizes):,} variables and "
+                f"{factors:,} factors, and has {self.seconds:g} s: give more, or ask Loopy()."
+            )
         sampling = Sampling(
             self.seconds, budget.memory_bytes, self.draws, seed_of(self.generator), grace=_GRACE
         )

@@ -6,6 +6,7 @@ from random import Random
 
 from rdpgraph.engines.minibuckets.bounds import Factor, bounded, log_sum, product, varying
 from rdpgraph.engines.tables import Floats, Tables
+from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.orders import PrimalGraph, min_fill, min_weight
 
@@ -40,13 +41,14 @@ def tight_order(
         deadline: with no seconds, when to take any order, on `clock.now`.
     """
     end = clock.now() + seconds
-    first, graph = _leaves(tables, maximised)
+    soon = end if seconds > 0 else deadline
+    first, graph = _leaves(tables, maximised, soon)
     done = set(first)
 
     def complete(order: list[int]) -> list[int]:
         return first + [v for v in order if v not in done]
 
-    plain = min_weight(graph, last=maximised, deadline=end if seconds > 0 else deadline)
+    plain = min_weight(graph, last=maximised, deadline=soon)
     if plain is None:  # too little time to look for a good one
         return complete(sorted(range(len(tables.sizes)), key=maximised.__contains__))
     best, least, stale, tried = complete(plain), None, 0, 0
@@ -62,7 +64,10 @@ def tight_order(
             if filled is None:
                 break
             order, tried = complete(filled), tried + 1
-        passed = bounded(tables, order, cells=cells, maximised=maximised)
+        try:
+            passed = bounded(tables, order, cells=cells, maximised=maximised, deadline=end)
+        except BudgetError:
+            break
         if passed.exact:
             return order
         stale += 1
@@ -73,7 +78,7 @@ def tight_order(
     return best
 
 
-def _leaves(tables: Tables, maximised: Set[int]) -> tuple[list[int], PrimalGraph]:
+def _leaves(tables: Tables, maximised: Set[int], deadline: float) -> tuple[list[int], PrimalGraph]:
     """Variables whose factors one of these covers, one after the other, and who is left."""
     factors: dict[int, Factor] = {}
     at: list[set[int]] = [set() for _ in tables.sizes]
@@ -91,7 +96,7 @@ def _leaves(tables: Tables, maximised: Set[int]) -> tuple[list[int], PrimalGraph
             enter(tuple(scope), values)
     order: list[int] = []
     waiting, gone = list(range(len(tables.sizes))), set[int]()
-    while waiting:
+    while waiting and clock.now() <= deadline:
         v = waiting.pop()
         if v in gone or v in maximised:
             continue

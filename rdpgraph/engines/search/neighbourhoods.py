@@ -17,6 +17,10 @@ _CELLS = 2048
 _MOST_CELLS = 1 << 22
 _BYTES = 4.0
 """Bytes held for each entry of the tables of a move, messages included."""
+_TABLE, _SUMMED = 28.0, 2e7
+"""Bytes for each entry of the largest table of a sum, and entries that are summed in a second."""
+_ONCE = 0.1
+"""The part of the time that one sum takes at most, as predicted."""
 _PART = 8000
 """Variables of a part at most: moves of a larger one take long."""
 _STALE = 8
@@ -74,6 +78,7 @@ class Search:
         most: float = _MOST_CELLS,
         summed: frozenset[int] = frozenset(),
         deadline: float = math.inf,
+        seconds: float = math.inf,
     ) -> None:
         """A search that has not begun.
 
@@ -84,6 +89,7 @@ class Search:
             most: entries of the largest table, or the states of a variable if those are more.
             summed: variables to sum over.
             deadline: on `clock.now`; an order of these is the best that was found by then.
+            seconds: for the search; sums that take a large part of them do not fit.
         """
         self.tables, self.rng, self.summed = tables, rng, summed
         largest = max(tables.sizes, default=1)
@@ -97,7 +103,7 @@ class Search:
         if summed:
             self.sequence, needed = _narrowest(tables.graph, summed, rng, deadline)
         # With all that is maximised fixed, sums take so much, and a few free variables more.
-        self.most = max(self.most, min(4 * needed, memory / (2 * _BYTES)))
+        self.most = max(self.most, min(4 * needed, memory / _TABLE, _ONCE * _SUMMED * seconds))
         self.cells = float(min(max(_CELLS, 4 * largest**2, 4 * needed), self.most))
         self.small = self.cells
         self.kept: deque[ConditionedOrder] = deque(maxlen=_KEPT)

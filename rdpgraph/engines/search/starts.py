@@ -17,6 +17,7 @@ from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.tables import Floats, Integers, Stack, Tables, tables_of
+from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 
 _JOINT = 0.15
@@ -96,13 +97,17 @@ def _drawn(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     end = clock.now() + 0.5 * _JOINT * limits.seconds
     order = tight_order(tables, cells=_CELLS, seconds=0.0, rng=Random(limits.seed), deadline=end)
     cells = max(min(_CELLS, limits.memory / (32.0 * len(tables.sizes))), 2.0)
-    rng = np.random.default_rng(limits.seed)
+    rng, late = np.random.default_rng(limits.seed), end + _JOINT * limits.seconds
     kinds = (everything.difference(summed), frozenset[int]())
     passes: dict[frozenset[int], Elimination] = {}
     for members, maximised in product((_BEAM, 10 * _BEAM), kinds):
-        if maximised not in passes:
-            passes[maximised] = bounded(tables, order, cells=cells, maximised=maximised)
-        late = end + _JOINT * limits.seconds
+        try:
+            if maximised not in passes:
+                passes[maximised] = bounded(
+                    tables, order, cells=cells, maximised=maximised, deadline=late
+                )
+        except BudgetError:
+            break
         drawn = grown(passes[maximised], members, rng, recorded=True, deadline=late)
         if drawn is not None and len(drawn.shares):
             return paths(drawn, len(tables.sizes), _BEAM)
@@ -119,7 +124,11 @@ def _by_bounds(tables: Tables, summed: Set[int], limits: Limits) -> Integers:
     order = tight_order(
         tables, cells=cells, seconds=seconds, rng=Random(limits.seed), maximised=maximised
     )
-    passed = bounded(tables, order, cells=cells, maximised=maximised)
+    late = clock.now() + limits.seconds
+    try:
+        passed = bounded(tables, order, cells=cells, maximised=maximised, deadline=late)
+    except BudgetError:
+        return np.zeros((0, len(tables.sizes)), np.int64)
     return best_bounded(passed, maximised, _BEAM)[0]
 
 
