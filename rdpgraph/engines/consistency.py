@@ -17,7 +17,8 @@ class Possible:
     def __init__(self, sizes: Tensor) -> None:
         zero = torch.zeros(1, dtype=torch.long, device="cpu")
         self.starts = torch.cat([zero, sizes.cumsum(0)])
-        self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool, device="cpu")
+        with torch.inference_mode(mode=False):  # whose tensors count no writes
+            self.mask = torch.ones(int(self.starts[-1]), dtype=torch.bool, device="cpu")
         self._left: tuple[int, Tensor] | None = None
 
     def left(self) -> Tensor:

@@ -95,6 +95,8 @@ def expectations(
             for part in tensors
         ]
         log_z = log_partition(*aliases)
+        if not log_z.requires_grad:  # none of the tensors has a part in it
+            return log_z, [torch.zeros_like(part) for part in aliases]
         possible = (log_z.detach() > -math.inf).to(log_z)
         gradients = torch.autograd.grad(
             log_z, aliases, possible, create_graph=tracked, materialize_grads=True,

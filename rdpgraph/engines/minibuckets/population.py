@@ -202,6 +202,8 @@ def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats
         point: uniform in [0, 1).
     """
     peak = weights.max()
+    if peak == -math.inf:  # any will do
+        return np.arange(count), weights[:count]
     mass = np.exp(weights - peak)
     falling = np.sort(mass)[::-1]
     rest = np.cumsum(falling[::-1])[::-1][:count]

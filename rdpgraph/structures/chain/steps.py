@@ -136,7 +136,7 @@ class TableSteps(Steps):
     @cached_property
     def _items(self) -> Tensor | int:
         many = len(self.table)
-        return torch.arange(many, device=self.table.device) if many > 1 else 0
+        return torch.arange(many, device=self.table.device) if many != 1 else 0
 
     @cached_property
     def _padded(self) -> Tensor:
@@ -217,7 +217,7 @@ class RankSteps(Steps):
         states = self.left.shape[-2]
         right, known = step_of(self.right, step), after.clamp(max=states - 1)
         items = torch.arange(after.shape[1], device=after.device)
-        rows = right[known] if right.ndim == 2 else right[items % len(right), known]
+        rows = right[known] if right.ndim == 2 else right[items % max(len(right), 1), known]
         into = self._columns.times(step, rows)
         return torch.where((after < states).unsqueeze(-1), into, 0.0)
 
@@ -297,7 +297,7 @@ def _reached(state: Tensor, matrix: Tensor) -> Tensor:
 def _places(side: Tensor, states: Tensor, first: int = 0) -> tuple[Tensor | int, Tensor]:
     """The items and steps of states (..., B, S) in a table or factors per step."""
     batch, steps = states.shape[-2:]
-    items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) > 1 else 0
+    items = torch.arange(batch, device=states.device).unsqueeze(1) if len(side) != 1 else 0
     return items, torch.arange(first, first + steps, device=states.device)
 
 
