@@ -16,7 +16,7 @@ import torch
 
 import rdpgraph as rg
 
-BATCH = 16
+BATCH, WORDS = 16, (20, 40)
 
 
 def milliseconds(run: Callable[[], object], runs: int = 3) -> float:
@@ -45,7 +45,7 @@ def by_networkx(scores: torch.Tensor) -> list[list[int]]:
 def main() -> None:
     torch.set_num_threads(1)
     print("words  best: networkx    here  ratio   10 best  max-marginals  draws  log Z + gradient")
-    for words in (20, 40):
+    for words in WORDS:
         scores = torch.randn(
             BATCH, words, words + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )

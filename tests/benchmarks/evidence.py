@@ -27,11 +27,13 @@ def least(call, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=30)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--side", type=int, default=100)
+    options = parser.parse_args()
+    repeats, side = options.repeats, options.side
     torch.set_num_threads(1)
-    pixels = rg.VariableArray("pixel", (100, 100), 2)
+    pixels = rg.VariableArray("pixel", (side, side), 2)
     coupling = rg.Table(torch.tensor([[0.5, -0.5], [-0.5, 0.5]]))
-    unary = torch.randn(100, 100, 2, generator=torch.Generator().manual_seed(0))
+    unary = torch.randn(side, side, 2, generator=torch.Generator().manual_seed(0))
     graph = rg.FactorGraph(
         [
             rg.FactorBlock((pixels[:, :-1], pixels[:, 1:]), coupling),
@@ -39,9 +41,9 @@ def main():
             rg.FactorBlock((pixels,), rg.Table(unary)),
         ]
     )
-    third = torch.full((100, 100), -1)
+    third = torch.full((side, side), -1)
     third[::3] = 1
-    seen = [(row, column) for row in range(0, 100, 3) for column in range(100)]
+    seen = [(row, column) for row in range(0, side, 3) for column in range(side)]
     loopy = rg.Loopy(sweeps=20)
     cases = {
         "one pixel": {pixels[3, 4]: 1},

@@ -37,6 +37,12 @@ BATCHES = (
     (8, 100, 16, 0.2),
 )  # fmt: skip
 """Items, side, states, scale."""
+WORDS, BITS = 50, 240
+"""Words of a parity-check code, and their length, a multiple of 6."""
+DECODED = ((0.03, 25), (0.06, 25), (0.06, 60), (0.06, 200))
+"""Share of flipped bits, sweeps."""
+MILLION = 1000
+"""The side of the largest grid."""
 LONGEST = 30.0
 """Seconds of a row of modes after which it is not timed again."""
 
@@ -231,21 +237,21 @@ def batches() -> None:
 
 
 def decoding() -> None:
-    """Modes of 50 noisy words of a parity-check code; CPU seconds, the least of three, or fewer."""
+    """Modes of noisy words of a parity-check code; CPU seconds, the least of three, or fewer."""
     import torch
 
     import rdpgraph as rg
 
-    print("\nModes of 50 words of 240 bits sent over a channel that flips bits")
+    print(f"\nModes of {WORDS} words of {BITS} bits sent over a channel that flips bits")
     heads = f"{'flips':>6s} {'sweeps':>7s} {'max-marginals, s':>17s} {'mode, s':>8s} {'ratio':>6s}"
     print(f"{heads}  are words of the code")
-    for flips, sweeps in ((0.03, 25), (0.06, 25), (0.06, 60), (0.06, 200)):
+    for flips, sweeps in DECODED:
         generator = torch.Generator().manual_seed(0)
-        layers = [torch.randperm(240, generator=generator) for _ in range(3)]
+        layers = [torch.randperm(BITS, generator=generator) for _ in range(3)]
         checks = torch.cat(layers).reshape(-1, 6)
-        signs = 1.0 - 2.0 * (torch.rand(50, 240, generator=generator) < flips)
+        signs = 1.0 - 2.0 * (torch.rand(WORDS, BITS, generator=generator) < flips)
         odds = signs * np.log((1 - flips) / flips)
-        bits = rg.VariableArray("bit", (240,), 2)
+        bits = rg.VariableArray("bit", (BITS,), 2)
         slots = tuple(bits[checks[:, slot]] for slot in range(6))
         channel = rg.Table(torch.stack([odds / 2, -odds / 2], -1))
         graph = rg.FactorGraph([
@@ -260,20 +266,20 @@ def decoding() -> None:
                 start = time.process_time()
                 answer = getattr(posterior, ask)()
                 best[place] = min(best[place], time.process_time() - start)
-        words = int((graph.score(answer) > -np.inf).sum())
+        words = int((graph.violations(answer) == 0).sum())
         row = f"{flips:>6.2f} {sweeps:>7d} {best[0]:>17.3f} {best[1]:>8.3f}"
-        print(f"{row} {best[1] / best[0]:>6.2f}  {words:d} of 50", flush=True)
+        print(f"{row} {best[1] / best[0]:>6.2f}  {words:d} of {WORDS}", flush=True)
 
 
-def child_million() -> None:
-    """Fifty sweeps of a 1000 x 1000 binary grid; runs in a process of its own."""
+def child_million(side: int) -> None:
+    """Fifty sweeps of a square binary grid; runs in a process of its own."""
     import torch
 
     import rdpgraph as rg
 
     start = time.perf_counter()
-    x = rg.VariableArray("x", (1000, 1000), 2)
-    leaning = torch.randn(1000, 1000, 2, generator=torch.Generator().manual_seed(0))
+    x = rg.VariableArray("x", (side, side), 2)
+    leaning = torch.randn(side, side, 2, generator=torch.Generator().manual_seed(0))
     agree = rg.Table(torch.tensor([[0.3, -0.3], [-0.3, 0.3]]))
     graph = rg.FactorGraph([
         rg.FactorBlock((x[:, :-1], x[:, 1:]), agree),
@@ -307,14 +313,14 @@ def main() -> None:
     decoding()
     if options.batches:
         return
-    print("\nA 1000 x 1000 binary grid, one table", flush=True)
-    subprocess.run([sys.executable, __file__, "--child-million"], check=True)
+    print(f"\nA {MILLION} x {MILLION} binary grid, one table", flush=True)
+    subprocess.run([sys.executable, __file__, "--child-million", str(MILLION)], check=True)
 
 
 if __name__ == "__main__":
     if "--child-pgmax" in sys.argv:
         child_pgmax(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     elif "--child-million" in sys.argv:
-        child_million()
+        child_million(int(sys.argv[2]))
     else:
         main()

@@ -1,0 +1,144 @@
+"""Every benchmark, at a tiny size and in this process, so that none rots.
+
+Those of competitions need models that are not here: what they say then is all that is tested.
+"""
+
+import ast
+import importlib.util
+import io
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A run of a script that takes a moment.
+
+    Attributes:
+        arguments: of its command line.
+        sizes: its constants, to be replaced.
+        shrunk: gives more of these from the script.
+        needs: a module that it is nothing without.
+    """
+
+    arguments: str = ""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    shrunk: Callable[[ModuleType], dict[str, Any]] = lambda module: {}
+    needs: str = ""
+
+
+def cases(module: ModuleType) -> dict[str, Any]:
+    forms = dict.fromkeys((case.kind, case.form) for case in module.CASES)
+    return {"CASES": [module.Case(*form, states) for form in forms for states in (6, 8)]}
+
+
+def settings(module: ModuleType) -> dict[str, Any]:
+    small = {"states": 30, "steps": 4, "batch": 2, "dim": 4, "keep": 5}
+    return {"SETTINGS": [replace(setting, **small) for setting in module.SETTINGS]}
+
+
+def grids(module: ModuleType) -> dict[str, Any]:
+    return {"MADE": {"grid": module._file(2, lambda: module.grid(3, 3))}, "TAKEN": {}}
+
+
+RUNS = {
+    "alignment": Tiny("--repeats 1", {"FRAMES": 12, "LABELS": 3, "BATCH": 2, "CLASSES": 5}),
+    "bnlearn": Tiny(f"--ours {FOLDER.parents[1] / 'examples' / 'asia.bif'}"),
+    "budgets": Tiny("--task PR --method auto", shrunk=grids),
+    "chain": Tiny("--batch 1 --states 4 --memory 1e8", {"STEPS": 5, "LONG": (20, 3)}),
+    "crf": Tiny("--seconds 0.001 --beside", {"SIZES": [(1, 4, 3)] * 4}, needs="torchcrf"),
+    "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
+    "distributed": Tiny("chain --states 8 --steps 3 --repeats 1 --rounds 1"),
+    "evidence": Tiny("--repeats 1 --side 9"),
+    "hypertree": Tiny(
+        "", {"BATCH": 2, "WORDS": 4, "SIZES": ((2, 3),), "LARGE": (1, 4, 5, 6, 2)}
+    ),
+    "intervals": Tiny("", {"DATA": Path("absent")}),
+    "loopy": Tiny(
+        "",
+        {
+            "GRIDS": ((4, 2, 3),), "RESIDUAL_GRIDS": ((3, 2),), "BATCHES": ((2, 4, 3, 0.2),),
+            "WORDS": 3, "BITS": 24, "DECODED": ((0.2, 5),), "MILLION": 8,
+        },
+    ),
+    "lowrank": Tiny("", {"STEPS": 4, "RANK": 2, "WORDS": 4, "PARENT_RANK": 2}, cases),
+    "masks": Tiny("", {"SIZES": ((4, 2),)}),
+    "randomized": Tiny("", shrunk=settings),
+    "randomized_grid": Tiny("--size 3 --states 20 --runs 1"),
+    "reading": Tiny("--megabytes 0.004 --runs 1"),
+    "small": Tiny("asia --repeats 1 --rounds 1"),
+    "uai": Tiny("", {"SHARED": Path("absent")}),
+    "uai2022": Tiny("", {"SHARED": Path("absent")}),
+}  # fmt: skip
+
+
+def test_every_benchmark_is_run():
+    assert sorted(RUNS) == sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def started(module: ModuleType, arguments: list[str]) -> str:
+    """What a script prints, run by the last lines of its file."""
+    source = Path(str(module.__file__)).read_text()
+    entry = ast.parse(source).body[-1]
+    assert isinstance(entry, ast.If)
+    before, sys.argv = sys.argv, arguments
+    try:
+        with redirect_stdout(io.StringIO()) as printed:
+            exec(compile(ast.Module(entry.body, []), arguments[0], "exec"), vars(module))
+    finally:
+        sys.argv = before
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_benchmark_runs_at_a_tiny_size(name, monkeypatch):
+    tiny, path = RUNS[name], FOLDER / f"{name}.py"
+    if tiny.needs:
+        pytest.importorskip(tiny.needs)
+    spec = importlib.util.spec_from_file_location(f"tiny_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    for constant, value in {**tiny.sizes, **tiny.shrunk(module)}.items():
+        assert hasattr(module, constant)
+        monkeypatch.setattr(module, constant, value)
+    run = subprocess.run
+
+    def here(command: list[str], **options: Any) -> subprocess.CompletedProcess:
+        """Children of the script run in this process, with its sizes."""
+        if command[:2] != [sys.executable, str(path)]:
+            return run(command, **options)
+        return subprocess.CompletedProcess(command, 0, started(module, command[1:]), "")
+
+    monkeypatch.setattr(subprocess, "run", here)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # and back to what they were before
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parents[1]))
+    threads, arguments = torch.get_num_threads(), [str(path), *tiny.arguments.split()]
+    try:
+        if name == "distributed":  # it forks
+            command = [sys.executable, *arguments]
+            printed = run(command, capture_output=True, text=True, check=True).stdout
+        else:
+            printed = started(module, arguments)
+    except SystemExit as left:
+        if "needs" not in str(left):
+            raise
+        pytest.skip(str(left))
+    finally:
+        torch.set_num_threads(threads)
+    assert printed.strip()
