@@ -15,6 +15,7 @@ __all__ = [
     "GroupError",
     "ImpossibleEvidenceError",
     "ModelError",
+    "ProbabilityWarning",
     "RdpgraphError",
     "UnknownVariableError",
     "UnsupportedError",
@@ -48,6 +49,10 @@ class RdpgraphError(Exception):
 
 class ModelError(RdpgraphError, ValueError):
     """A model, or a part of one, that cannot be built as declared."""
+
+
+class ProbabilityWarning(UserWarning):
+    """A `Table` of log-values whose numbers look like probabilities; it is shown once."""
 
 
 class UnknownVariableError(ModelError, KeyError):

@@ -18,6 +18,7 @@ from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, pr
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
+from rdpgraph.model.variable import State
 from rdpgraph.plan.clock import now
 from rdpgraph.query.answers import Assignment, StateValues
 from rdpgraph.query.posterior import Posterior
@@ -51,7 +52,7 @@ class Answer:
     posterior: Posterior
     task: Task
     names: tuple[str, ...]
-    states: tuple[tuple[str, ...] | None, ...]
+    states: tuple[tuple[State, ...] | None, ...]
     log_partition: tuple[float, ...]
     values: tuple[tuple[Any, ...], ...]
     scores: tuple[float, ...]
@@ -295,7 +296,7 @@ def _table(answer: Answer, row: int, console: Console) -> Table:
     for name, states, value in zip(answer.names, answer.states, answer.values[row], strict=True):
         name, marginal = printable(name), answer.task is Task.MAR
         for state in range(len(value)) if marginal else (value,):
-            cells = [name, printable(states[state]) if states else str(state)]
+            cells = [name, printable(str(states[state] if states else state))]
             if marginal:
                 cells += [f"{value[state]:.6f}", block * round(_BAR * value[state])]
             table.add_row(*cells)
@@ -396,5 +397,5 @@ def _shown(value: float) -> str:
     return f"{round(value, 6) + 0.0:.6f}"
 
 
-def _state_names(entry: Entry) -> tuple[str, ...] | None:
+def _state_names(entry: Entry) -> tuple[State, ...] | None:
     return entry.states if isinstance(entry.states, tuple) else None

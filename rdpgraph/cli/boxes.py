@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rdpgraph.errors import printable
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.query.posterior import Posterior
 
 MOST_STATES = 8
@@ -47,9 +47,8 @@ def box_of(variable: Variable, posterior: Posterior | None) -> Box:
     if posterior is None or variable.size > MOST_STATES:
         return Box(title)
     marginal = posterior.marginal(variable).detach().reshape(-1, variable.size)[0].tolist()
-    names = variable.states if isinstance(variable.states, tuple) else range(variable.size)
     lines: list[str] = []
-    for name, probability in zip(names, marginal, strict=True):
+    for name, probability in zip(names_of(variable.states), marginal, strict=True):
         filled = round(10 * probability)
         bar = "█" * filled + "░" * (10 - filled)
         lines.append(f"{printable(str(name))[:8]:>8s} {bar} {probability:5.3f}")

@@ -16,7 +16,9 @@ from rdpgraph.io.evidence import read_evidence, read_query
 from rdpgraph.io.files import read
 from rdpgraph.io.text import LIMIT
 from rdpgraph.model.domain import Named
+from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.variable import State, names_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Files:
             if len(rows) == 1:
                 graph = graph.condition(_by_place(graph, rows[0]))
             elif names:
-                batch = {name: [row.get(name) for row in rows] for name in names}
+                batch = {name: [row.get(name, MISSING) for row in rows] for name in names}
                 graph = graph.condition(_by_place(graph, batch))
         for setting in settings:
             name, equals, state = setting.rpartition("=")
@@ -89,23 +91,26 @@ def _by_place(
     graph: FactorGraph, row: Mapping[str, Any], what: str = "evidence"
 ) -> dict[Named, Any]:
     """Such files number the variables; a model with names is asked by its order."""
-    names = graph.domain.by_name
-    if all(name in names for name in row):
+    names, entries = graph.domain.by_name, graph.variables
+    numbered = all(name in names for name in row)
+    if numbered and bool(graph.domain.takes_indices.all()):
         return row  # pyright: ignore[reportReturnType]  # names are keys too
-    entries = graph.variables
     result: dict[Named, Any] = {}
     for name, state in row.items():
-        if not 0 <= int(name) < len(entries):
+        if not numbered and not 0 <= int(name) < len(entries):
             raise EvidenceError(
                 f"The {what} names variable {name}; the model has {len(entries)} variables."
             )
-        result[entries[int(name)].name] = state
+        entry = entries[names[name] if numbered else int(name)]
+        # States are numbered as well, whatever they are called.
+        result[entry.name] = state if isinstance(entry.states, int) else torch.tensor(state)
     return result
 
 
-def _state(graph: FactorGraph, name: str, state: str) -> int | str:
-    states = graph.domain.states_of(name)
-    if isinstance(states, tuple) and state in states:
-        return state
+def _state(graph: FactorGraph, name: str, text: str) -> State:
+    """The state of a name, or of an index, on the command line."""
+    for state in names_of(graph.domain.states_of(name)):
+        if str(state) == text:
+            return state
     # A longer number is not a state either: its name is refused in a line.
-    return int(state) if state.isascii() and state.isdigit() and len(state) < 19 else state
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text

@@ -45,7 +45,7 @@ class Columns(Potential):
         """The log-values on a grid of states, each from the rank that has it."""
         here, places = self.split.owned(states[1])
         if self.split.local:
-            values = Table(self.local).evaluate([states[0], places])
+            values = Table.from_logs(self.local).evaluate([states[0], places])
             values = torch.where(here.unsqueeze(-2), values, 0.0)
         else:
             lead = broadcast_shapes(

@@ -32,7 +32,7 @@ def graph_left(network: Network) -> FactorGraph | None:
         each = len(group.scopes) if group.rows is None else int(group.log_tables.shape[1])
         shape = (1,) if group.log_tables.shape[1] == 1 else (each,)
         declared = torch.arange(len(group.scopes), device="cpu")
-        blocks.append(Block(group.scopes, Table(tables), shape, group.rows, declared))
+        blocks.append(Block(group.scopes, Table.from_logs(tables), shape, group.rows, declared))
     left = VariableArray("left", (len(network.sizes),), sizes.pop())
     return FactorGraph.from_blocks(Domain((left,)), blocks)
 

@@ -135,7 +135,7 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
             values = values if values.ndim > 2 else values.unsqueeze(0)
             scopes = torch.stack([block.scopes[:, slot], rank], 1)
             shape = (values.shape[-3],)
-            blocks.append(Block(scopes, Table(values), shape, None, block.declared))
+            blocks.append(Block(scopes, Table.from_logs(values), shape, None, block.declared))
     if not ranks:
         return graph
     start, numbered = 0, list[Block]()

@@ -116,13 +116,13 @@ class _Batch:
         array = VariableArray(_LABEL, (self.length,), unary.shape[-1])
         free = -math.log(unary.shape[-1])
         own = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, : self.length], free)
-        blocks = [FactorBlock((array,), Table(own))]
+        blocks = [FactorBlock((array,), Table.from_logs(own))]
         if len(self.edges):
             table = pairwise[:, None, None]
             if not bool(self.there.all()):
                 table = torch.where(self.there[..., None, None], table, 0.0)
             ends = tuple(array[end] for end in self.edges.T.tolist())
-            blocks.append(FactorBlock(ends, Table(table)))
+            blocks.append(FactorBlock(ends, Table.from_logs(table)))
         return FactorGraph(blocks)
 
 

@@ -22,10 +22,10 @@ from rdpgraph.io.bif_tokens import (
     pieces,
     statements,
 )
-from rdpgraph.io.tables import is_conditional
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.compact import CompactVariables, StateLists
+from rdpgraph.model.conditional import is_conditional
 from rdpgraph.model.names import CODEC
 
 Array = NDArray[np.float64]

@@ -14,10 +14,10 @@ from rdpgraph.io.bif_batches import listed_of, tables_of
 from rdpgraph.io.bif_probabilities import MOST_BY_DEFAULT, Probabilities, Scope, strides_of
 from rdpgraph.io.bif_tokens import PIECE
 from rdpgraph.io.shapes import alike, distinct_sizes
-from rdpgraph.io.tables import is_conditional
 from rdpgraph.io.text import Bytes
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact import CompactVariables, StateLists
+from rdpgraph.model.conditional import is_conditional
 from rdpgraph.model.table import Table
 
 Array = NDArray[np.float64]
@@ -209,4 +209,4 @@ def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
     shape = () if count == 1 else (count,)
     values, group.values = group.values, None
     table = torch.from_numpy(values).log_().to(dtype).reshape(*shape, *group.shape)
-    return Block(scopes, Table(table), shape, None, torch.from_numpy(places).long())
+    return Block(scopes, Table.from_logs(table), shape, None, torch.from_numpy(places).long())

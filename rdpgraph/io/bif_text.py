@@ -8,7 +8,7 @@ from rdpgraph.io.bif_tokens import PLAIN_NAME
 from rdpgraph.io.tables import Conditional, all_variables, conditional_tables, values_of
 from rdpgraph.io.text import PathLike, write_text_atomically
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, names_of
 
 _QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
 
@@ -53,8 +53,7 @@ def _probability(conditional: Conditional) -> str:
 
 
 def _state_names(variable: Variable) -> list[str]:
-    states = variable.states
-    return [_quoted(s) for s in (states if isinstance(states, tuple) else map(str, range(states)))]
+    return [_quoted(str(state)) for state in names_of(variable.states)]
 
 
 def _quoted(name: str) -> str:

@@ -13,7 +13,7 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import State, Variable
 
 Node: TypeAlias = Hashable
 Scoped: TypeAlias = tuple[tuple[Node, ...], Potential]
@@ -210,4 +210,4 @@ def _variable(node: Node, states: Any) -> Variable:
         if not whole.is_integer():
             raise ModelError(f"Node {node!r} {_NO_STATES}; got {states!r}.")
         return Variable(str(node), int(whole))
-    return Variable(str(node), tuple(cast("Sequence[str]", states)))
+    return Variable(str(node), tuple(cast("Sequence[State]", states)))

@@ -5,21 +5,21 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.conditional import Network
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable
 
 Array = NDArray[np.floating[Any]]
 
 _RANGE = (math.log(sys.float_info.min), math.log(sys.float_info.max))
-_TOLERANCE = 0.1  # rounded files: a row of a hundred states, each off by 0.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +42,23 @@ def factor_tables(graph: FactorGraph) -> Iterator[tuple[tuple[Variable, ...], Ar
     Raises:
         UnsupportedError: the graph is batched, or holds evidence.
     """
+    _refuse_several(graph)
+    for factor in graph.factors():
+        yield factor.variables, _written(factor.potential.table(len(factor.variables)))
+
+
+def _refuse_several(graph: FactorGraph) -> None:
     refuse_evidence(graph)
     if graph.batch_shape:
         raise UnsupportedError(
             f"A file holds one model; this graph is a batch of shape {graph.batch_shape}. "
             "Write its items one by one."
         )
-    for factor in graph.factors():
-        log_values = factor.potential.table(len(factor.variables)).detach()
-        narrow = log_values.dtype == torch.float32
-        yield factor.variables, (log_values if narrow else log_values.double()).cpu().numpy()
+
+
+def _written(log_values: Tensor) -> Array:
+    narrow = log_values.dtype == torch.float32
+    return (log_values if narrow else log_values.double()).detach().cpu().numpy()
 
 
 def require_graph(asked: str, graph: object) -> None:
@@ -108,47 +115,23 @@ def _shortest(values: Array, log_values: Array) -> Array:
 def conditional_tables(graph: FactorGraph) -> list[Conditional]:
     """The factors as P(child | parents), one per variable, in the order of the variables.
 
-    The children are the factors' first variables, or else their last ones: each variable once,
-    every table normalised over it up to rounding, and no cycle.
-
     Raises:
-        UnsupportedError: neither reading holds.
+        UnsupportedError: the graph is batched, holds evidence, or is no Bayesian network.
     """
-    # Clipped where no probability can be: a large log-value is refused, not an overflow.
-    tables = [(scope, log_values.clip(max=1.0)) for scope, log_values in factor_tables(graph)]
-    for slot in (0, -1):
-        by_name = {
-            scope[slot].name: Conditional(
-                scope[slot],
-                tuple(v for v in scope if v != scope[slot]),
-                np.moveaxis(log_values, slot, 0),
-            )
-            for scope, log_values in tables
-            if scope and is_conditional(np.exp(log_values), slot)
-        }
-        complete = len(by_name) == len(tables) == graph.num_variables
-        if complete and not _has_cycle(list(by_name.values())):
-            return [by_name[variable.name] for variable in all_variables(graph)]
-    raise UnsupportedError(
-        "Not a Bayesian network: expected one table P(x | parents) per variable, x first or last "
-        f"in its scope; got {len(tables)} factors over {graph.num_variables} variables. "
-        "Write it as a MARKOV file (.uai)."
-    )
-
-
-def _has_cycle(conditionals: Sequence[Conditional]) -> bool:
-    """Whether a variable is among its own ancestors; all are children of one."""
-    numbers = {conditional.child.name: place for place, conditional in enumerate(conditionals)}
-    parents = [numbers[v.name] for conditional in conditionals for v in conditional.parents]
-    ends = list(accumulate((len(c.parents) for c in conditionals), initial=0))
-    return find_cycle(ends[:-1], ends[1:], parents) is not None
-
-
-def is_conditional(values: Array, slot: int) -> bool:
-    """Whether the sums over a slot are 1 up to a file's rounding, or 0 where nothing is said."""
-    with np.errstate(over="ignore"):
-        sums = values.sum(axis=slot)
-    return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
+    _refuse_several(graph)
+    try:
+        network = Network.read(graph.domain, graph.blocks)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error} Write it as a MARKOV file (.uai).") from None
+    variable = graph.domain.variable
+    return [
+        Conditional(
+            variable(number),
+            tuple(map(variable, network.parents(number))),
+            np.moveaxis(_written(network.log_values(number)), -1, 0),
+        )
+        for number in range(graph.num_variables)
+    ]
 
 
 def find_cycle(

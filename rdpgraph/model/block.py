@@ -1,14 +1,14 @@
 """The stored form of factors: blocks of like shape, scopes as numbers."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rdpgraph._types import Scopes
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor, FactorBlock, Slot
@@ -17,6 +17,7 @@ from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 _FEW_STATES = 64  # of automata that are compared by value
+_MOST_TABULATED = 2**28
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,23 @@ class Block:
             places = rows if self.rows is None else self.rows[rows]
         return self.potential.select(self.shape, places, self.arity)
 
+    def table(self, row: int | None = None) -> Tensor:
+        """The log-values of a factor, (*batch, *sizes), or of all, as `select` has them.
+
+        Raises:
+            UnsupportedError: they are too many to be written out.
+        """
+        if math.prod(self.sizes) > _MOST_TABULATED:
+            raise UnsupportedError(
+                f"A {type(self.potential).__name__} over {self.arity} variables would be "
+                f"written out to {math.prod(self.sizes):,} entries; at most {_MOST_TABULATED:,} "
+                "are."
+            )
+        rows = None if row is None else torch.tensor([row], device="cpu")
+        table = self.select(rows).table(self.arity)
+        one = row is not None and table.ndim > self.arity
+        return table.squeeze(self.slot_axis) if one else table
+
     def unique(self) -> tuple[Tensor, Tensor | None]:
         """The distinct tables (*batch, U, sizes), and which each factor has (None: U is 1 or F)."""
         tables = self.potential.select(self.shape, None, self.arity).table(self.arity)
@@ -176,7 +194,7 @@ def _grouped(group: list[tuple[Factor, int]], numbers: "_Numbers") -> Block:
         rows.append(row)
     if len(kept) == 1:
         return Block(listed, group[0][0].potential, (), None, places)
-    stacked = Table(torch.stack(kept, dim=kept[0].ndim - arity))
+    stacked = Table.from_logs(torch.stack(kept, dim=kept[0].ndim - arity))
     own = None if len(kept) == len(group) else torch.tensor(rows, device="cpu")
     return Block(listed, stacked, (len(kept),), own, places, _counters(kept))
 
@@ -254,3 +272,19 @@ def items_in_order(items: Iterable[Factor | FactorBlock]) -> Iterable[Variable |
                 yield slot
             else:
                 yield from slot
+
+
+def tabulated(blocks: Sequence[Block]) -> Iterator[tuple[list[int], Tensor]]:
+    """The scope and the table of every factor, in order of declaration."""
+    tables = [block.table() for block in blocks]
+    scopes = [block.scopes.tolist() for block in blocks]
+    places = [
+        (number, place, row)
+        for place, block in enumerate(blocks)
+        for row, number in enumerate(block.declared.tolist())
+    ]
+    for _, place, row in sorted(places):
+        table, axis = tables[place], blocks[place].slot_axis
+        if table.ndim >= -axis:
+            table = table.select(axis, row if table.shape[axis] > 1 else 0)
+        yield scopes[place][row], table

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rdpgraph.model.listing import Listing, Numbers
 from rdpgraph.model.names import CODEC, Names, NumberedNames
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, takes_indices
 
 _SHARED = 1 << 10
 """The first lists of states, of which those that come again are not stored again."""
@@ -112,6 +112,14 @@ class CompactVariables(Listing[Variable]):
         """The same of several variables."""
         assert self._lists is not None
         return np.frombuffer(self._lists[1], dtype=np.int32)[numbers].tolist()
+
+    def takes_indices(self) -> NDArray[np.bool_]:
+        """(V,) for each variable whether a number can only be the index of a state."""
+        if self._lists is None:
+            return np.ones(len(self), np.bool_)
+        lists, own = self._lists
+        flags = [takes_indices(lists.names(number)) for number in range(len(lists))]
+        return np.array(flags, np.bool_)[np.frombuffer(own, np.int32)]
 
     def entry(self, number: int) -> Variable:
         """The variable of a number; it is made when it is first asked for."""

@@ -1,24 +1,101 @@
-"""Conditional probability tables, checked: the factors of a Bayesian network."""
+"""Conditional probability tables: the factors of a Bayesian network, made and read."""
 
 import graphlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.arrays import as_values
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, names_of
 
 Conditional = tuple[Variable, Sequence[Variable], Any]
 """A variable, its parents, and probabilities (*batch, *parents, states of the variable)."""
 
+_TOLERANCE = 0.1  # rounded files: a row of a hundred states, each off by 0.001
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The conditional tables of a Bayesian network, by the numbers of their variables.
+
+    Attributes:
+        slot: the place of the child in every scope: 0, or -1 for the last.
+        places: for each child the block that holds its table, and which of its factors that is.
+    """
+
+    slot: int
+    places: Mapping[int, tuple[Block, int]]
+
+    @staticmethod
+    def read(domain: Domain, blocks: Sequence[Block]) -> "Network":
+        """The network of factors P(x | parents), with x the first of every scope, or the last.
+
+        Every table is normalised over it, up to the rounding of files.
+
+        Raises:
+            UnsupportedError: neither reading holds.
+        """
+        count = sum(block.count for block in blocks)
+        for slot in (0, -1):
+            places: dict[int, tuple[Block, int]] = {}
+            for block in blocks:
+                if not block.arity or not _holds(block, slot):
+                    break
+                children = block.scopes[:, slot].tolist()
+                places.update((child, (block, row)) for row, child in enumerate(children))
+            network = Network(slot, places)
+            if len(places) == count == domain.count and network._is_acyclic():
+                return network
+        raise UnsupportedError(
+            "Not a Bayesian network: expected one table P(x | parents) per variable, x first or "
+            f"last in its scope; got {count} factors over {domain.count} variables."
+        )
+
+    def parents(self, child: int) -> list[int]:
+        """The parents of a variable."""
+        block, row = self.places[child]
+        return [number for number in block.scopes[row].tolist() if number != child]
+
+    def log_values(self, child: int) -> Tensor:
+        """(*batch, *parents, states) the logarithms of a variable's table."""
+        block, row = self.places[child]
+        table = block.table(row)
+        return table.movedim(-block.arity, -1) if self.slot == 0 else table
+
+    def _is_acyclic(self) -> bool:
+        try:
+            graphlib.TopologicalSorter({x: self.parents(x) for x in self.places}).prepare()
+        except graphlib.CycleError:
+            return False
+        return True
+
+
+def _holds(block: Block, slot: int) -> bool:
+    """Whether every table of a block is conditional."""
+    # Clipped where no probability can be: a large log-value is refused, not an overflow.
+    values = block.table().detach().double().clamp(max=1.0).exp().cpu().numpy()
+    return is_conditional(values, -block.arity if slot == 0 else -1)
+
+
+def is_conditional(values: NDArray[np.floating[Any]], dim: int) -> bool:
+    """Whether the sums over a dim are 1 up to a file's rounding, or 0 where nothing is said."""
+    with np.errstate(over="ignore"):
+        sums = values.sum(axis=dim)
+    return bool(((np.abs(sums - 1) <= _TOLERANCE) | (sums == 0)).all())
+
 
 def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> list[Factor]:
-    """The factors of conditional tables over (*parents, child), in the order given.
+    """The factors of conditional tables over (child, *parents), in the order given.
 
     Raises:
         ModelError: as for `FactorGraph.bayesian_network`.
@@ -31,7 +108,8 @@ def network_factors(conditionals: Iterable[Conditional], tolerance: float) -> li
             raise ModelError(f"Variable {child.name!r} has two conditional tables; give one.")
         parents[child.name] = [parent.name for parent in given]
         table = _checked(child, given, as_values(f"The table of {child.name!r}", values), tolerance)
-        factors.append(Factor((*given, child), Table.from_probabilities(table)))
+        table = table.movedim(-1, -1 - len(given))
+        factors.append(Factor((child, *given), Table.from_probabilities(table)))
     for child, names in parents.items():
         lacking = [name for name in names if name not in parents]
         if lacking:
@@ -86,7 +164,7 @@ def _said(child: Variable, parents: Sequence[Variable], place: tuple[int, ...]) 
     lead = place[: len(place) - len(parents)]
     states = place[len(lead) :]
     pairs = [
-        f"{parent.name}={parent.states[state] if isinstance(parent.states, tuple) else state}"
+        f"{parent.name}={names_of(parent.states)[state]}"
         for parent, state in zip(parents, states, strict=True)
     ]
     given = f" given {', '.join(pairs)}" if pairs else ""

@@ -38,7 +38,7 @@ def _described(entry: Entry) -> str:
     if isinstance(entry, VariableArray):
         return f"{entry.name} {entry.shape} of {entry.size} states"
     if isinstance(entry.states, tuple) and len(entry.states) <= 4:
-        return f"{entry.name} ({', '.join(entry.states)})"
+        return f"{entry.name} ({', '.join(map(str, entry.states))})"
     return f"{entry.name} ({entry.size} states)"
 
 

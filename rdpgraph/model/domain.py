@@ -16,7 +16,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
 from rdpgraph.model.compact import CompactVariables
-from rdpgraph.model.variable import Variable, VariableArray
+from rdpgraph.model.variable import States, Variable, VariableArray, same_states, takes_indices
 
 Entry: TypeAlias = Variable | VariableArray
 Named: TypeAlias = Variable | VariableArray | str
@@ -46,7 +46,9 @@ class Domain:
         for item in items:
             entry = _entry_of(item)
             known = entries.setdefault(entry.name, entry)
-            if known is not entry and (known.states, known.shape) != (entry.states, entry.shape):
+            if known is not entry and not (
+                known.shape == entry.shape and same_states(known.states, entry.states)
+            ):
                 raise ModelError(
                     f"Two variables named {entry.name!r} differ: {_differing(known, entry)}."
                 )
@@ -95,6 +97,19 @@ class Domain:
             return torch.repeat_interleave(sizes, counts)
 
     @cached_property
+    def takes_indices(self) -> Tensor:
+        """(V,) for each variable whether a number can only be the index of a state."""
+        if isinstance(self.entries, CompactVariables):
+            return torch.from_numpy(self.entries.takes_indices())
+        counts = [math.prod(entry.shape) for entry in self.entries]
+        flags = [takes_indices(entry.states) for entry in self.entries]
+        parts = (
+            torch.tensor(flags, dtype=torch.bool, device="cpu"),
+            torch.tensor(counts, device="cpu"),
+        )
+        return torch.repeat_interleave(*parts)
+
+    @cached_property
     def total_states(self) -> int:
         """The summed numbers of states of all variables."""
         if isinstance(self.entries, CompactVariables):
@@ -105,6 +120,14 @@ class Domain:
     def count(self) -> int:
         """The number of variables."""
         return self.starts[-1]
+
+    def holds(self, item: object) -> bool:
+        """Whether there is a variable, an array, or one of that name."""
+        try:
+            self.numbers(item)  # pyright: ignore[reportArgumentType]
+        except ModelError:
+            return False
+        return True
 
     def place(self, item: Named) -> int:
         """The place of the entry that holds a variable, an array, or what a name stands for."""
@@ -224,7 +247,7 @@ class Domain:
         entry = self.entries[place]
         return entry if isinstance(entry, Variable) else entry.member(number - self.starts[place])
 
-    def states_of(self, item: Named) -> int | tuple[str, ...]:
+    def states_of(self, item: Named) -> States:
         """The states that a variable, or each member of an array, has in this graph."""
         return self.entries[self.place(item)].states
 
@@ -273,7 +296,7 @@ def _differing(known: Entry, entry: Entry) -> str:
     first, second = _brief(known), _brief(entry)
     if first == second and isinstance(known.states, tuple) and isinstance(entry.states, tuple):
         pairs = enumerate(zip(known.states, entry.states, strict=True))
-        place, (one, other) = next(p for p in pairs if p[1][0] != p[1][1])
+        place, (one, other) = next(p for p in pairs if repr(p[1][0]) != repr(p[1][1]))
         return f"state {place} is {one!r} in one and {other!r} in the other"
     return f"{first}, and {second}"
 
@@ -282,5 +305,5 @@ def _brief(entry: Entry) -> str:
     kind = f"an array {entry.shape}" if isinstance(entry, VariableArray) else "a variable"
     if isinstance(entry.states, int):
         return f"{kind} of {entry.size} states"
-    names = ", ".join(entry.states[:8]) + (", ..." if entry.size > 8 else "")
+    names = ", ".join(map(str, entry.states[:8])) + (", ..." if entry.size > 8 else "")
     return f"{kind} of {entry.size} states ({names})"

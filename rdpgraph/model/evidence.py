@@ -1,7 +1,7 @@
 """Evidence and assignments as states of numbered variables."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.arrays import array_of, as_states, is_array
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
+from rdpgraph.model.variable import States, is_named, state_index, takes_indices
 
 MISSING = -1
 
@@ -23,27 +24,60 @@ _Given: TypeAlias = tuple[Named, int, Entry, Tensor]
 """What evidence is on, its number and entry, and the states."""
 
 
-def states_given(given: Any, domain: Domain) -> Tensor:
-    """The states that a mapping or a DataFrame gives, -1 where it gives none: (*batch, V) int64.
+def states_given(given: Any, domain: Domain, *, ignore_unknown: bool = False) -> Tensor:
+    """The states that evidence gives, -1 where it gives none: (*batch, V) int64.
+
+    A value that is no tensor names a state, or is an index where it can be nothing else; tensors of
+    whole numbers are indices, always.
 
     Args:
-        given: for a variable a state (index or name), or a batch of them (a tensor, an array, or a
-            list with names, and None, NaN or -1 where missing); for an array of variables a tensor
-            (*batch, *shape). A pandas DataFrame is a batch of its rows.
+        given: for a variable a state, or a batch of them (a tensor, an array, or a list, with None,
+            NaN or -1 where missing); for an array of variables a tensor (*batch, *shape). A list of
+            such mappings is a batch, and so is a pandas DataFrame of its rows; a Series is a row.
         domain: the variables.
+        ignore_unknown: leave out what names no variable.
 
     Raises:
-        EvidenceError: a state that a variable lacks, two states of one variable, or shapes that
-            do not fit.
+        EvidenceError: a state that a variable lacks, one with two readings, two states of one
+            variable, or shapes that do not fit.
         ModelError: a variable that the graph lacks.
     """
+    rows = None
     if is_frame(given):
+        given, rows = columns_of(given), len(given)
+    elif is_series(given) and hasattr(given, "items"):
         given = columns_of(given)
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        given, rows = _columns(given, domain), len(given)
     if not isinstance(given, Mapping):
         raise EvidenceError(
-            "Evidence is a mapping from variables to states, or a pandas DataFrame; got "
-            f"{type(given).__name__}."
+            "Evidence is a mapping from variables to states, a list of them, or a DataFrame or "
+            f"Series of pandas; got {type(given).__name__}."
         )
+    if ignore_unknown:
+        given = {item: value for item, value in given.items() if domain.holds(item)}
+    states = _read(given, domain)
+    return states.expand(rows, -1) if rows is not None and not given else states
+
+
+def _columns(rows: Sequence[Any], domain: Domain) -> dict[Any, list[Any]]:
+    """The states of several mappings by variable, with gaps where one has none."""
+    columns: dict[Any, list[Any]] = {}
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise EvidenceError(
+                f"A list of evidence has a mapping for each row; got {type(row).__name__} at "
+                f"{place}."
+            )
+        for item, value in row.items():
+            if item not in columns:
+                shape = domain.numbers(item).shape if domain.holds(item) else ()
+                columns[item] = [np.full(shape, None, object).tolist()] * len(rows)
+            columns[item][place] = value
+    return columns
+
+
+def _read(given: Mapping[Any, Any], domain: Domain) -> Tensor:
     numbers, states = list[Tensor](), list[Tensor]()
     ones, their = list[int](), list[int]()
     alike: dict[tuple[int, ...], list[_Given]] = {}
@@ -57,7 +91,7 @@ def states_given(given: Any, domain: Domain) -> Tensor:
         single = domain.single(item)
         if single is not None and (value is None or type(value) in (int, str)):
             ones.append(single[0])
-            their.append(_state(item, value, single[1]))
+            their.append(_state(_name(item), value, single[1].states))
             continue
         if single is not None and _is_plain(value):
             alike.setdefault(tuple(value.shape), []).append((item, *single, value))
@@ -88,13 +122,17 @@ def _many(given: Mapping[Any, Any], domain: Domain) -> tuple[Tensor, Tensor, lis
     if None in numbers:
         missing = [place for place, number in enumerate(numbers) if number is None]
         rest += [(items[place], values[place]) for place in missing]
-        values = [v for v, number in zip(values, numbers, strict=True) if number is not None]
-        numbers = [number for number in numbers if number is not None]
+        known = [place for place, number in enumerate(numbers) if number is not None]
+        items, values, numbers = ([part[at] for at in known] for part in (items, values, numbers))
     try:
         pairs = np.array([numbers, values], np.int64)
     except OverflowError:  # no such state
         return _none(), _none(), list(given.items())
     places, states = torch.from_numpy(pairs)
+    direct = domain.takes_indices[places]
+    if not bool(direct.all()):
+        rest += [(items[place], values[place]) for place in (~direct).nonzero().flatten().tolist()]
+        places, states, pairs = places[direct], states[direct], pairs[:, direct.numpy()]
     wrong = (states < MISSING) | (states >= domain.sizes[places])
     if bool(wrong.any()):
         number, state = pairs[:, int(wrong.nonzero()[0])].tolist()
@@ -107,7 +145,7 @@ def _none() -> Tensor:
 
 
 def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
-    """The names of the states that a mapping gives, by the name of the variable.
+    """What the states are called that a mapping gives, by the name of the variable.
 
     Nested lists of the shape given; None where a state is missing, its index where it has no name.
     """
@@ -120,7 +158,7 @@ def named_states(given: Mapping[Named, Any], domain: Domain) -> dict[str, Any]:
     return result
 
 
-def _renamed(states: Any, names: int | tuple[str, ...]) -> Any:
+def _renamed(states: Any, names: States) -> Any:
     if isinstance(states, list):
         return [_renamed(part, names) for part in states]
     if states == MISSING:
@@ -180,15 +218,14 @@ def _together(group: "list[_Given]") -> Tensor:
     return states
 
 
-def _state(item: Named, value: int | str | None, entry: Entry) -> int:
-    """One state of one variable."""
-    if value is None:
+def _state(name: str, value: Any, states: States) -> int:
+    """One state of one variable, or -1 where it is missing."""
+    if is_gap(value):
         return MISSING
-    if isinstance(value, str):
-        return entry.index_of(value)
-    if not MISSING <= value < entry.size:
-        raise _beyond(item, entry, value)
-    return value
+    # A state that is called -1, or reads so, is not taken for a gap.
+    if value == MISSING and not is_named(states, MISSING):
+        return MISSING
+    return state_index(name, states, value)
 
 
 def _states(item: Named, value: Any, numbers: Tensor, domain: Domain) -> Tensor:
@@ -219,7 +256,7 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
         return known[torch.from_numpy(array_of(codes)).long()]
     if not isinstance(value, Tensor):
         try:
-            value = torch.as_tensor(_indices(name, value, entry), device="cpu")
+            value = torch.as_tensor(_indices(name, value, entry, {}), device="cpu")
         except EvidenceError:
             raise
         except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -235,27 +272,34 @@ def _tensor(name: str, value: Any, entry: Entry) -> Tensor:
     if value.is_meta or value.layout != torch.strided:
         kind = "meta, which holds no states" if value.is_meta else str(value.layout)
         raise EvidenceError(f"Evidence on {name!r} needs a dense tensor of states; got {kind}.")
-    return value.detach().long().cpu()
+    value = value.detach().cpu()
+    if value.dtype == torch.bool and value.numel():
+        kinds, places = value.unique(return_inverse=True)
+        return torch.tensor([_state(name, own, entry.states) for own in kinds.tolist()])[places]
+    return value.long()
 
 
-def _indices(name: str, value: Any, entry: Entry) -> Any:
-    """State names and gaps to indices, through nested lists and arrays."""
-    if isinstance(value, str):
-        return entry.index_of(value)
+def _indices(name: str, value: Any, entry: Entry, known: dict[tuple[type, Any], int]) -> Any:
+    """Names of states, gaps and numbers to indices, through nested lists and arrays.
+
+    Args:
+        name: the variable's.
+        value: the states.
+        entry: the variable, or the array.
+        known: values that were read, which stand there again and again.
+    """
     if isinstance(value, list | tuple):
-        return [_indices(name, part, entry) for part in value]
+        return [_indices(name, part, entry, known) for part in value]
     if isinstance(value, Tensor):
-        return value.tolist()
+        return _tensor(name, value, entry).tolist()
     if is_array(value):
         array = array_of(value)
-        # There are names and gaps in arrays of strings, objects and floats only.
-        direct = array.ndim and array.dtype.kind not in "OUSf"
-        return array if direct else _indices(name, array.tolist(), entry)
-    if is_gap(value):
-        return MISSING
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+        if array.ndim and array.dtype.kind in "iu" and takes_indices(entry.states):
+            return array
+        return _indices(name, array.tolist(), entry, known)
+    key = type(value), value
+    index = known.get(key)
+    return known.setdefault(key, _state(name, value, entry.states)) if index is None else index
 
 
 def checked_states(given: Any, domain: Domain) -> Tensor:

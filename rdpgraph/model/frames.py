@@ -1,15 +1,35 @@
 """Tables of pandas as evidence, and answers as tables; it is imported only where one is."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, UnsupportedError
 from rdpgraph.model.domain import Domain, Entry
-from rdpgraph.model.variable import VariableArray
+from rdpgraph.model.variable import VariableArray, names_of
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The index and the columns of a DataFrame that was given as evidence, which answers take over.
+
+    Attributes:
+        index: of its rows.
+        columns: their names, in order.
+    """
+
+    index: Any
+    columns: tuple[Any, ...]
+
+    @staticmethod
+    def of(evidence: Any) -> "Labels | None":
+        """Those of a DataFrame; None of anything else."""
+        return Labels(evidence.index, tuple(evidence.columns)) if is_frame(evidence) else None
 
 
 def is_frame(value: object) -> bool:
@@ -23,16 +43,17 @@ def is_series(value: object) -> bool:
 
 
 def columns_of(frame: Any) -> dict[Any, Any]:
-    """The columns of a DataFrame by name.
+    """The columns of a DataFrame, or the values of a Series, by name.
 
     Raises:
-        EvidenceError: a name that two columns have.
+        EvidenceError: a name that two of them have.
     """
-    names = list(frame.columns)
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise EvidenceError(f"The DataFrame has two columns named {twice!r}.")
-    return {name: frame[name] for name in names}
+    names = frame.columns if is_frame(frame) else frame.index
+    if not names.is_unique:
+        kind = "two columns" if is_frame(frame) else "two values"
+        twice = names[names.duplicated()][0]
+        raise EvidenceError(f"The {_kind(frame)} has {kind} named {twice!r}.")
+    return dict(frame.items())
 
 
 def codes_of(column: Any) -> tuple[Any, list[Any]]:
@@ -50,14 +71,22 @@ def is_gap(value: object) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
-def frame_of_states(states: Mapping[Entry, Tensor], domain: Domain) -> Any:
+def frame_of_states(
+    states: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
+) -> Any:
     """A DataFrame with a column for each variable, of its states (*lead, *shape).
+
+    Args:
+        states: of each variable or array.
+        domain: the variables.
+        labels: of the evidence, whose index is that of the last leading dim, and whose columns come
+            first.
 
     Raises:
         UnsupportedError: pandas is not installed.
     """
     pandas = _pandas()
-    columns: dict[str, Any] = {}
+    columns: dict[Any, Any] = {}
     lead: tuple[int, ...] = ()
     for entry, own in states.items():
         lead = tuple(own.shape[: own.ndim - len(entry.shape)])
@@ -67,28 +96,62 @@ def frame_of_states(states: Mapping[Entry, Tensor], domain: Domain) -> Any:
             if isinstance(names, tuple):
                 column = pandas.Categorical.from_codes(column, categories=list(names))
             columns[member] = column
-    return pandas.DataFrame(columns, index=_index(pandas, lead))
+    first = [name for name in labels.columns if name in columns] if labels else []
+    ordered = {name: columns[name] for name in dict.fromkeys([*first, *columns])}
+    return pandas.DataFrame(ordered, index=_index(pandas, lead, labels))
 
 
-def frame_of_values(values: Mapping[Entry, Tensor], domain: Domain) -> Any:
+def frame_of_values(
+    values: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
+) -> Any:
     """A DataFrame with a row for each variable and state, of numbers (*lead, *shape, states).
+
+    Args:
+        values: of each variable or array.
+        domain: the variables.
+        labels: of the evidence, whose index names the columns.
 
     Raises:
         UnsupportedError: pandas is not installed.
     """
     pandas = _pandas()
-    index: list[tuple[str, str | int]] = []
+    index: list[tuple[Any, ...]] = []
     parts: list[Tensor] = [torch.zeros(1, 0, device="cpu")] if not values else []
     lead: tuple[int, ...] = ()
     for entry, own in values.items():
         lead = tuple(own.shape[: own.ndim - len(entry.shape) - 1])
-        states = domain.states_of(entry)
-        named = states if isinstance(states, tuple) else range(states)
-        index.extend((member, state) for member in _member_names(entry) for state in named)
-        parts.append(own.detach().cpu().reshape([math.prod(lead), -1]))
-    columns = _index(pandas, lead) if lead else ["value"]
-    names = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
-    return pandas.DataFrame(torch.cat(parts, 1).T.numpy(), index=names, columns=columns)
+        names = names_of(domain.states_of(entry))
+        index.extend((member, state) for member in _member_names(entry) for state in names)
+        parts.append(own.reshape([math.prod(lead), -1]))
+    levels = pandas.MultiIndex.from_tuples(index, names=["variable", "state"])
+    return _frame_of_numbers(pandas, torch.cat(parts, 1), levels, lead, labels)
+
+
+def frame_of_joint(values: Tensor, variables: Iterable[Entry], labels: Labels | None) -> Any:
+    """A DataFrame with a row for each joint state of some variables, of numbers (*lead, *sizes).
+
+    Args:
+        values: for each joint state.
+        variables: single ones, in order.
+        labels: of the evidence, whose index names the columns.
+
+    Raises:
+        UnsupportedError: pandas is not installed.
+    """
+    pandas, scope = _pandas(), list(variables)
+    lead = tuple(values.shape[: values.ndim - len(scope)])
+    levels = pandas.MultiIndex.from_product(
+        [names_of(variable.states) for variable in scope],
+        names=[variable.name for variable in scope],
+    )
+    return _frame_of_numbers(pandas, values.reshape([math.prod(lead), -1]), levels, lead, labels)
+
+
+def _frame_of_numbers(
+    pandas: Any, rows: Tensor, index: Any, lead: tuple[int, ...], labels: Labels | None
+) -> Any:
+    columns = _index(pandas, lead, labels) if lead else ["value"]
+    return pandas.DataFrame(rows.detach().cpu().T.numpy(), index=index, columns=columns)
 
 
 def _member_names(entry: Entry) -> list[str]:
@@ -97,10 +160,21 @@ def _member_names(entry: Entry) -> list[str]:
     return [entry.base.member(place).name for place in entry.positions.reshape(-1).tolist()]
 
 
-def _index(pandas: Any, lead: tuple[int, ...]) -> Any:
-    if len(lead) > 1:
-        return pandas.MultiIndex.from_product([range(size) for size in lead])
-    return pandas.RangeIndex(lead[0] if lead else 1)
+def _index(pandas: Any, lead: tuple[int, ...], labels: Labels | None) -> Any:
+    """A level for each leading dim; the evidence's own index in the place of the last one."""
+    if labels is None or lead[-1:] != (len(labels.index),):
+        labels = None
+    if labels is None and len(lead) < 2:
+        return pandas.RangeIndex(lead[0] if lead else 1)
+    places = np.indices(lead).reshape(len(lead), -1)
+    if labels is None:
+        return pandas.MultiIndex.from_arrays(list(places))
+    own = labels.index.take(places[-1])
+    if len(lead) == 1:
+        return own
+    levels = [own.get_level_values(level) for level in range(own.nlevels)]
+    names = [None] * (len(lead) - 1) + list(own.names)
+    return pandas.MultiIndex.from_arrays([*places[:-1], *levels], names=names)
 
 
 def _pandas() -> Any:

@@ -11,14 +11,15 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, ordinarily
 from rdpgraph._compiler import Opaque
 from rdpgraph._shapes import broadcast_shapes
-from rdpgraph.errors import EvidenceError, ModelError, UnsupportedError
-from rdpgraph.model.block import Block, blocks_of, items_in_order
-from rdpgraph.model.conditional import Conditional, network_factors
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
+from rdpgraph.model.conditional import Conditional, Network, network_factors
 from rdpgraph.model.copies import moved, outliving
 from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING, checked_states, named_states, states_given
 from rdpgraph.model.factor import Factor, FactorBlock, listed
+from rdpgraph.model.frames import Labels
 from rdpgraph.model.restriction import restrict_blocks
 from rdpgraph.model.scores import log_values_at
 from rdpgraph.model.support import Support
@@ -26,9 +27,12 @@ from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:
-    from pandas import DataFrame  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+    from pandas import (  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+        DataFrame,
+        Series,
+    )
 
-_MOST_TABULATED = 2**28
+    Evidence = Mapping[Any, Any] | Sequence[Mapping[Any, Any]] | DataFrame | Series
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -61,6 +65,7 @@ class FactorGraph(Opaque):
     blocks: tuple[Block, ...]
     observed: Tensor | None
     batch_shape: tuple[int, ...]
+    labels: Labels | None
 
     def __init__(
         self,
@@ -82,7 +87,13 @@ class FactorGraph(Opaque):
         domain = Domain.of([*extra, *items_in_order(items)])
         self._set(domain, blocks_of(items, domain), None)
 
-    def _set(self, domain: Domain, blocks: tuple[Block, ...], observed: Tensor | None) -> None:
+    def _set(
+        self,
+        domain: Domain,
+        blocks: tuple[Block, ...],
+        observed: Tensor | None,
+        labels: Labels | None = None,
+    ) -> None:
         if torch.is_inference_mode_enabled():
             blocks, observed = ordinarily(outliving, blocks, observed)
         shapes = [block.batch_shape for block in blocks]
@@ -96,17 +107,22 @@ class FactorGraph(Opaque):
                 f"Batch dims must broadcast; factors and evidence have {kinds}."
             ) from None
         for name, value in (
-            ("domain", domain), ("blocks", blocks), ("observed", observed), ("batch_shape", batch)
+            ("domain", domain), ("blocks", blocks), ("observed", observed), ("batch_shape", batch),
+            ("labels", labels),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     @classmethod
     def from_blocks(
-        cls, domain: Domain, blocks: Iterable[Block], observed: Tensor | None = None
+        cls,
+        domain: Domain,
+        blocks: Iterable[Block],
+        observed: Tensor | None = None,
+        labels: Labels | None = None,
     ) -> Self:
         """A graph of blocks that are already numbered."""
         graph = cls.__new__(cls)
-        graph._set(domain, tuple(blocks), observed)
+        graph._set(domain, tuple(blocks), observed, labels)
         return graph
 
     @classmethod
@@ -146,11 +162,7 @@ class FactorGraph(Opaque):
 
     def __contains__(self, item: object) -> bool:
         """Whether the graph has a variable, an array, or one of that name."""
-        try:
-            self.domain.numbers(item)  # pyright: ignore[reportArgumentType]
-        except ModelError:
-            return False
-        return True
+        return self.domain.holds(item)
 
     def __getitem__(self, item: Named) -> Entry:
         """The variable or the array of a name; a member of an array as ``graph["pixel[0, 1]"]``.
@@ -198,22 +210,25 @@ class FactorGraph(Opaque):
             raise ModelError(f"Potentials live on different devices: {sorted(map(str, devices))}.")
         return devices.pop() if devices else torch.device("cpu")
 
-    def condition(self, evidence: "Mapping[Any, Any] | DataFrame") -> "FactorGraph":
+    def condition(self, evidence: "Evidence", *, ignore_unknown: bool = False) -> "FactorGraph":
         """The graph with some variables observed; log Z becomes the evidence's log-mass.
 
         Args:
-            evidence: from variables (or names) to states: an index or a state's name; a batch of
-                evidence rows as a tensor, list or array, missing entries -1 (None or NaN in a
-                list); for an array of variables (*batch, *shape). A pandas DataFrame is a batch:
-                a column for each variable, names or indices of states, NaN or None where missing.
-                Soft evidence is a unary factor: `with_factors`.
+            evidence: from variables (or names) to states, or to batches of them: tensors, lists or
+                arrays, missing entries -1 (None or NaN in a list); for an array of variables
+                (*batch, *shape). A state is given by its name; or by index where states have no
+                names, or only names that no number could mean. Tensors of whole numbers hold
+                indices, whatever the names. A list of such mappings is a batch of rows, as is a
+                pandas DataFrame, whose index and columns come back in the frames of answers; a
+                Series is one row. Soft evidence is a unary factor: `with_factors`.
+            ignore_unknown: leave out keys and columns that are no variables of the graph.
 
         Raises:
-            EvidenceError: a state that the variable lacks, a shape that does not fit, or a
-                different state of a variable that is observed already.
+            EvidenceError: a state that the variable lacks, a value with two readings, a shape that
+                does not fit, or a different state of a variable that is observed already.
             ModelError: an unknown variable.
         """
-        states = states_given(evidence, self.domain)
+        states = states_given(evidence, self.domain, ignore_unknown=ignore_unknown)
         if self.observed is not None:
             try:
                 earlier, states = torch.broadcast_tensors(self.observed, states)
@@ -230,7 +245,8 @@ class FactorGraph(Opaque):
                     f"retract({name!r}) undoes that."
                 )
             states = torch.where(states == MISSING, earlier, states)
-        return FactorGraph.from_blocks(self.domain, self.blocks, states)
+        labels = Labels.of(evidence) or self.labels
+        return FactorGraph.from_blocks(self.domain, self.blocks, states, labels)
 
     def retract(self, *variables: Named) -> "FactorGraph":
         """The graph with the evidence on some variables taken back; on all, if none is named.
@@ -249,7 +265,7 @@ class FactorGraph(Opaque):
         observed = self.observed.clone()
         observed[..., torch.cat(taken)] = MISSING
         left = observed if bool((observed != MISSING).any()) else None
-        return FactorGraph.from_blocks(self.domain, self.blocks, left)
+        return FactorGraph.from_blocks(self.domain, self.blocks, left, self.labels)
 
     def with_factors(self, *factors: Factor | FactorBlock) -> "FactorGraph":
         """The graph with more factors, and the variables that only they hold."""
@@ -263,7 +279,7 @@ class FactorGraph(Opaque):
         added = (
             Block(b.scopes, b.potential, b.shape, b.rows, b.declared + before) for b in more.blocks
         )
-        return FactorGraph.from_blocks(more.domain, (*self.blocks, *added), observed)
+        return FactorGraph.from_blocks(more.domain, (*self.blocks, *added), observed, self.labels)
 
     def restrict(self, supports: Mapping[Any, Support]) -> "FactorGraph":
         """The graph on a few states of each variable, their log-weights as unary factors.
@@ -286,13 +302,14 @@ class FactorGraph(Opaque):
         )
         return FactorGraph.from_blocks(domain, blocks)
 
-    def score(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
+    def score(self, assignment: "Evidence", *, ignore_unknown: bool = False) -> Tensor:
         """The summed log-values of complete assignments (nats), unnormalised; differentiable.
 
         Args:
             assignment: as for `condition`, in every variable that is not observed. Leading dims
                 broadcast against the batch dims, so that n samples of shape (n, *batch) score
                 as (n, *batch).
+            ignore_unknown: leave out keys and columns that are no variables of the graph.
 
         Returns:
             (*batch,); -inf where a configuration is impossible or contradicts the evidence.
@@ -300,7 +317,7 @@ class FactorGraph(Opaque):
         Raises:
             EvidenceError: a variable has no state.
         """
-        return self._score(states_given(assignment, self.domain))
+        return self._score(states_given(assignment, self.domain, ignore_unknown=ignore_unknown))
 
     def violations(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
         """Count what makes complete assignments impossible: 0 where `score` is finite.
@@ -355,27 +372,41 @@ class FactorGraph(Opaque):
 
     def factors(self) -> Iterator[Factor]:
         """Every factor with a table of its own, in order of declaration."""
-        places: list[tuple[int, int, int]] = []
-        for block in self.blocks:
-            if math.prod(block.sizes) > _MOST_TABULATED:
-                raise UnsupportedError(
-                    f"A {type(block.potential).__name__} over {block.arity} variables would be "
-                    f"written out to {math.prod(block.sizes):,} entries; at most "
-                    f"{_MOST_TABULATED:,} are."
-                )
-        tables = [block.select().table(block.arity) for block in self.blocks]
-        for place, block in enumerate(self.blocks):
-            places.extend(
-                (number, place, row) for row, number in enumerate(block.declared.tolist())
-            )
-        scopes = [block.scopes.tolist() for block in self.blocks]
-        for _, place, row in sorted(places):
-            block, table = self.blocks[place], tables[place]
-            if table.ndim > block.arity:
-                axis = table.ndim - block.arity - 1
-                table = table.select(axis, row if table.shape[axis] > 1 else 0)
-            variables = tuple(self.domain.variable(number) for number in scopes[place][row])
-            yield Factor(variables, Table(table))
+        for scope, table in tabulated(self.blocks):
+            yield Factor(tuple(map(self.domain.variable, scope)), Table.from_logs(table))
+
+    @cached_property
+    def _network(self) -> Network:
+        return Network.read(self.domain, self.blocks)
+
+    def parents(self, variable: Named) -> tuple[Variable, ...]:
+        """The parents of a variable of a Bayesian network, in the order of its table's dims.
+
+        Raises:
+            UnsupportedError: the factors are no conditional tables, one for each variable.
+            ModelError: an unknown variable, or an array.
+        """
+        return tuple(map(self.domain.variable, self._network.parents(self._number(variable))))
+
+    def cpt(self, variable: Named) -> Tensor:
+        """The probabilities of a variable of a Bayesian network given its parents; differentiable.
+
+        Evidence does not change them.
+
+        Returns:
+            (*batch, *parents, states), as `bayesian_network` takes them.
+
+        Raises:
+            UnsupportedError: the factors are no conditional tables, one for each variable.
+            ModelError: an unknown variable, or an array.
+        """
+        return self._network.log_values(self._number(variable)).exp()
+
+    def _number(self, variable: Named) -> int:
+        numbers = self.domain.numbers(variable)
+        if numbers.ndim:
+            raise ModelError("A conditional table is that of a single variable; got an array.")
+        return int(numbers)
 
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type.
@@ -392,7 +423,7 @@ class FactorGraph(Opaque):
             Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared)
             for b in self.blocks
         ]
-        return FactorGraph.from_blocks(self.domain, items, self.observed)
+        return FactorGraph.from_blocks(self.domain, items, self.observed, self.labels)
 
     def __repr__(self) -> str:
         return described(self.domain, self.blocks, self.observed, self.batch_shape)

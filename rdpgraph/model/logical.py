@@ -39,19 +39,21 @@ def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
     return _constraint([[1, 0], [1, 1]], [True, False], arity, dtype)
 
 
-def Xor(arity: int, parity: int = 1, *, dtype: torch.dtype | None = None) -> Automaton:
-    """The number of true slots is odd, or even: log-value 0, else -inf; two automaton states.
+def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Automaton:
+    """The number of true slots is odd (parity 1), or even (parity 0): log-value 0, else -inf.
+
+    It has two automaton states.
 
     Args:
         arity: how many binary slots.
-        parity: 1 for odd; 0 for even, the parity check of a code.
+        parity: of the number of true slots: 1, odd; 0, even, as in the parity checks of a code.
         dtype: of the log-values; torch's default.
 
     Raises:
         ModelError: a parity other than 0 and 1.
 
     Example:
-        >>> Xor(2).table(2).exp().tolist()
+        >>> Xor(2, parity=1).table(2).exp().tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
     checked_arity("Xor", arity)

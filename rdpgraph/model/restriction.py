@@ -14,7 +14,7 @@ from rdpgraph.model.evidence import observed_entries
 from rdpgraph.model.rows import distinct_rows
 from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import States, Variable
 
 
 def restrict_blocks(
@@ -90,7 +90,9 @@ def restrict_blocks(
         weights = flat.log_weights.to(like)
         places = torch.arange(declared, declared + len(numbers), device="cpu")
         declared += len(numbers)
-        parts.append(Block(numbers.reshape(-1, 1), Table(weights), (len(numbers),), None, places))
+        parts.append(
+            Block(numbers.reshape(-1, 1), Table.from_logs(weights), (len(numbers),), None, places)
+        )
     return Domain(tuple(entries)), parts
 
 
@@ -158,7 +160,7 @@ def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> 
 
 
 def _shrunk(entry: Entry, support: Support) -> Entry:
-    states: int | tuple[str, ...] = support.kept
+    states: States = support.kept
     named = entry.states
     if isinstance(entry, Variable) and isinstance(named, tuple) and support.states.ndim == 1:
         names = [named[int(i)] for i in support.states]
@@ -188,6 +190,6 @@ def _restricted(
         if values.ndim == block.arity:
             values = values.unsqueeze(0)
         shape = (values.shape[block.slot_axis],)
-        table = Table(values)
+        table = Table.from_logs(values)
         result.append(Block(scopes, table, shape, None, block.declared[members]))
     return result

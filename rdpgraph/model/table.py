@@ -1,6 +1,7 @@
 """Dense log-tables."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,22 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import ArrayLike
-from rdpgraph.errors import ModelError
+from rdpgraph.errors import ModelError, ProbabilityWarning
 from rdpgraph.model.arrays import FLOATING, as_values, refuse_hollow, settle
 from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential, select_lead
+
+warnings.filterwarnings("once", category=ProbabilityWarning, append=True)
+
+_TOLERANCE = 1e-4  # of sums
 
 
 @dataclass(frozen=True, eq=False)
 class Table(Potential):
     """A dense table of log-values (nats); -inf is a hard zero.
+
+    Values between 0 and 1 that sum to one over a dim, or in all, are warned of once, as they look
+    like probabilities: `from_probabilities` takes these, and `from_logs` says that logs are meant.
 
     Args:
         log_values: (*lead, k_1, ..., k_n), floating; leading dims are batch dims or factors of a
@@ -39,7 +47,20 @@ class Table(Potential):
 
     def __post_init__(self) -> None:
         settle(self, "log_values")
-        checked_log_values("Table", self.log_values)
+        if 0 < checked_log_values("Table", self.log_values) <= 1 and _add_up(self.log_values):
+            warnings.warn(
+                "A Table takes log-values, and was given what look like probabilities: use "
+                "Table.from_probabilities(values), or Table.from_logs(values) if logs are meant.",
+                ProbabilityWarning,
+                stacklevel=3,
+            )
+
+    @classmethod
+    def from_logs(cls, values: ArrayLike) -> "Table":
+        """The table of log-values, which are not taken for probabilities whatever they are."""
+        values = as_values("Table.from_logs", values)
+        checked_log_values("Table.from_logs", values)
+        return cls.checked(values)
 
     @classmethod
     def from_probabilities(cls, values: "Tensor | Sequence[Any]") -> "Table":
@@ -54,7 +75,7 @@ class Table(Potential):
             )
         positive = values > 0
         logs = torch.where(positive, values, torch.ones_like(values)).log()
-        return cls(torch.where(positive, logs, -math.inf))
+        return cls.from_logs(torch.where(positive, logs, -math.inf))
 
     @classmethod
     def checked(cls, log_values: Tensor) -> "Table":
@@ -101,8 +122,17 @@ class Table(Potential):
         return Table.checked(values)
 
 
-def checked_log_values(name: str, log_values: Tensor) -> None:
-    """Refuse what cannot be log-values: not a floating tensor, NaN, +inf.
+def _add_up(values: Tensor) -> bool:
+    """Whether values of at most 1 sum to one over a dim or in all; not where all are 0 and 1."""
+    values = values.detach()
+    if bool((values < 0).any()) or not bool(((values > 0) & (values < 1)).any()):
+        return False
+    sums = [values.sum(dim) for dim in range(values.ndim)] + [values.sum()]
+    return any(bool(((total - 1).abs() <= _TOLERANCE).all()) for total in sums)
+
+
+def checked_log_values(name: str, log_values: Tensor) -> float:
+    """The largest of log-values; refuses what cannot be such: not a floating tensor, NaN, +inf.
 
     Inside `torch.compile` the values themselves are not looked at: that would break the graph.
     """
@@ -111,8 +141,10 @@ def checked_log_values(name: str, log_values: Tensor) -> None:
     if log_values.dtype not in FLOATING:
         raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
     if torch.compiler.is_compiling():
-        return
+        return -math.inf
     refuse_hollow(name, log_values)
-    if log_values.numel() and not log_values.detach().amax().item() < math.inf:
+    highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
+    if not highest < math.inf:
         kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
         raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")
+    return highest

@@ -84,7 +84,7 @@ def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGra
     for size in sizes.unique().tolist():
         numbers = (sizes == size).nonzero().flatten()
         places = (starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")).to(added.device)
-        table = Table(added[..., places] / temperature)
+        table = Table.from_logs(added[..., places] / temperature)
         order = torch.arange(declared, declared + len(numbers), device="cpu")
         blocks.append(Block(numbers.unsqueeze(1), table, (len(numbers),), None, order))
         declared += len(numbers)
@@ -94,5 +94,5 @@ def tempered(graph: FactorGraph, temperature: float, added: Tensor) -> FactorGra
 def _cooled(block: Block, temperature: float) -> Potential:
     potential = block.potential
     if isinstance(potential, Table):
-        return Table(potential.log_values / temperature)
+        return Table.from_logs(potential.log_values / temperature)
     return Tempered(potential, temperature)

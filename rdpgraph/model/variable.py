@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
 MOST = 2**31
 """States of a variable, and members of an array: a marginal of so many takes gigabytes."""
 
+State: TypeAlias = bool | int | str
+"""What a state may be called."""
+
+States: TypeAlias = int | tuple[State, ...]
+"""How many states there are, or what each is called, in order."""
+
+_FIRST_OF_NUMBERS = frozenset("+-.0123456789")
+
 
 @dataclass(frozen=True, eq=False)
 class Variable:
@@ -27,7 +35,8 @@ class Variable:
 
     Args:
         name: the identity of the variable.
-        states: how many states it has, or their names in order.
+        states: how many states it has, or their names in order: strings, whole numbers or truth
+            values, such as ``("no", "yes")``, ``(1, 2, 3)`` and ``(False, True)``.
 
     Example:
         >>> rain = Variable("rain", ("no", "yes"))
@@ -36,7 +45,7 @@ class Variable:
     """
 
     name: str
-    states: int | tuple[str, ...]
+    states: States
     home: "tuple[VariableArray, int] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,11 +67,14 @@ class Variable:
         """``()``: a variable is an array of variables with no dims."""
         return ()
 
-    def index_of(self, state: int | str) -> int:
-        """The index of a state given by index or by name.
+    def index_of(self, state: State) -> int:
+        """The index of a state, which is given by its name, or by index if it has none.
+
+        A whole number is an index too among names that are strings, unless one of them reads as a
+        number other than its own index.
 
         Raises:
-            EvidenceError: the variable has no such state.
+            EvidenceError: the variable has no such state, or what is given has two readings.
         """
         return state_index(self.name, self.states, state)
 
@@ -77,7 +89,7 @@ class VariableArray(Opaque):
     Args:
         name: the identity of the array.
         shape: its dims.
-        states: how many states every member has, or their names in order.
+        states: how many states every member has, or their names in order, as for a `Variable`.
 
     Example:
         >>> pixels = VariableArray("pixel", (4, 6), 2)
@@ -87,7 +99,7 @@ class VariableArray(Opaque):
 
     name: str
     shape: tuple[int, ...]
-    states: int | tuple[str, ...]
+    states: States
     view: "tuple[VariableArray, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -160,52 +172,124 @@ class VariableArray(Opaque):
         name = f"{self.name}[{', '.join(reversed(where))}]"
         return Variable(name, self.states, home=(self.base, position))
 
-    def index_of(self, state: int | str) -> int:
-        """The index of a state given by index or by name."""
+    def index_of(self, state: State) -> int:
+        """The index of a state, as of a `Variable`."""
         return state_index(self.name, self.states, state)
 
 
-def state_index(name: str, states: int | tuple[str, ...], state: int | str) -> int:
-    """The index of a state of a variable, given by index or by name."""
+def state_index(name: str, states: States, state: object) -> int:
+    """The index of a state of a variable, given by its own value, or by what can mean no other.
+
+    Raises:
+        EvidenceError: there is no such state, or there are two readings.
+    """
+    state = _plain(state)
+    if isinstance(state, float) and state.is_integer():
+        state = int(state)
     size = states if isinstance(states, int) else len(states)
-    if isinstance(state, str):
-        if isinstance(states, tuple) and state in states:
-            return states.index(state)
-        known = f"{size} unnamed states" if isinstance(states, int) else _listed(states)
-        raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
+    names = states if isinstance(states, tuple) else ()
+    if isinstance(state, int | str) and state in names:
+        place = names.index(state)
+        if type(names[place]) is type(state):  # 1 is no truth value, though it equals one
+            return place
+    if isinstance(state, bool) and (names or size != 2):
+        raise _either(name, states, state, "a truth value")
     number = _whole(state)
+    if isinstance(state, str) or (number is not None and not takes_indices(states)):
+        known = f"{size} unnamed states" if isinstance(states, int) else _listed(names)
+        alike = [own for own in names if number is not None and _number(own) == number]
+        if alike and 0 <= int(number or 0) < size:
+            raise _either(name, states, number or 0, f"the state {alike[0]!r}")
+        raise EvidenceError(f"Variable {name!r} has no state {state!r}; it has {known}.")
     if number is None or not 0 <= number < size:
         raise EvidenceError(f"Variable {name!r} has states 0 to {size - 1}; got {state!r:.80}.")
     return number
 
 
-def _checked_states(name: str, states: int | Sequence[str]) -> int | tuple[str, ...]:
+def names_of(states: States) -> Sequence[State]:
+    """What the states are called: their indices where they have no names."""
+    return range(states) if isinstance(states, int) else states
+
+
+def takes_indices(states: States) -> bool:
+    """Whether a number can only be an index: no state is named by another number than its index."""
+    return isinstance(states, int) or all(
+        number == place for place, number in enumerate(map(_number, states)) if number is not None
+    )
+
+
+def is_named(states: States, number: int) -> bool:
+    """Whether the name of a state is a number, or reads as it."""
+    return isinstance(states, tuple) and number in map(_number, states)
+
+
+def same_states(first: States, second: States) -> bool:
+    """Whether states are the same, of which 0 and False are not."""
+    if isinstance(first, int) or isinstance(second, int):
+        return first == second
+    return first == second and list(map(type, first)) == list(map(type, second))
+
+
+def _number(state: State) -> float | None:
+    """The number that a name is, or reads as."""
+    if not isinstance(state, str):
+        return state
+    try:
+        return float(state) if state[:1] in _FIRST_OF_NUMBERS else None
+    except ValueError:
+        return None
+
+
+def _either(name: str, states: States, given: int, reading: str) -> EvidenceError:
+    """What is said of a value that may name a state, and may be an index."""
+    index, ways = f"the index {int(given)}", "an index"
+    if isinstance(states, tuple):
+        index += f", that of {states[given]!r}" if given < len(states) else ""
+        ways = f"one of its states, {_listed(states)}"
+    return EvidenceError(
+        f"{given!r} for variable {name!r} can be read as {reading} or as {index}; give {ways}."
+    )
+
+
+def _checked_states(name: str, states: States | Iterable[State]) -> States:
     if not isinstance(name, str) or not name:
         raise ModelError(f"A variable's name is a non-empty string; got {name!r}.")
-    if isinstance(states, bool | str):
-        raise ModelError(
-            f"Variable {name!r} needs a number of states or a tuple of their names; got {states!r}."
-        )
-    count = _whole(states)
+    count = None if isinstance(states, bool) else _whole(states)
     if count is not None:
         if count < 1:
             raise ModelError(f"Variable {name!r} needs at least one state; got {count}.")
         if count > MOST:
             raise ModelError(f"Variable {name!r} has {count:,} states; at most {MOST:,} fit.")
         return count
-    if not isinstance(states, Iterable) or isinstance(states, AbstractSet):
+    if isinstance(states, str | AbstractSet) or not isinstance(states, Iterable):
         raise ModelError(
             f"Variable {name!r} needs a number of states or a tuple of their names; got "
             f"{states!r:.80}."
         )
-    names = tuple(states)
+    names = tuple(map(_plain, states))
     if not names:
         raise ModelError(f"Variable {name!r} needs at least one state; got none.")
-    if any(not isinstance(state, str) for state in names):
-        raise ModelError(f"Variable {name!r} needs strings as state names; got {names!r}.")
-    if len(set(names)) < len(names):
+    if any(not isinstance(state, int | str) for state in names):
+        raise ModelError(
+            f"Variable {name!r} needs strings, whole numbers or truth values as state names; got "
+            f"{names!r:.80}."
+        )
+    # Nor may two look alike: files and the command line have the text of a name.
+    if len(set(names)) < len(names) or len(set(map(str, names))) < len(names):
         raise ModelError(f"Variable {name!r} has a state name twice: {_listed(names)}.")
-    return tuple(map(str, names))  # those of NumPy are of a type of their own
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """A truth value, a number or a text of Python's own for those of NumPy and of other types."""
+    if type(value) in (bool, int, str):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    number = None if isinstance(value, bool) else _whole(value)
+    return value if number is None else number
 
 
 def _whole(value: object) -> int | None:
@@ -216,6 +300,6 @@ def _whole(value: object) -> int | None:
         return None
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
+def _listed(names: Sequence[object], most: int = 8) -> str:
     shown = ", ".join(repr(name) for name in names[:most])
     return shown if len(names) <= most else f"{shown}, ... ({len(names)} in all)"

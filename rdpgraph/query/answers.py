@@ -1,5 +1,6 @@
 """What a posterior answers about each variable: mappings that take names and views too."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -10,7 +11,8 @@ from torch import Tensor
 from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.frames import frame_of_states, frame_of_values
+from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
+from rdpgraph.model.variable import Variable
 from rdpgraph.plan.budget import require_room
 
 
@@ -24,25 +26,31 @@ class Answers(dict[Entry, Tensor]):
     trailing = 0
     """How many dims follow those of an array: 1 where there is a number for each state."""
 
-    def __init__(self, values: Mapping[Entry, Tensor], domain: Domain) -> None:
+    def __init__(
+        self, values: Mapping[Entry, Tensor], domain: Domain, labels: Labels | None = None
+    ) -> None:
         super().__init__(values)
-        self.domain = domain
+        self.domain, self.labels = domain, labels
 
     @classmethod
-    def split(cls, flat: Tensor, domain: Domain, lead: tuple[int, ...]) -> Self:
+    def split(
+        cls, flat: Tensor, domain: Domain, lead: tuple[int, ...], labels: Labels | None = None
+    ) -> Self:
         """From what is said of all variables side by side, (..., V) or (..., S).
 
         Args:
             flat: the numbers.
             domain: the variables.
             lead: the dims before those of variables.
+            labels: of the DataFrame that was given as evidence.
         """
         shapes = [
             (*entry.shape, entry.size) if cls.trailing else entry.shape for entry in domain.entries
         ]
         parts = flat.split([math.prod(shape) for shape in shapes], -1)
         triples = zip(domain.entries, parts, shapes, strict=True)
-        return cls({entry: part.reshape([*lead, *shape]) for entry, part, shape in triples}, domain)
+        values = {entry: part.reshape([*lead, *shape]) for entry, part, shape in triples}
+        return cls(values, domain, labels)
 
     if TYPE_CHECKING:
 
@@ -112,13 +120,14 @@ class Assignment(Answers):
         """A pandas DataFrame: a row for each configuration, a column for each variable.
 
         Members of an array are columns of their own, such as ``"pixel[0, 1]"``. Named states are
-        categories, others numbers. Leading dims (draws, batch) are one index level each. What
+        categories, others numbers. Leading dims (draws, batch) are one index level each. Where the
+        evidence was a DataFrame, its index is that of the batch, and its columns come first. What
         `FactorGraph.condition` and `score` take back.
 
         Raises:
             UnsupportedError: pandas is not installed.
         """
-        return frame_of_states(self, self.domain)
+        return frame_of_states(self, self.domain, self.labels)
 
 
 class StateValues(Answers):
@@ -129,12 +138,48 @@ class StateValues(Answers):
     def to_frame(self) -> Any:
         """A pandas DataFrame: a row for each variable and state, the index both of their names.
 
-        One column ``"value"``; for a batch a column for each item.
+        One column ``"value"``; for a batch a column for each item, named by the index of the
+        DataFrame that was the evidence.
 
         Raises:
             UnsupportedError: pandas is not installed.
         """
-        return frame_of_values(self, self.domain)
+        return frame_of_values(self, self.domain, self.labels)
+
+
+class Joint(Tensor):
+    """The joint probabilities of a few variables: a tensor (*batch, *sizes), and its frame.
+
+    What is computed from it is a plain tensor.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+    scope: tuple[Variable, ...]
+    labels: Labels | None
+
+    @staticmethod
+    def of(values: Tensor, scope: Sequence[Variable], labels: Labels | None) -> "Joint":
+        """The same numbers, which know their variables."""
+        joint = values.as_subclass(Joint)
+        joint.scope, joint.labels = tuple(scope), labels
+        return joint
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame: a row for each joint state, with an index level for each variable.
+
+        One column ``"value"``; for a batch a column for each item, named by the index of the
+        DataFrame that was the evidence.
+
+        Raises:
+            UnsupportedError: pandas is not installed.
+        """
+        return frame_of_joint(self, self.scope, self.labels)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Joint":
+        return Joint.of(copy.deepcopy(self.as_subclass(Tensor), memo), self.scope, self.labels)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.as_subclass(Tensor))
 
 
 class Bounds(NamedTuple):

@@ -18,7 +18,7 @@ from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
-from rdpgraph.query.answers import Assignment, Bounds, StateValues, checked_draws
+from rdpgraph.query.answers import Assignment, Bounds, Joint, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
@@ -112,7 +112,7 @@ class Posterior(Inferred):
         """The marginal of every variable and array, from one pass up and one down."""
         return self._of_states(self._flat)
 
-    def joint(self, variables: Iterable[Named]) -> Tensor:
+    def joint(self, variables: Iterable[Named]) -> Joint:
         """The joint probabilities of a few variables, whether or not a factor holds them.
 
         Read off a factor that holds them all, if there is one, at no further cost. Else the model
@@ -121,7 +121,8 @@ class Posterior(Inferred):
         memory by its number of states, or nearly.
 
         Returns:
-            (*batch, *sizes) in the order of the variables asked for; zero where log Z is -inf.
+            (*batch, *sizes) in the order of the variables asked for; zero where log Z is -inf. A
+            tensor, whose ``to_frame()`` has a row for each joint state.
 
         Raises:
             ModelError: no variable, one named twice, an array, or an unknown one.
@@ -131,6 +132,10 @@ class Posterior(Inferred):
         numbers = self._single_numbers("joint", variables)
         if not numbers:
             raise ModelError("joint needs at least one variable.")
+        scope = [self.graph.domain.variable(number) for number in numbers]
+        return Joint.of(self._joint(numbers), scope, self.graph.labels)
+
+    def _joint(self, numbers: list[int]) -> Tensor:
         names = [self.graph.domain.variable(number).name for number in numbers]
         wanted = torch.tensor([numbers], device="cpu")
         sizes = self.graph.domain.sizes[wanted[0]].tolist()
@@ -313,7 +318,7 @@ class Posterior(Inferred):
             )
             for item, place, part in zip(items, places, parts, strict=True)
         }
-        answer = Assignment(result, graph.domain)
+        answer = Assignment(result, graph.domain, graph.labels)
         scores = self.solution.marginal_mode_scores(numbers)
         answer.score, answer.bound = (values.reshape(graph.batch_shape) for values in scores)
         answer.optimal = meets(answer.score, answer.bound)
@@ -371,12 +376,13 @@ class Posterior(Inferred):
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:
         """Numbered states (*lead, B, V) as one tensor per variable or array."""
-        domain = self.graph.domain
-        return Assignment.split(states, domain, (*lead, *self.graph.batch_shape))
+        graph = self.graph
+        return Assignment.split(states, graph.domain, (*lead, *graph.batch_shape), graph.labels)
 
     def _of_states(self, flat: Tensor) -> StateValues:
         """Values (B, S) of all states as one tensor per variable or array."""
-        return StateValues.split(flat, self.graph.domain, self.graph.batch_shape)
+        graph = self.graph
+        return StateValues.split(flat, graph.domain, graph.batch_shape, graph.labels)
 
     def _read(self, flat: Tensor, item: Named) -> Tensor:
         """The part of a flat (B, S) table that belongs to a variable or an array."""

@@ -181,7 +181,7 @@ def _logical(rng: np.random.Generator, how: Style, sizes: tuple[int, ...], lead:
 
     def build(_: dict[str, torch.Tensor]) -> rg.extend.Potential:
         if name == "Even":
-            return rg.Xor(arity, 0, dtype=how.dtype)
+            return rg.Xor(arity, parity=0, dtype=how.dtype)
         if name == "Cardinality":
             return rg.Cardinality(arity, at_least=low, at_most=high, dtype=how.dtype)
         return getattr(rg, name)(arity, dtype=how.dtype)

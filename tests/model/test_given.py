@@ -58,8 +58,8 @@ def test_a_gap_erases_no_state_of_the_same_variable():
             {"rain": ["no", None], "wet": [2, None]},
         ),
         (
-            pd.DataFrame({"rain": [True, False], "wet": pd.array([1, None], dtype="Int64")}),
-            {"rain": [1, 0], "wet": [1, None]},
+            pd.DataFrame({"lamp[0, 0]": [True, False], "wet": pd.array([1, None], dtype="Int64")}),
+            {"lamp[0, 0]": [1, 0], "wet": [1, None]},
         ),
     ],
 )

@@ -85,14 +85,14 @@ def test_constraints_that_are_alike_are_one_block():
     learned = rg.Automaton(
         torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.5, 0.0]).requires_grad_(), 2
     )
-    others = [rg.Xor(2, 0), rg.Xor(2, dtype=torch.float64), rg.Or(2), learned, learned]
+    others = [rg.Xor(2, parity=0), rg.Xor(2, dtype=torch.float64), rg.Or(2), learned, learned]
     graph = rg.FactorGraph(
         [rg.Factor(pair, rg.Xor(2)) for pair in pairs]
         + [rg.Factor(pair, other) for pair, other in zip(pairs, others, strict=True)]
     )
     assert sorted(block.count for block in graph.blocks) == [1, 1, 1, 2, 5]
     states = {bit: torch.tensor(i % 2) for i, bit in enumerate(bits)}
-    assert graph.score(states) == -math.inf  # Xor(2, 0)
+    assert graph.score(states) == -math.inf  # even
     both = rg.FactorGraph([rg.Factor(pair, rg.Xor(2)) for pair in pairs])
     assert both.score(states) == 0.0
 

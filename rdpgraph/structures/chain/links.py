@@ -32,7 +32,7 @@ class Transitions:
         if isinstance(given, Potential) and len(given.shape) == 2:
             return given
         table = table_of(given).detach()
-        return Table(table) if table.ndim == 2 else flattened(table, self.batch_shape)
+        return Table.from_logs(table) if table.ndim == 2 else flattened(table, self.batch_shape)
 
     def __call__(self, item: Tensor, step: Tensor, before: Tensor, after: Tensor) -> Tensor:
         """(n, A, B) of states (n, A) at steps (n,) of items, and states (n, B) at the next."""

@@ -56,8 +56,8 @@ def chain_graph(
         unary = torch.where(within.unsqueeze(-1), unary, held)
         if isinstance(transition, Tensor):
             transition = torch.where(within[..., 1:, None, None], transition, 0.0)
-    potential = Table(transition) if isinstance(transition, Tensor) else transition
-    blocks = [FactorBlock((sites,), Table(unary))]
+    potential = Table.from_logs(transition) if isinstance(transition, Tensor) else transition
+    blocks = [FactorBlock((sites,), Table.from_logs(unary))]
     if total > 1:
         blocks.append(FactorBlock((sites[:-1], sites[1:]), potential))
     return FactorGraph(blocks)

@@ -27,7 +27,7 @@ def kept(
         (*replicates, *batch, T - 1, K, K), as a table or of low rank.
     """
     few = gathered("Chain", unary, states, log_weights, sites=1)
-    potential = transition if isinstance(transition, Potential) else Table(transition)
+    potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
     ends = states[..., :-1, :], states[..., 1:, :]
     if isinstance(potential, LowRank) and 2 * potential.rank <= states.shape[-1]:
         return few, potential.rows(*ends)
@@ -52,7 +52,7 @@ def log_masses(
         states: (*lead, T, K) the states kept, lead ending in batch.
         few: the chain on them, batches in one dim: (B, T, K).
     """
-    potential = transition if isinstance(transition, Potential) else Table(transition)
+    potential = transition if isinstance(transition, Potential) else Table.from_logs(transition)
     total = unary.shape[-2]
     masses = unary.detach().expand(*states.shape[:-1], unary.shape[-1]).clone()
     sent = messages(few.unary, few.transition, few.lengths)

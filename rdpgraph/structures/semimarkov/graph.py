@@ -48,9 +48,9 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
     pairs = torch.where(reaches, pairs, 0.0)
     return FactorGraph(
         [
-            FactorBlock((sites,), Table(unary)),
-            FactorBlock((sites[:-1], sites[1:]), Table(pairs)),  # pyright: ignore
+            FactorBlock((sites,), Table.from_logs(unary)),
+            FactorBlock((sites[:-1], sites[1:]), Table.from_logs(pairs)),  # pyright: ignore
         ]
         if steps > 1
-        else [FactorBlock((sites,), Table(unary))]
+        else [FactorBlock((sites,), Table.from_logs(unary))]
     )

@@ -119,7 +119,7 @@ class LabelledSegments:
         potential = self.potential
         if isinstance(potential, Table) and len(potential.shape) > 2:
             each = potential.log_values
-            potential = Table(each[0, place] if len(each) == 1 else each[:, place])
+            potential = Table.from_logs(each[0, place] if len(each) == 1 else each[:, place])
         return (logs.unsqueeze(3 - dim) + potential.evaluate([before, after])).logsumexp(dim)
 
 

@@ -133,7 +133,7 @@ class SemiMarkov(Recursion):
     def potential(self) -> Potential:
         """The transition as a `Potential`."""
         given = self.transition
-        return given if isinstance(given, Potential) else Table(given)
+        return given if isinstance(given, Potential) else Table.from_logs(given)
 
     def recursion(self, tape: Tape) -> Value:
         """By position what enters the segments that start there, and all that end there."""

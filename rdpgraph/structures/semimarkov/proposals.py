@@ -57,7 +57,7 @@ def log_masses(
     every = unary(every, lengths).expand(*lead, steps, durations, labels)
     lengths = torch.tensor(steps, device=every.device) if lengths is None else lengths
     if len(potential.shape) > 2:
-        potential = Table(flattened(table_of(potential, of="SemiMarkov"), lead))
+        potential = Table.from_logs(flattened(table_of(potential, of="SemiMarkov"), lead))
     shape = (math.prod(lead), steps, durations, few)
     segments = LabelledSegments(
         kept.double().reshape(shape),
