@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rdpgraph.model.block import Block
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import Table
 
 
 def outliving(
@@ -29,6 +30,8 @@ def outliving(
 
 def moved(potential: Potential, *args: Any) -> Potential:
     """A potential with its tensors on another device, and floating ones of another type."""
+    if isinstance(potential, Table):
+        return Table.from_logs(potential.log_values.to(*args))
     if not is_dataclass(potential):
         return potential
     changes: dict[str, Tensor] = {}

@@ -343,6 +343,30 @@ def _joint_batch(item: Named, batch: tuple[int, ...], more: tuple[int, ...]) -> 
         ) from None
 
 
+def with_earlier(earlier: Tensor | None, states: Tensor, domain: Domain) -> Tensor:
+    """States (*batch, V) beside those that were observed before.
+
+    Raises:
+        EvidenceError: batch dims that do not broadcast, or another state of a variable.
+    """
+    if earlier is None:
+        return states
+    try:
+        clash = (earlier != MISSING) & (states != MISSING) & (earlier != states)
+    except RuntimeError:
+        raise EvidenceError(
+            f"Evidence of batch shape {tuple(states.shape[:-1])} does not broadcast with that "
+            f"given before, {tuple(earlier.shape[:-1])}."
+        ) from None
+    if bool(clash.any()):
+        name = domain.variable(int(clash.nonzero()[0, -1])).name
+        raise EvidenceError(
+            f"Variable {name!r} is already observed in another state; retract({name!r}) undoes "
+            "that."
+        )
+    return torch.where(states == MISSING, earlier, states)
+
+
 def observed_entries(domain: Domain, observed: Tensor) -> tuple[list[bool], list[bool]]:
     """For each entry whether anything of it is observed, and whether all of it is, in every row."""
     seen = (observed != MISSING).reshape(-1, domain.count)

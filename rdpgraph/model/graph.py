@@ -11,13 +11,19 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, ordinarily
 from rdpgraph._compiler import Opaque
 from rdpgraph._shapes import broadcast_shapes
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors
 from rdpgraph.model.copies import moved, outliving
 from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
-from rdpgraph.model.evidence import MISSING, checked_states, named_states, states_given
+from rdpgraph.model.evidence import (
+    MISSING,
+    checked_states,
+    named_states,
+    states_given,
+    with_earlier,
+)
 from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.frames import Labels
 from rdpgraph.model.restriction import restrict_blocks
@@ -27,10 +33,7 @@ from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:
-    from pandas import (  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
-        DataFrame,
-        Series,
-    )
+    from pandas import DataFrame, Series  # pyright: ignore
 
     Evidence = Mapping[Any, Any] | Sequence[Mapping[Any, Any]] | DataFrame | Series
 
@@ -129,7 +132,7 @@ class FactorGraph(Opaque):
     def bayesian_network(
         cls, conditionals: Iterable[Conditional], *, tolerance: float = 1e-4
     ) -> Self:
-        """The graph of a Bayesian network, its tables checked.
+        """The graph of a Bayesian network, its tables checked; its factors are over (x, *parents).
 
         Args:
             conditionals: for each variable a triple: the variable, its parents, and probabilities
@@ -229,22 +232,7 @@ class FactorGraph(Opaque):
             ModelError: an unknown variable.
         """
         states = states_given(evidence, self.domain, ignore_unknown=ignore_unknown)
-        if self.observed is not None:
-            try:
-                earlier, states = torch.broadcast_tensors(self.observed, states)
-            except RuntimeError:
-                raise EvidenceError(
-                    f"Evidence of batch shape {tuple(states.shape[:-1])} does not broadcast with "
-                    f"that given before, {tuple(self.observed.shape[:-1])}."
-                ) from None
-            clash = (earlier != MISSING) & (states != MISSING) & (earlier != states)
-            if bool(clash.any()):
-                name = self.domain.variable(int(clash.nonzero()[0, -1])).name
-                raise EvidenceError(
-                    f"Variable {name!r} is already observed in another state; "
-                    f"retract({name!r}) undoes that."
-                )
-            states = torch.where(states == MISSING, earlier, states)
+        states = with_earlier(self.observed, states, self.domain)
         labels = Labels.of(evidence) or self.labels
         return FactorGraph.from_blocks(self.domain, self.blocks, states, labels)
 
@@ -319,7 +307,7 @@ class FactorGraph(Opaque):
         """
         return self._score(states_given(assignment, self.domain, ignore_unknown=ignore_unknown))
 
-    def violations(self, assignment: "Mapping[Any, Any] | DataFrame") -> Tensor:
+    def violations(self, assignment: "Evidence") -> Tensor:
         """Count what makes complete assignments impossible: 0 where `score` is finite.
 
         Arguments, shape and errors are those of `score`.
@@ -386,7 +374,7 @@ class FactorGraph(Opaque):
             UnsupportedError: the factors are no conditional tables, one for each variable.
             ModelError: an unknown variable, or an array.
         """
-        return tuple(map(self.domain.variable, self._network.parents(self._number(variable))))
+        return tuple(map(self.domain.variable, self._network.parents(self._single(variable))))
 
     def cpt(self, variable: Named) -> Tensor:
         """The probabilities of a variable of a Bayesian network given its parents; differentiable.
@@ -400,13 +388,12 @@ class FactorGraph(Opaque):
             UnsupportedError: the factors are no conditional tables, one for each variable.
             ModelError: an unknown variable, or an array.
         """
-        return self._network.log_values(self._number(variable)).exp()
+        return self._network.log_values(self._single(variable)).exp()
 
-    def _number(self, variable: Named) -> int:
-        numbers = self.domain.numbers(variable)
-        if numbers.ndim:
-            raise ModelError("A conditional table is that of a single variable; got an array.")
-        return int(numbers)
+    def _single(self, variable: Named) -> int:
+        if not (numbers := self.domain.numbers(variable)).ndim:
+            return int(numbers)
+        raise ModelError("A conditional table is that of a single variable; got an array.")
 
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type.

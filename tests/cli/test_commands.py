@@ -173,6 +173,24 @@ def test_evidence_files_and_rows(run, tmp_path):
     assert "one evidence row" in err
 
 
+def test_states_that_are_named_by_numbers(run, tmp_path):
+    model, seen = tmp_path / "faces.bif", tmp_path / "seen.evid"
+    model.write_text(
+        "variable x { type discrete [3] { 1, 2, 3 }; }\nprobability (x) { table 0.5, 0.3, 0.2; }\n"
+    )
+    seen.write_text("1 0 2\n")  # such files number the states
+
+    def mass(*arguments):
+        answer = json.loads(run("infer", model, *arguments, "--format", "json")[1])
+        return math.exp(answer["log_partition"])
+
+    assert mass("--set", "x=2") == pytest.approx(0.3)
+    assert mass("--evidence", seen) == pytest.approx(0.2)
+    code, _, err = run("infer", model, "--set", "x=0")
+    assert code == 1
+    assert "'x' has no state 0; it has '1', '2', '3'" in " ".join(err.split())
+
+
 def test_explain_convert_draw(run, tmp_path):
     code, out, _ = run("explain", ASIA)
     assert code == 0

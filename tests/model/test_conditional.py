@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
+from rdpgraph.io.bif import parse_bif
+from rdpgraph.io.bif_text import format_bif
+from rdpgraph.io.uai import format_uai, parse_uai
 from rdpgraph.testing import brute_force
 
 A, B = rg.Variable("a", ("no", "yes")), rg.Variable("b", 3)
@@ -34,6 +37,67 @@ def test_gradients_and_batches():
     assert graph.batch_shape == (4,)
     rg.infer(graph.condition({A: "yes"})).log_partition.sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([-0.5, 0.5]).expand(4, 2).double())
+
+
+def drawn(*shape):
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.rand(shape, generator=generator, dtype=torch.float64).softmax(-1)
+
+
+def network():
+    tables = [(C, (B, A), drawn(3, 2, 2)), (A, (), drawn(2)), (B, (A,), drawn(2, 3))]
+    return tables, rg.FactorGraph.bayesian_network(tables)
+
+
+def test_conditional_tables_are_asked_for_as_they_were_given():
+    tables, made = network()
+    read = parse_bif(format_bif(made))
+    bayes = parse_uai(format_uai(made, kind="BAYES"))
+    seen = made.condition({A: ["yes", None]})
+    for graph, place in ((made, None), (read, None), (seen, None), (bayes, [C, A, B].index)):
+        for child, parents, values in tables:
+            names = [own.name if place is None else str(place(own)) for own in (child, *parents)]
+            assert [own.name for own in graph.parents(names[0])] == names[1:]
+            torch.testing.assert_close(graph.cpt(names[0]), values)
+    again = rg.FactorGraph.bayesian_network(
+        [(x, made.parents(x), made.cpt(x)) for x in made.variables]
+    )
+    assert [f.variables for f in again.factors()] == [f.variables for f in made.factors()]
+    # Files and conditional tables agree about the order of a factor's variables.
+    scopes = [[own.name for own in factor.variables] for factor in made.factors()]
+    kept = sorted(scopes, key=lambda scope: [v.name for v in made.variables].index(scope[0]))
+    assert [[own.name for own in factor.variables] for factor in read.factors()] == kept
+
+
+def test_conditional_tables_of_blocks_and_batches():
+    x = rg.VariableArray("x", (4,), 2)
+    step = drawn(5, 2, 2)
+    links = rg.FactorBlock((x[:-1], x[1:]), rg.Table(step.log()[:, None]))
+    graph = rg.FactorGraph([rg.Factor((x[0],), rg.Table(drawn(2).log())), links])
+    assert graph.parents(x[3]) == (x[2],)
+    assert graph.parents("x[0]") == ()
+    torch.testing.assert_close(graph.cpt(x[3]), step)
+    values = torch.zeros(2, 2, requires_grad=True)
+    made = rg.FactorGraph.bayesian_network([(C, (A,), values.softmax(-1)), (A, (), [0.5, 0.5])])
+    (gradient,) = torch.autograd.grad(made.cpt(C)[1, 0], values)
+    torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0], [0.25, -0.25]]))
+
+
+def test_graphs_that_are_no_network_have_no_conditional_tables():
+    _, made = network()
+    half = rg.Table.from_probabilities(torch.full((2, 2), 0.5))
+    cycle = rg.FactorGraph([rg.Factor((A, C), half), rg.Factor((C, A), half)])
+    soft = made.with_factors(rg.Factor((A,), rg.Table([0.0, 1.0])))
+    for graph in (cycle, soft, rg.FactorGraph([rg.Factor((A,), rg.Table([0.0, 1.0]))])):
+        for ask in (graph.parents, graph.cpt):
+            with pytest.raises(rg.errors.UnsupportedError, match="Not a Bayesian network"):
+                ask(A)
+    with pytest.raises(rg.errors.UnknownVariableError, match="'snow'"):
+        made.cpt("snow")
+    x = rg.VariableArray("x", (2,), 2)
+    block = rg.FactorGraph([rg.FactorBlock((x,), rg.Table.from_probabilities([0.25, 0.75]))])
+    with pytest.raises(rg.errors.ModelError, match="single variable; got an array"):
+        block.parents(x)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ def test_counts_between_all_bounds(arity):
             assert len(between.transitions) <= most + 2
 
 
+def test_a_parity_is_named():
+    with pytest.raises(TypeError):
+        Xor(2, 0)
+    assert Xor(2, parity=0).table(2).exp().tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert torch.equal(Xor(2, parity=1).table(2), Xor(2).table(2))
+
+
 def test_the_type_of_the_log_values():
     assert Or(2).dtype == torch.get_default_dtype()
     for make in (Or, And, Xor, AtMostOne, ExactlyOne, Cardinality):
