@@ -47,7 +47,8 @@ def alike(got: Any, expected: Any, what: str) -> None:
     Raises:
         AssertionError: they do not.
     """
-    agree(type(got) is type(expected), f"{what} is a {type(expected).__name__}")
+    kind = Tensor if isinstance(expected, Tensor) else type(expected)
+    agree(isinstance(got, kind), f"{what} is a {kind.__name__}")
     for one, other in zip(tensors_of(got), tensors_of(expected), strict=True):
         agree(one.shape == other.shape, f"{what} has shape {tuple(other.shape)}")
         agree(one.dtype == other.dtype, f"{what} has type {other.dtype}")

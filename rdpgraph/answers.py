@@ -8,7 +8,7 @@ each structure, relaxed draws, and estimates with their errors.
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.features import FeatureError
-from rdpgraph.query.answers import Assignment, Bounds, Joint, StateValues
+from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
 from rdpgraph.query.relaxed import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
@@ -22,7 +22,7 @@ __all__ = [
     "Bounds",
     "ControlledEstimate",
     "FeatureError",
-    "Joint",
+    "JointTable",
     "KBest",
     "KBestConfigurations",
     "KBestDependencies",

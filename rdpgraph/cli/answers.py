@@ -124,7 +124,7 @@ def answer(
         posterior=posterior,
         task=task,
         names=tuple(entry.name for entry in entries),
-        states=tuple(_state_names(entry) for entry in entries),
+        states=tuple(e.states if isinstance(e.states, tuple) else None for e in entries),
         log_partition=tuple(log_z),
         values=tuple(tuple(row) for row in values),
         scores=tuple(scores),
@@ -395,7 +395,3 @@ def _rows(tensors: list[Tensor], count: int, *, vectors: bool) -> list[list[Any]
 def _shown(value: float) -> str:
     """Six digits, and no minus sign before a zero."""
     return f"{round(value, 6) + 0.0:.6f}"
-
-
-def _state_names(entry: Entry) -> tuple[State, ...] | None:
-    return entry.states if isinstance(entry.states, tuple) else None

@@ -161,7 +161,7 @@ def _member_names(entry: Entry) -> list[str]:
 
 
 def _index(pandas: Any, lead: tuple[int, ...], labels: Labels | None) -> Any:
-    """A level for each leading dim; the evidence's own index in the place of the last one."""
+    """A level for each leading dim; of the last one the evidence's own index."""
     if labels is None or lead[-1:] != (len(labels.index),):
         labels = None
     if labels is None and len(lead) < 2:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -12,6 +12,7 @@ from rdpgraph._numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable
 from rdpgraph.plan.budget import require_room
 
@@ -33,24 +34,24 @@ class Answers(dict[Entry, Tensor]):
         self.domain, self.labels = domain, labels
 
     @classmethod
-    def split(
-        cls, flat: Tensor, domain: Domain, lead: tuple[int, ...], labels: Labels | None = None
-    ) -> Self:
-        """From what is said of all variables side by side, (..., V) or (..., S).
+    def split(cls, flat: Tensor, graph: FactorGraph, *lead: int) -> Self:
+        """From what is said of all variables of a graph side by side, (..., V) or (..., S).
 
         Args:
             flat: the numbers.
-            domain: the variables.
-            lead: the dims before those of variables.
-            labels: of the DataFrame that was given as evidence.
+            graph: the model.
+            lead: the dims before those of its batch.
         """
+        domain = graph.domain
         shapes = [
             (*entry.shape, entry.size) if cls.trailing else entry.shape for entry in domain.entries
         ]
         parts = flat.split([math.prod(shape) for shape in shapes], -1)
-        triples = zip(domain.entries, parts, shapes, strict=True)
-        values = {entry: part.reshape([*lead, *shape]) for entry, part, shape in triples}
-        return cls(values, domain, labels)
+        values = {
+            entry: part.reshape([*lead, *graph.batch_shape, *shape])
+            for entry, part, shape in zip(domain.entries, parts, shapes, strict=True)
+        }
+        return cls(values, domain, graph.labels)
 
     if TYPE_CHECKING:
 
@@ -147,7 +148,7 @@ class StateValues(Answers):
         return frame_of_values(self, self.domain, self.labels)
 
 
-class Joint(Tensor):
+class JointTable(Tensor):
     """The joint probabilities of a few variables: a tensor (*batch, *sizes), and its frame.
 
     What is computed from it is a plain tensor.
@@ -158,9 +159,9 @@ class Joint(Tensor):
     labels: Labels | None
 
     @staticmethod
-    def of(values: Tensor, scope: Sequence[Variable], labels: Labels | None) -> "Joint":
+    def of(values: Tensor, scope: Iterable[Variable], labels: Labels | None) -> "JointTable":
         """The same numbers, which know their variables."""
-        joint = values.as_subclass(Joint)
+        joint = values.as_subclass(JointTable)
         joint.scope, joint.labels = tuple(scope), labels
         return joint
 
@@ -175,8 +176,8 @@ class Joint(Tensor):
         """
         return frame_of_joint(self, self.scope, self.labels)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Joint":
-        return Joint.of(copy.deepcopy(self.as_subclass(Tensor), memo), self.scope, self.labels)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JointTable":
+        return JointTable.of(copy.deepcopy(self.as_subclass(Tensor), memo), self.scope, self.labels)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return repr(self.as_subclass(Tensor))

@@ -18,7 +18,7 @@ from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.budget import SMALL, require_room
-from rdpgraph.query.answers import Assignment, Bounds, Joint, StateValues, checked_draws
+from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
 from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
 
@@ -112,7 +112,7 @@ class Posterior(Inferred):
         """The marginal of every variable and array, from one pass up and one down."""
         return self._of_states(self._flat)
 
-    def joint(self, variables: Iterable[Named]) -> Joint:
+    def joint(self, variables: Iterable[Named]) -> JointTable:
         """The joint probabilities of a few variables, whether or not a factor holds them.
 
         Read off a factor that holds them all, if there is one, at no further cost. Else the model
@@ -121,8 +121,7 @@ class Posterior(Inferred):
         memory by its number of states, or nearly.
 
         Returns:
-            (*batch, *sizes) in the order of the variables asked for; zero where log Z is -inf. A
-            tensor, whose ``to_frame()`` has a row for each joint state.
+            (*batch, *sizes) in the order of the variables asked for; zero where log Z is -inf.
 
         Raises:
             ModelError: no variable, one named twice, an array, or an unknown one.
@@ -132,8 +131,8 @@ class Posterior(Inferred):
         numbers = self._single_numbers("joint", variables)
         if not numbers:
             raise ModelError("joint needs at least one variable.")
-        scope = [self.graph.domain.variable(number) for number in numbers]
-        return Joint.of(self._joint(numbers), scope, self.graph.labels)
+        scope = map(self.graph.domain.variable, numbers)
+        return JointTable.of(self._joint(numbers), scope, self.graph.labels)
 
     def _joint(self, numbers: list[int]) -> Tensor:
         names = [self.graph.domain.variable(number).name for number in numbers]
@@ -376,13 +375,11 @@ class Posterior(Inferred):
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:
         """Numbered states (*lead, B, V) as one tensor per variable or array."""
-        graph = self.graph
-        return Assignment.split(states, graph.domain, (*lead, *graph.batch_shape), graph.labels)
+        return Assignment.split(states, self.graph, *lead)
 
     def _of_states(self, flat: Tensor) -> StateValues:
         """Values (B, S) of all states as one tensor per variable or array."""
-        graph = self.graph
-        return StateValues.split(flat, graph.domain, graph.batch_shape, graph.labels)
+        return StateValues.split(flat, self.graph)
 
     def _read(self, flat: Tensor, item: Named) -> Tensor:
         """The part of a flat (B, S) table that belongs to a variable or an array."""
