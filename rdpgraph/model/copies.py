@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
@@ -43,3 +44,17 @@ def moved(potential: Potential, *args: Any) -> Potential:
                 value.to(*args) if value.is_floating_point() else value.to(moved.device)
             )
     return replace(potential, **changes)
+
+
+def moved_blocks(blocks: Iterable[Block], *args: Any) -> list[Block]:
+    """Blocks with their potentials on another device or of another floating type.
+
+    Raises:
+        ModelError: torch has no such device, or no such type.
+    """
+    try:
+        torch.empty(0, device="cpu").to(*args)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"FactorGraph.to needs a device or a type: {reason}") from None
+    return [Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared) for b in blocks]

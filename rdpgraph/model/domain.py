@@ -227,6 +227,14 @@ class Domain:
             return torch.tensor(start + home[1], device="cpu")
         return torch.tensor(start, device="cpu")
 
+    def number(self, item: Named) -> int:
+        """The number of a single variable, or the `ModelError` that it is none."""
+        numbers = self.numbers(item)
+        if numbers.ndim:
+            name = item if isinstance(item, str) else item.name
+            raise ModelError(f"A single variable is needed here; {name!r} is an array.")
+        return int(numbers)
+
     def state_places(self, item: Named) -> tuple[slice | Tensor, tuple[int, ...]]:
         """Where the states of a variable or array stand among those of all, and their shape."""
         numbers, size = self.numbers(item), self.entries[self.place(item)].size

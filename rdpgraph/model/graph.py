@@ -14,7 +14,7 @@ from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors
-from rdpgraph.model.copies import moved, outliving
+from rdpgraph.model.copies import moved_blocks, outliving
 from rdpgraph.model.description import described
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
@@ -117,12 +117,9 @@ class FactorGraph(Opaque):
 
     @classmethod
     def from_blocks(
-        cls,
-        domain: Domain,
-        blocks: Iterable[Block],
-        observed: Tensor | None = None,
+        cls, domain: Domain, blocks: Iterable[Block], observed: Tensor | None = None,
         labels: Labels | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """A graph of blocks that are already numbered."""
         graph = cls.__new__(cls)
         graph._set(domain, tuple(blocks), observed, labels)
@@ -374,7 +371,7 @@ class FactorGraph(Opaque):
             UnsupportedError: the factors are no conditional tables, one for each variable.
             ModelError: an unknown variable, or an array.
         """
-        return tuple(map(self.domain.variable, self._network.parents(self._single(variable))))
+        return tuple(map(self.domain.variable, self._network.parents(self.domain.number(variable))))
 
     def cpt(self, variable: Named) -> Tensor:
         """The probabilities of a variable of a Bayesian network given its parents; differentiable.
@@ -388,12 +385,7 @@ class FactorGraph(Opaque):
             UnsupportedError: the factors are no conditional tables, one for each variable.
             ModelError: an unknown variable, or an array.
         """
-        return self._network.log_values(self._single(variable)).exp()
-
-    def _single(self, variable: Named) -> int:
-        if not (numbers := self.domain.numbers(variable)).ndim:
-            return int(numbers)
-        raise ModelError("A conditional table is that of a single variable; got an array.")
+        return self._network.log_values(self.domain.number(variable)).exp()
 
     def to(self, *args: Any) -> "FactorGraph":
         """The graph with its tables on another device or of another floating type.
@@ -401,15 +393,7 @@ class FactorGraph(Opaque):
         Raises:
             ModelError: torch has no such device, or no such type.
         """
-        try:
-            torch.empty(0, device="cpu").to(*args)
-        except (AssertionError, RuntimeError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ModelError(f"FactorGraph.to needs a device or a type: {reason}") from None
-        items = [
-            Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared)
-            for b in self.blocks
-        ]
+        items = moved_blocks(self.blocks, *args)
         return FactorGraph.from_blocks(self.domain, items, self.observed, self.labels)
 
     def __repr__(self) -> str:
