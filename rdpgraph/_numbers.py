@@ -1,6 +1,8 @@
 """Numbers as arguments: those of Python and of NumPy, and tensors of one number."""
 
+import math
 from numbers import Integral, Real
+from statistics import NormalDist
 
 from torch import Tensor
 
@@ -15,3 +17,26 @@ def is_real(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def student(chance: float, freedom: int) -> float:
+    """The quantile of Student's t of a probability in 1/2..1; +inf without degrees of freedom."""
+    if freedom < 1:
+        return math.inf
+    if freedom >= 30:  # the expansion of Cornish and Fisher is good to six digits there
+        z, n = NormalDist().inv_cdf(chance), freedom
+        terms = z**3 + z, 5 * z**5 + 16 * z**3 + 3 * z, 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+        return z + terms[0] / (4 * n) + terms[1] / (96 * n**2) + terms[2] / (384 * n**3)
+    low, high = 0.0, math.pi / 2
+    while (angle := (low + high) / 2) not in (low, high):
+        # Abramowitz and Stegun, 26.7.3 and 4: the chance of less than t = sqrt(n) tan(angle).
+        term = math.cos(angle) if freedom % 2 else 1.0
+        total = 0.0
+        for power in range(2 + freedom % 2, freedom + 1, 2):
+            total += term
+            term *= math.cos(angle) ** 2 * (power - 1) / power
+        inside = math.sin(angle) * total
+        if freedom % 2:
+            inside = 2 / math.pi * (angle + inside)
+        low, high = (angle, high) if 0.5 + inside / 2 < chance else (low, angle)
+    return math.sqrt(freedom) * math.tan(angle)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import rdpgraph as rg
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.pruning import run as runs
-from rdpgraph.estimate.pruning.averages import Averages, student
+from rdpgraph.estimate.pruning.averages import Averages
 from rdpgraph.pruning import Alternating, Given, LikelyBy, Selected, masks_of, sweeps_of
 from rdpgraph.testing import check_masks
 from tests.estimate.pruning_models import (
@@ -274,14 +274,12 @@ def test_averages_know_their_error():
     total, hits, runs_ = 400, 0, 60
     for _ in range(runs_):
         values = torch.zeros(4, 1, dtype=torch.float64)
-        averages = Averages.none(20, values)
+        averages = Averages.none(values)
         for _ in range(total):
             noise = torch.randn(4, 1, generator=generator, dtype=torch.float64)
             values = 0.5 * values + math.sqrt(0.75) * noise
             averages = averages.with_sweep(values)
-        hits += abs(float(averages.mean)) < student(0.95, averages.freedom) * float(
-            averages.standard_error
-        )
+        hits += abs(float(averages.mean)) < float(averages.half_width(0.9))
     assert 0.78 <= hits / runs_ <= 0.98
     assert 0.2 < float(averages.effective) / (4 * total) < 0.5
     assert 0.95 < float(averages.r_hat) < 1.05

@@ -36,9 +36,9 @@ def runs_of(posterior):
     for number in range(whole.chains):
         one = slice(number, number + 1)
         own = replace(
-            whole, total=whole.total[one], squares=whole.squares[one], batch=whole.batch[one],
-            batches=whole.batches[one], batch_squares=whole.batch_squares[one],
-        )  # fmt: skip
+            whole, total=whole.total[one], squares=whole.squares[one],
+            under_way=whole.under_way[one], kept=tuple(part[one] for part in whole.kept),
+        )
         yield replace(solution, run=replace(solution.run, averages=own))
 
 

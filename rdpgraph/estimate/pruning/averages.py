@@ -2,60 +2,69 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import cached_property
+from rdpgraph._numbers import student
+
+
+_MOST_KEPT = 1 << 22  # numbers of sweeps that are kept, of all chains; 32 MiB
+_ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
+
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """Sums over sweeps of some numbers per chain, and over batches of sweeps in turn.
+    """Sums over the sweeps of chains, and the means of some sweeps in turn.
 
     Attributes:
         sweeps: how many have been added.
-        length: sweeps in a batch.
+        stride: sweeps in a mean that is kept.
         total: (chains, D) sums.
         squares: (chains, D) sums of squares.
-        batch: (chains, D) the sum of the batch under way.
-        batches: (chains, D) sums of the means of batches.
-        batch_squares: (chains, D) and of their squares.
+        under_way: (chains, D) the sum of the sweeps that are in no mean yet.
+        kept: (chains, D) means, the oldest first.
     """
 
     sweeps: int
-    length: int
+    stride: int
     total: Tensor
     squares: Tensor
-    batch: Tensor
-    batches: Tensor
-    batch_squares: Tensor
+    under_way: Tensor
+    kept: tuple[Tensor, ...] = field(default=(), repr=False)
 
     @classmethod
-    def none(cls, length: int, like: Tensor) -> Self:
+    def none(cls, like: Tensor) -> Self:
         """Of numbers (chains, D), none yet."""
-        return cls(0, length, *(torch.zeros_like(like) for _ in range(5)))
+        return cls(0, 1, *(torch.zeros_like(like) for _ in range(3)))
 
     def with_sweep(self, values: Tensor) -> Self:
         """The averages with one more sweep."""
-        sweeps, batch = self.sweeps + 1, self.batch + values
-        batches, squares = self.batches, self.batch_squares
-        if sweeps % self.length == 0:
-            mean = batch / self.length
-            batch, batches = torch.zeros_like(batch), batches + mean
-            squares = squares + mean.square()
+        sweeps, under_way = self.sweeps + 1, self.under_way + values
+        kept, stride = self.kept, self.stride
+        if sweeps % stride == 0:
+            kept, under_way = (*kept, under_way / stride), torch.zeros_like(values)
+            most = min(max(_MOST_KEPT // max(values.numel(), 1), 32), 256)
+            if len(kept) >= most and len(kept) % 2 == 0:
+                pairs = zip(kept[::2], kept[1::2], strict=True)
+                kept, stride = tuple((one + other) / 2 for one, other in pairs), 2 * stride
         return replace(
-            self, sweeps=sweeps, total=self.total + values,
-            squares=self.squares + values.square(), batch=batch, batches=batches,
-            batch_squares=squares,
+            self, sweeps=sweeps, stride=stride, total=self.total + values,
+            squares=self.squares + values.square(), under_way=under_way, kept=kept,
         )  # fmt: skip
 
     @classmethod
     def joined(cls, parts: Sequence["Averages"]) -> Self:
-        """Those of all chains, which have as many sweeps, in batches as long."""
-        names = [part.name for part in fields(cls)][2:]
-        sums = (torch.cat([getattr(part, name) for part in parts]) for name in names)
-        return cls(parts[0].sweeps, parts[0].length, *sums)
+        """Those of all chains, which have as many sweeps."""
+        sums = (
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("total", "squares", "under_way")
+        )
+        kept = zip(*(part.kept for part in parts), strict=True)
+        return cls(parts[0].sweeps, parts[0].stride, *sums, tuple(map(torch.cat, kept)))
 
     @property
     def chains(self) -> int:
@@ -67,20 +76,51 @@ class Averages:
         """(D,) over all sweeps of all chains."""
         return self.total.mean(0) / max(self.sweeps, 1)
 
-    @property
-    def freedom(self) -> int:
-        """The degrees of freedom: batches, less one."""
-        return self.chains * (self.sweeps // self.length) - 1
+    @cached_property
+    def _batches(self) -> Tensor:
+        """(batches, chains, D) means of some ``sweeps ** (2 / 3)`` sweeps each, the latest ones."""
+        length = max(1, round(self.sweeps ** (2 / 3) / self.stride))
+        count = len(self.kept) // length
+        if not count:
+            return self.total.new_zeros(0, *self.total.shape)
+        latest = torch.stack(self.kept[-count * length :])
+        return latest.unflatten(0, (count, length)).mean(1)
+
+    @cached_property
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        """(D,) of the mean, twice: were batches independent, and as chains are; +inf of one."""
+        batches = self._batches
+        parts = batches.flatten(0, 1), self.total / max(self.sweeps, 1)
+        each = (
+            part.var(0) / len(part) if len(part) > 1 else part.new_full(part.shape[1:], math.inf)
+            for part in parts
+        )
+        by_batches, by_chains = each
+        return by_batches, by_chains
 
     @property
     def standard_error(self) -> Tensor:
-        """(D,) of the mean, by the means of batches; +inf with fewer than two batches."""
-        count = self.freedom + 1
-        if count < 2:
-            return torch.full_like(self.mean, math.inf)
-        centre = self.batches.sum(0) / count
-        spread = self.batch_squares.sum(0) / count - centre.square()
-        return (spread.clamp(min=0.0) / (count - 1)).sqrt()
+        """(D,) of the mean; +inf with fewer than two batches.
+
+        By the means of batches, or by those of chains where these differ by more: batches of a
+        chain that hardly moves are not independent.
+        """
+        by_batches, by_chains = self._variances
+        if self.chains > 1:
+            by_batches = torch.maximum(by_batches, by_chains)
+        return by_batches.sqrt()
+
+    def half_width(self, chance: float) -> Tensor:
+        """(D,) half of an interval that holds the exact value that often, by Student's t."""
+        by_batches, by_chains = self._variances
+        batches = len(self._batches) * self.chains
+        factor = student(0.5 + chance / 2, max(batches - 1, 1))
+        if self.chains == 1:
+            return factor * self.standard_error
+        apart = student(0.5 + chance / 2, self.chains - 1)
+        # Chains are what is independent where they differ by more than chance allows.
+        stuck = by_chains > 3 * by_batches
+        return torch.where(stuck, apart, factor) * self.standard_error
 
     @property
     def effective(self) -> Tensor:
@@ -91,35 +131,34 @@ class Averages:
         error = self.standard_error.square()
         return torch.where(error > 0, variance / error, float(many)).clamp(max=float(many))
 
-    @property
+    @cached_property
     def r_hat(self) -> Tensor:
-        """(D,) Gelman and Rubin's: near 1 where the chains agree; +inf with one chain or sweep.
+        """(D,) near 1 where chains agree; +inf with one chain, or fewer than four values of each.
 
-        The root of the pooled variance over that within chains; 1 of what does not vary.
+        The rank-normalised split R-hat of Vehtari et al. 2021, or that of the distances from the
+        median where it is larger.
         """
-        n, many = self.sweeps, self.chains
-        if many < 2 or n < 2:
+        half = len(self.kept) // 2
+        if self.chains < 2 or half < 2:
             return torch.full_like(self.mean, math.inf)
-        means = self.total / n
-        within = ((self.squares / n - means.square()).clamp(min=0.0) * n / (n - 1)).mean(0)
-        between = means.var(0)
-        ratio = (n - 1) / n + between / torch.where(within > 0, within, 1.0)
-        still = torch.where(between > 0, math.inf, 1.0)
-        return torch.where(within > 0, ratio.sqrt(), still)
+        values = torch.stack(self.kept[-2 * half :]).unflatten(0, (2, half))
+        # (D, 2 * chains * half), each half of a chain by itself.
+        flat = values.permute(3, 0, 2, 1).flatten(1)
+        size = _ALIKE * flat.abs().amax(1, keepdim=True).clamp(min=1.0)
+        flat = (flat / size).round()
+        folded = (flat - flat.median(1, keepdim=True).values).abs()
+        return torch.maximum(*(_r_hat(part, half) for part in (flat, folded)))
 
 
-def student(chance: float, freedom: int) -> float:
-    """The quantile of Student's t, by the expansion of Cornish and Fisher; good from 4 on."""
-    z = math.sqrt(2.0) * float(
-        torch.erfinv(torch.tensor(2.0 * chance - 1.0, dtype=torch.float64, device="cpu"))
-    )
-    n = max(freedom, 1)
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    )
+def _r_hat(values: Tensor, each: int) -> Tensor:
+    """(D,) of values (D, n), rank-normalised: the root of the pooled over the inner variance."""
+    ordered = values.sort(1).values
+    ranks = sum(torch.searchsorted(ordered, values, right=side) for side in (False, True))
+    chances = ((ranks + 1) / 2 - 0.375) / (values.shape[1] + 0.25)
+    normal = torch.special.ndtri(chances).unflatten(1, (-1, each))
+    within, between = normal.var(2).mean(1), normal.mean(2).var(1)
+    ratio = (each - 1) / each + between / torch.where(within > 0, within, 1.0)
+    return torch.where(within > 0, ratio.sqrt(), torch.where(between > 0, math.inf, 1.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,8 +215,9 @@ class MaskedGraphs(Masked):
 
     @property
     def work(self) -> int:
-        """The states kept, of the graphs that differ."""
-        return sum(states.numel() for one in self.graphs for states in one.supports.values())
+        """The states kept and the multiply-adds, of the graphs that differ."""
+        states = sum(part.numel() for one in self.graphs for part in one.supports.values())
+        return states + sum(int(one.answer.plan.flops) for one in self.graphs if one.answer)
 
     def expected(self) -> Expected:
         """The marginals and expected scores of the posterior of each chain."""

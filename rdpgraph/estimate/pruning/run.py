@@ -66,12 +66,11 @@ class Run:
             generator: the randomness.
         """
         run, start = self, now()
-        length = max(1, round(sweeps ** (2 / 3)))
         for number in range(warm_up + sweeps):
             over = now() - start > seconds
             if over and run.sweeps:
                 break
-            sweep = run.sampler.step(run.state, generator)
+            sweep = run.sampler.step(run.state, generator, warming=number < warm_up)
             run = replace(
                 run, state=sweep.state, work=run.work + sweep.work,
                 scores=(*run.scores, sweep.expected.score),
@@ -79,7 +78,10 @@ class Run:
             if number < warm_up and not over:
                 run = replace(run, warm_up=run.warm_up + 1)
             else:
-                run = run._with(sweep, length)
+                if not run.sweeps:  # what is known stays as it is from here on
+                    known = torch.cat([run.state.known, run.state.draw.answers])
+                    run = replace(run, state=replace(run.state, known=known))
+                run = run._with(sweep)
         return replace(run, visited=run.visited and run.visited.merged())
 
     @staticmethod
@@ -105,7 +107,12 @@ class Run:
         return replace(
             first,
             sampler=sampler,
-            state=State(draw, torch.cat([run.state.selected for run in runs])),
+            state=State(
+                draw, *(
+                    torch.cat([getattr(run.state, name) for run in runs])
+                    for name in ("selected", "known")
+                ),
+            ),
             averages=Averages.joined([run.averages for run in runs if run.averages is not None]),
             visited=Visited(
                 placed([part.places for part in visited]),
@@ -117,10 +124,10 @@ class Run:
             shapes={name: (sum(chains), *shape[1:]) for name, shape in first.shapes.items()},
         )
 
-    def _with(self, sweep: Sweep, length: int) -> "Run":
+    def _with(self, sweep: Sweep) -> "Run":
         expected = sweep.expected
         values = _side_by_side(expected, self.sampler.chains)
-        averages = self.averages or Averages.none(length, values)
+        averages = self.averages or Averages.none(values)
         visited = self.visited or Visited(expected.places[:0], expected.chances[:0])
         draws, stride = self.draws, self.stride
         if averages.sweeps % stride == 0:

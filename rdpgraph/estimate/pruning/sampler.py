@@ -1,15 +1,25 @@
 """Sweeps of auxiliary-variable block Gibbs sampling over masks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import ImpossibleEvidenceError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.pruning.selected import Selected
 from rdpgraph.model.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
+
+
+_WIDE = 1 / 4
+"""The share of sweeps that are wide; twice that while the averages have not begun."""
+_MOST_WORK = 4.0
+"""How many times the work of another sweep a wide one may take."""
+_LITTLE = 1 << 14
+"""Places and ways in a sweep that take no longer than its overhead, some milliseconds."""
+_MANY = 3.0
+"""How many of the configurations known a wide sweep goes between, on average."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,11 +28,26 @@ class State:
 
     Attributes:
         draw: their configurations, and the answers of those.
-        selected: (chains, *batch, *questions) what the last sweep held.
+        selected: (chains, *batch, *questions) what the last selection was.
+        known: (n, *batch, *questions) the answers of configurations that the chains had before
+            their averages began: a wide sweep holds nothing that a few of these say yes to.
+        share: the share of the selection that wide sweeps hold; +inf: there are none.
+        tried: the one that is tried next, while the averages have not begun.
+        work: of the last sweep that was not wide.
     """
 
     draw: Draw
     selected: Tensor
+    known: Tensor
+    share: float = 1.0
+    tried: float = 0.25
+    work: float = math.inf
+
+    def judged(self, work: int) -> "State":
+        """With another share to try next, after a wide sweep by the one tried."""
+        if work > _MOST_WORK * max(self.work, _LITTLE):
+            return replace(self, tried=self.share)
+        return replace(self, share=self.tried, tried=self.tried / 4 if self.tried > 0.1 else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,17 +76,18 @@ class Sampler:
     chains: int
 
     def first(self, generator: torch.Generator | None) -> State:
-        """A configuration to begin with.
+        """A configuration of each chain to begin with, as far from each other as may be.
 
         Drawn with a random two thirds of the likely questions that the potentials speak most for
         held to a yes, or with others and fewer of them, and so on, until that allows something:
-        the chain may begin anywhere.
+        the chain may begin anywhere. All but the first know a random half of the questions only.
 
         Raises:
             ImpossibleEvidenceError: the model allows nothing.
         """
         masks, likely = self.masks, self.likely
-        guess = masks.guess(likely).expand(self.chains, *likely.shape)
+        halves = [likely, *(_part(likely, 1 / 2, generator) for _ in range(self.chains - 1))]
+        guess = torch.stack([masks.guess(half) for half in halves])
         none, share = torch.zeros_like(guess), 2 / 3
         required = _part(guess, share, generator)
         while True:
@@ -79,20 +105,52 @@ class Sampler:
             held = _part(guess, share, generator)
             required = torch.where(_beside(lost, required), held, required)
         selection = self.selected.first(self._flat(likely.expand_as(guess)), generator)
-        return State(masked.draw(generator), selection.reshape(guess.shape))
+        draw = masked.draw(generator)
+        return State(draw, selection.reshape(guess.shape), draw.answers)
 
-    def step(self, state: State, generator: torch.Generator | None) -> Sweep:
-        """One sweep: a selection, its mask, the averages within that, and a draw from it."""
+    def step(
+        self, state: State, generator: torch.Generator | None, *, warming: bool = False
+    ) -> Sweep:
+        """One sweep: a selection, its mask, the averages within that, and a draw from it.
+
+        Wide ones hold a part of the selection, so that chains go from one mode to another. While
+        they warm up it is made smaller as long as the work allows; then it stays.
+        """
         likely = self._flat(self.likely.expand_as(state.selected))
         selection = self.selected.after(self._flat(state.selected), likely, generator)
         selection = selection.reshape(state.selected.shape)
-        return self.within(selection, state.draw, generator)
+        wide = float(uniform((), likely.device, generator)) < (2 * _WIDE if warming else _WIDE)
+        state = replace(state, selected=selection)
+        if not wide or state.share == math.inf:
+            sweep = self.within(selection, state.draw, generator)
+            return replace(sweep, state=replace(state, draw=sweep.state.draw, work=sweep.work))
+        share = state.tried if warming else state.share
+        part = _part(selection, share, generator) & ~self._between(state.known, generator)
+        # Of an item of which nothing is left out everything is asked to be held.
+        moves = (likely & ~self._flat(selection)).any(-1)
+        moves = moves.reshape(self.chains, *self.masks.batch_shape)
+        part = torch.where(_beside(moves, selection), part, selection)
+        try:
+            sweep = self.within(part, state.draw, generator)
+        except ModelError:  # too wide for exact answers
+            sweep = self.within(selection, state.draw, generator)
+            return replace(sweep, state=replace(state, draw=sweep.state.draw, share=math.inf))
+        if warming:
+            state = state.judged(sweep.work)
+        return replace(sweep, state=replace(state, draw=sweep.state.draw))
 
-    def within(self, selection: Tensor, draw: Draw, generator: torch.Generator | None) -> Sweep:
-        """A sweep with a given selection: the kernel k_s of the paper."""
-        masked = self.masks.masked(selection & draw.answers, selection & ~draw.answers)
+    def within(self, held: Tensor, draw: Draw, generator: torch.Generator | None) -> Sweep:
+        """A sweep with given questions held: the kernel k_s of the paper."""
+        masked = self.masks.masked(held & draw.answers, held & ~draw.answers)
         expected = masked.expected()
-        return Sweep(State(masked.draw(generator), selection), expected, masked.work)
+        return Sweep(State(masked.draw(generator), held, held[:0]), expected, masked.work)
+
+    def _between(self, known: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(chains, *batch, *questions) the yeses of some of the known configurations."""
+        share = min(1.0, _MANY / max(len(known), 1))
+        some = uniform((self.chains, len(known)), known.device, generator) < share
+        yeses = some.float() @ known.flatten(1).float() > 0
+        return yeses.reshape(self.chains, *known.shape[1:])
 
     def _flat(self, values: Tensor) -> Tensor:
         batch = math.prod(self.masks.batch_shape)

@@ -11,12 +11,16 @@ from torch import Tensor
 from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.pruning.averages import Averages, student
+from rdpgraph.estimate.pruning.averages import Averages
 from rdpgraph.estimate.pruning.run import Run
 
 _NEEDS_Z = {
     "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "entropy",
 }  # fmt: skip
+
+
+_AGREED = 1.05  # the largest R-hat of chains that are said to agree
+_LEAST_CHAINS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +67,26 @@ class PrunedSolution(Delegate):
         return self.possible()
 
     def status(self) -> Status:
-        """The sweeps, and the least effective sample size of the expected scores."""
-        many = self.effective_sample_size
+        """The sweeps, and the least effective sample size of the expected scores.
+
+        Converged: four chains and more agree on all that is averaged, by R-hat.
+        """
+        many, chains = self.effective_sample_size, self.run.sampler.chains
+        worst = float(self.averages.r_hat.max()) if self.averages.r_hat.numel() else 1.0
+        remedy = "more sweeps: RandomizedPruning(..., resume=posterior)"
+        if chains < _LEAST_CHAINS:
+            remedy = (
+                f"chains={2 * _LEAST_CHAINS}: too few begin apart to show what they miss ({chains})"
+            )
+        elif worst > _AGREED:
+            remedy = (
+                f"chains disagree, R-hat is {worst:.3g}: {remedy}, or a smaller share, "
+                "selected=Alternating(1/3)"
+            )
         return Status(
             exact=False, biased=False, iterations=self.run.sweeps, method="randomized pruning",
-            effective_sample_size=float(many.min()) if many.numel() else None,
-            remedy="more sweeps: RandomizedPruning(..., resume=posterior)",
+            converged=chains >= _LEAST_CHAINS and worst <= _AGREED,
+            effective_sample_size=float(many.min()) if many.numel() else None, remedy=remedy,
         )  # fmt: skip
 
     @property
@@ -102,7 +120,7 @@ class PrunedSolution(Delegate):
 
     def answer_interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
         """(*batch, *questions) the ends of intervals that hold the exact answers that often."""
-        half = student(0.5 + chance / 2, self.averages.freedom) * self.standard_error
+        half = self._answers(self.averages.half_width(chance))
         return self.answers - half, self.answers + half
 
     def expected_score(self) -> Tensor:
