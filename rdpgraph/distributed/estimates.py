@@ -191,7 +191,7 @@ class SpreadReplicated(Summed):
 
     def status(self) -> Status:
         """The engine's status, with the error that the replicates of all ranks show."""
-        return self.replicates.described(self.local.status())
+        return self.replicates.described(self.local.engine_status())
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
         """(B, *sizes) on the states kept."""

@@ -67,13 +67,18 @@ class ControlledEstimate:
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of Z^ relative to |Z^|, over replicates; +inf with one, or where Z^ is 0."""
+        """(*batch,) of Z^ relative to |Z^|, over replicates.
+
+        +inf with one, where Z^ is 0, or where no replicate has a possible configuration of the
+        model: then Z^ is the surrogate's.
+        """
         values = self._signed()[0]
         size = values.mean(0).abs()
         if len(values) < 2:
             return torch.full_like(size, math.inf)
         error = values.std(0) / math.sqrt(len(values))
-        return torch.where(size > 0, error / torch.where(size > 0, size, 1.0), math.inf)
+        known = (size > 0) & (self.log_plain > -math.inf).any(0)
+        return torch.where(known, error / torch.where(size > 0, size, 1.0), math.inf)
 
 
 def controlled(

@@ -31,7 +31,8 @@ class LowRankFactors(Estimator):
     In a graph, ``sum_k l(x, k) r(y, k)`` becomes the factors l and r over a new variable k, and
     the order of contraction does the rest: O(T N r) for a chain, O(N r deg) for a star, whose
     middle has deg factors of rank r. A structure keeps its shape, and gets a `LowRank` transition
-    for its `Bilinear` one: one for each step of a `Chain`, one for all of a `SemiMarkov`.
+    for its `Bilinear` one: one for each step of a `Chain`. A `SemiMarkov` of three steps and more
+    takes one for all alone, and needs ``shared``.
 
     `LowRank` factors are rewritten exactly. `Bilinear` ones by `RandomFeatures`: with a map for
     every factor, drawn independently, the expectation of Z is the exact Z, on every graph, since
@@ -51,7 +52,8 @@ class LowRankFactors(Estimator):
         shared: one map for all factors.
 
     Raises:
-        ModelError: fewer than one feature.
+        ModelError: fewer than one feature; or, without ``shared``, a structure with several factors
+            that takes one low-rank potential for all.
 
     Source: Chiu 2021, "Random Fourier features for scaling MRFs", sections 3 to 5.
     """
@@ -88,10 +90,21 @@ class LowRankFactors(Estimator):
             if isinstance(value, Bilinear):
                 lead, steps = value.lead(2), ()
                 if part.metadata.get("dims") == 3:
-                    apart = max(model.unary.shape[-2] - 1, 1)
+                    apart = max(model.unary.shape[-1 - getattr(model, "site_dims", 1)] - 1, 1)
                     steps = lead[-1:] if math.prod(lead) > 1 else (apart,)
                 changed[part.name] = self._low_rank(value, steps, generator)
-        return Problem(replace(model, **changed), Inexact) if changed else Problem(model)
+        if not changed:
+            return Problem(model)
+        try:
+            return Problem(replace(model, **changed), Inexact)
+        except ModelError:
+            if self.shared:
+                raise
+            raise ModelError(
+                f"LowRankFactors draws a map for each factor, and {type(model).__name__} takes one "
+                "LowRank for all; with LowRankFactors(..., shared=True) it has that, and Z is "
+                "biased."
+            ) from None
 
     def _low_rank(
         self, potential: Bilinear, maps: tuple[int, ...], generator: torch.Generator | None

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
+from rdpgraph._numbers import student
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import uniform
+
+
+_FEW = 4  # fewer replicates do not show that they miss something
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +73,27 @@ class Replicates:
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch,) of log Z, by the delta method, nats; +inf with one replicate."""
+        """(*batch,) of log Z, by the delta method, nats; +inf with one replicate, or where Z is 0.
+
+        Few replicates know it badly: `interval` allows for that.
+        """
         if self.count == 1:
             return torch.full_like(self.log_partitions[0].detach(), math.inf)
         relative = self.weights.detach() * self.count
-        return (relative.var(0) / self.count).sqrt()
+        error = (relative.var(0) / self.count).sqrt()
+        return torch.where(self.possible.any(0), error, math.inf)
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(*batch,) and (*batch,): ends by Student's t with a degree of freedom less than replicates.
+
+        They hold log Z about that often where replicates differ little.
+        """
+        log_z, error = self.log_partition.detach(), self.standard_error
+        half = student(0.5 + confidence / 2, self.count - 1) * error
+        known = half < math.inf
+        ends = (torch.where(known, log_z + sign * half, sign * math.inf) for sign in (-1, 1))
+        low, high = ends
+        return low, high
 
     @property
     def effective_sample_size(self) -> Tensor:
@@ -85,13 +105,32 @@ class Replicates:
         """A status with their error and effective number, of the item that is known worst.
 
         None of one replicate, or of draws with equal weights, which say nothing of their error.
+        Converged: there are four and more, and no few of them weigh most.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
-        return replace(
+        status = replace(
             status,
             standard_error=float(self.standard_error.amax()) if known else None,
             effective_sample_size=float(self.effective_sample_size.amin()) if known else None,
         )
+        if status.exact or status.bound or self.equal or not self.log_partitions.numel():
+            return status
+        size = float(self.effective_sample_size.amin())
+        if not bool(self.possible.any(0).all()):
+            doubt = (
+                "no replicate has a possible configuration, so that the kept states of neighbours "
+                "cannot be joined: keep more states, or take Exact()"
+            )
+        elif self.count < _FEW:
+            doubt = (
+                f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "
+                "interval() for the error by Student's t"
+            )
+        elif size < self.count / 2:
+            doubt = f"{self.count} replicates are worth {size:.2g}: keep more states"
+        else:
+            return status
+        return replace(status, converged=False, remedy=status.remedy or doubt)
 
     def mean(self, values: Tensor) -> Tensor:
         """(*batch, ...) the mean of (replicates, *batch, ...) values, weighted by Z."""

@@ -1,5 +1,6 @@
 """Variational autoencoders whose hidden states are a chain."""
 
+import math
 import warnings
 from typing import NamedTuple
 
@@ -214,7 +215,7 @@ class StructuredVAE(nn.Module):
 
         Raises:
             EvidenceError: as for `chain`.
-            ModelError: as for `chain`; or less than one sample.
+            ModelError: as for `chain`; less than one sample; or a decoder that gives NaN or +inf.
         """
         if not isinstance(samples, int) or samples < 1:
             raise ModelError(f"importance_log_likelihood needs samples >= 1; got {samples!r}.")
@@ -237,6 +238,12 @@ class StructuredVAE(nn.Module):
         at_once = max(1, _TOKENS // max(1, tokens.numel()))
         parts = [self._decoded(tokens, lengths, s) for s in states.flatten(0, 1).split(at_once)]
         words, told = (torch.cat(part).reshape(log_q.shape) for part in zip(*parts, strict=True))
+        for name, part in (("words", words), ("states", told)):
+            if not bool((part < math.inf).all()):
+                raise ModelError(
+                    f"importance_log_likelihood needs a decoder that gives log-probabilities; its "
+                    f"{name} are NaN or +inf: look at its parameters."
+                )
         kl = (log_q - told).mean((0, 1))
         # Samples on one choice of states are not independent; choices are.
         each = Replicates(words + told - log_q).log_partition

@@ -123,13 +123,17 @@ class Averages:
         return torch.where(stuck, apart, factor) * self.standard_error
 
     @property
+    def variance(self) -> Tensor:
+        """(D,) of the values of sweeps."""
+        many = max(self.chains * self.sweeps, 1)
+        return (self.squares.sum(0) / many - (self.total.sum(0) / many).square()).clamp(min=0.0)
+
+    @property
     def effective(self) -> Tensor:
         """(D,) how many independent sweeps would have that error; all, of what does not vary."""
-        many = self.chains * self.sweeps
-        centre = self.total.sum(0) / max(many, 1)
-        variance = (self.squares.sum(0) / max(many, 1) - centre.square()).clamp(min=0.0)
+        many = float(self.chains * self.sweeps)
         error = self.standard_error.square()
-        return torch.where(error > 0, variance / error, float(many)).clamp(max=float(many))
+        return torch.where(error > 0, self.variance / error, many).clamp(max=many)
 
     @cached_property
     def r_hat(self) -> Tensor:

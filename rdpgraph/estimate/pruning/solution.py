@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +22,7 @@ _NEEDS_Z = {
 
 _AGREED = 1.05  # the largest R-hat of chains that are said to agree
 _LEAST_CHAINS = 4
+_RARE = 5.0  # draws expected to say an answer, or its opposite
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +112,20 @@ class PrunedSolution(Delegate):
 
     @property
     def standard_error(self) -> Tensor:
-        """(*batch, *questions) of the answers, by means of batches; +inf with one batch."""
-        return self._answers(self.averages.standard_error)
+        """(*batch, *questions) of the answers, by means of batches; +inf with one batch.
+
+        By those of chains where these differ by more. Of an answer that few draws are expected to
+        say, no less than the error of draws.
+        """
+        return torch.maximum(self._answers(self.averages.standard_error), self._of_draws)
+
+    @property
+    def _of_draws(self) -> Tensor:
+        """(*batch, *questions) the standard error of as many draws, of rare answers that vary."""
+        answers, many = self.answers, max(self.averages.chains * self.averages.sweeps, 1)
+        variance = answers * (1.0 - answers)
+        varies = self._answers(self.averages.variance) > 1e-12 * answers.square()
+        return torch.where(varies & (many * variance < _RARE), (variance / many).sqrt(), 0.0)
 
     @property
     def r_hat(self) -> Tensor:
@@ -121,6 +135,7 @@ class PrunedSolution(Delegate):
     def answer_interval(self, chance: float = 0.9) -> tuple[Tensor, Tensor]:
         """(*batch, *questions) the ends of intervals that hold the exact answers that often."""
         half = self._answers(self.averages.half_width(chance))
+        half = torch.maximum(half, NormalDist().inv_cdf(0.5 + chance / 2) * self._of_draws)
         return self.answers - half, self.answers + half
 
     def expected_score(self) -> Tensor:
