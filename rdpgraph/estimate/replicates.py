@@ -13,7 +13,6 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import uniform
 
-
 _FEW = 4  # fewer replicates do not show that they miss something
 
 
@@ -84,7 +83,7 @@ class Replicates:
         return torch.where(self.possible.any(0), error, math.inf)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(*batch,) and (*batch,): ends by Student's t with a degree of freedom less than replicates.
+        """(*batch,) and (*batch,): the ends by Student's t; infinite with one replicate.
 
         They hold log Z about that often where replicates differ little.
         """
@@ -105,7 +104,8 @@ class Replicates:
         """A status with their error and effective number, of the item that is known worst.
 
         None of one replicate, or of draws with equal weights, which say nothing of their error.
-        Converged: there are four and more, and no few of them weigh most.
+        Converged: there are four and more, and no few of them weigh most. Where messages iterate,
+        it is about these, for nothing is known of their error.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0
         status = replace(
@@ -121,6 +121,8 @@ class Replicates:
                 "no replicate has a possible configuration, so that the kept states of neighbours "
                 "cannot be joined: keep more states, or take Exact()"
             )
+        elif status.iterations is not None:
+            return status
         elif self.count < _FEW:
             doubt = (
                 f"{self.count} of {_FEW} replicates that an error is known by: replicates=16, and "

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.status import Status
 from rdpgraph.engines.structured import StructureSolution
-from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.estimate.judged import Judged
 from rdpgraph.estimate.layout import Layout
 from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, draws_before, taken
@@ -25,12 +24,8 @@ from rdpgraph.model.restriction import observed_supports
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.model.soundness import items_named
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support, expanded
+from rdpgraph.model.support import expanded
 from rdpgraph.structures.relaxation import perturbed_graph
-
-_SURE = 0.999999  # of the interval that a lower bound is above, where the estimate is called low
-_LITTLE = 1e6  # multiply-adds that take no longer than a model's overhead
-_ROUNDING = 1e-6  # nats
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,19 +121,13 @@ class Restriction:
         supports = tuple(given and full.map(copied) for given, full in pairs)
         return replace(self, supports=supports, replicates=len(source))
 
-    def together(self, count: int) -> "Restriction":
-        """One choice: what some replicates keep, each state once and counted as it is."""
-        pairs = zip(self.supports, self.layout.expanded, strict=True)
-        supports = (given and _together(full, count) for given, full in pairs)
-        return replace(self, supports=tuple(supports), replicates=1)
-
     def __call__(self, solution: Solution) -> "RestrictedSolution":
         """What the solution of `model` says of the original."""
         return RestrictedSolution(self, solution)
 
 
 @dataclass(frozen=True, eq=False)
-class RestrictedSolution(Solution):
+class RestrictedSolution(Judged):
     """Answers about all states from the solution on those that were kept.
 
     A state that was not kept has probability zero. Marginals, expectations and samples are those
@@ -182,68 +171,6 @@ class RestrictedSolution(Solution):
     def _marginals(self) -> Tensor:
         """(replicates, B, S') probabilities of the kept states."""
         return self._split(self.inner.variable_marginals())
-
-    def engine_status(self) -> Status:
-        """The engine's status, with the bias of the choice of states."""
-        engine, restriction = self.inner.status(), self.restriction
-        exact = engine.exact and restriction.exact
-        bound = engine.bound if restriction.exact else restriction.bound if engine.exact else ""
-        return replace(engine, exact=exact, biased=not exact, bound=bound)
-
-    def status(self) -> Status:
-        """The engine's status, with the bias and the error that the replicates show.
-
-        Converged: the replicates agree, and their states taken together have no more mass.
-        """
-        status = self.replicates.described(self.engine_status())
-        if not bool((self._lacking > 0).any()):
-            return status
-        remedy = (
-            "states that different replicates keep have more mass together than the estimate: "
-            "keep more states, or take Exact()"
-        )
-        error = float(self.log_partition_errors().amax())
-        return replace(status, converged=False, remedy=remedy, standard_error=error)
-
-    def log_partition_errors(self) -> Tensor:
-        """(B,) by the replicates; no less than what they lack of a lower bound."""
-        return torch.maximum(self.replicates.standard_error, self._lacking)
-
-    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,) by Student's t; any number above where the replicates are too low."""
-        if self.engine_status().exact or self.restriction.bound or self.restriction.equal:
-            return super().interval(confidence)
-        low, high = self.replicates.interval(confidence)
-        return low, torch.where(self._lacking > 0, math.inf, high)
-
-    @cached_property
-    @torch.no_grad()
-    def _lacking(self) -> Tensor:
-        """(B,) nats by which log Z is above the estimate for certain; 0 if that may be chance.
-
-        The mass of the states that several replicates keep, each counted as it is, is a lower bound
-        on Z. It joins states of neighbours that no replicate has together. As many replicates are
-        taken as cost no more than the estimate; or all states, where these do not.
-        """
-        status, replicates, restriction = self.engine_status(), self.replicates, self.restriction
-        none = torch.zeros_like(replicates.log_partitions[0].detach())
-        drawn = replicates.count > 1 and not replicates.equal and not status.bound
-        if not drawn or status.exact or not self.inner.status().exact:
-            return none
-        most = max(restriction.solve(restriction.model).plan.flops, _LITTLE)
-        counts = [replicates.count >> halved for halved in range(replicates.count.bit_length() - 1)]
-        few = (restriction.together(count).model for count in counts)
-        for model in chain([restriction.original], few):
-            with suppress(BudgetError):
-                posterior = restriction.solve(model)
-                if posterior.plan.flops <= most and posterior.status.exact:
-                    bound = posterior.solution.log_partition()
-                    low, high = replicates.interval(_SURE)
-                    high = torch.where(high < math.inf, high, low)
-                    beyond = (bound > high) & (bound > -math.inf)
-                    gap = bound - replicates.log_partition
-                    return torch.where(beyond, gap + _ROUNDING, none)
-        return none
 
     def log_partition(self) -> Tensor:
         """(B,) the log of the mean of the replicates' Z.
@@ -449,17 +376,3 @@ class RestrictedSolution(Solution):
         raise UnsupportedError(
             "Marginal MAP over sampled states has no estimate here; use estimator=Exact()."
         )
-
-
-def _together(support: Support, count: int) -> Support:
-    """(1, *lead, kept) the states of the first replicates of (replicates, *lead, kept), once."""
-    support = support.unweighted().map(lambda part: part[:count].movedim(0, -2).flatten(-2))
-    # Masked ones last of the same state, then of all.
-    order = (support.states * 2 + (support.log_weights == -math.inf)).argsort(-1)
-    support = support.map(lambda part: part.gather(-1, order))
-    again = torch.zeros_like(support.states, dtype=torch.bool)
-    again[..., 1:] = support.states[..., 1:] == support.states[..., :-1]
-    masked = again | (support.log_weights == -math.inf)
-    first = masked.long().argsort(dim=-1, stable=True)[..., : max(int((~masked).sum(-1).max()), 1)]
-    log_weights = support.log_weights.masked_fill(masked, -math.inf)
-    return Support(support.states, log_weights).map(lambda part: part.gather(-1, first).unsqueeze(0))

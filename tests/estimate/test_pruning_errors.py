@@ -36,8 +36,11 @@ def runs_of(posterior):
     for number in range(whole.chains):
         one = slice(number, number + 1)
         own = replace(
-            whole, total=whole.total[one], squares=whole.squares[one],
-            under_way=whole.under_way[one], kept=tuple(part[one] for part in whole.kept),
+            whole,
+            total=whole.total[one],
+            squares=whole.squares[one],
+            under_way=whole.under_way[one],
+            kept=tuple(part[one] for part in whole.kept),
         )
         yield replace(solution, run=replace(solution.run, averages=own))
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph._numbers import student
 
-
 _MOST_KEPT = 1 << 22  # numbers of sweeps that are kept, of all chains; 32 MiB
 _ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
 
@@ -39,7 +38,8 @@ class Averages:
     @classmethod
     def none(cls, like: Tensor) -> Self:
         """Of numbers (chains, D), none yet."""
-        return cls(0, 1, *(torch.zeros_like(like) for _ in range(3)))
+        none = torch.zeros_like(like)
+        return cls(0, 1, none, none, none)
 
     def with_sweep(self, values: Tensor) -> Self:
         """The averages with one more sweep."""
@@ -59,12 +59,12 @@ class Averages:
     @classmethod
     def joined(cls, parts: Sequence["Averages"]) -> Self:
         """Those of all chains, which have as many sweeps."""
-        sums = (
+        total, squares, under_way = (
             torch.cat([getattr(part, name) for part in parts])
             for name in ("total", "squares", "under_way")
         )
-        kept = zip(*(part.kept for part in parts), strict=True)
-        return cls(parts[0].sweeps, parts[0].stride, *sums, tuple(map(torch.cat, kept)))
+        kept = tuple(map(torch.cat, zip(*(part.kept for part in parts), strict=True)))
+        return cls(parts[0].sweeps, parts[0].stride, total, squares, under_way, kept)
 
     @property
     def chains(self) -> int:

@@ -107,11 +107,11 @@ class Run:
         return replace(
             first,
             sampler=sampler,
-            state=State(
-                draw, *(
-                    torch.cat([getattr(run.state, name) for run in runs])
-                    for name in ("selected", "known")
-                ),
+            state=replace(
+                first.state,
+                draw=draw,
+                selected=torch.cat([run.state.selected for run in runs]),
+                known=torch.cat([run.state.known for run in runs]),
             ),
             averages=Averages.joined([run.averages for run in runs if run.averages is not None]),
             visited=Visited(

@@ -11,7 +11,6 @@ from rdpgraph.estimate.pruning.selected import Selected
 from rdpgraph.model.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
 
-
 _WIDE = 1 / 4
 """The share of sweeps that are wide; twice that while the averages have not begun."""
 _MOST_WORK = 4.0

@@ -1,0 +1,92 @@
+"""Estimates that are wrong do not say that they are sure."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import rdpgraph as rg
+from rdpgraph.errors import ModelError
+from rdpgraph.pruning import sweeps_of
+from rdpgraph.randomized import Threshold, Uniform
+from tests.estimate.pruning_models import chain, draw, pruned, seeded
+
+
+def two_modes(depth):
+    """Three steps that hardly ever change their state."""
+    unary = torch.tensor([[0.1, 0.0]] * 3, dtype=torch.float64)
+    return rg.Chain(unary, depth * (torch.eye(2, dtype=torch.float64) - 1))
+
+
+@pytest.mark.parametrize("depth", [10.0, 50.0])
+def test_chains_begin_apart_and_go_from_one_mode_to_the_other(depth):
+    model = two_modes(depth)
+    posterior = pruned(model, 60, chains=8)
+    assert_close(posterior.marginals(), model.marginals(), rtol=0.0, atol=0.15)
+    off = (sweeps_of(posterior).answers - model.marginals()).abs()
+    assert bool((off < 5 * sweeps_of(posterior).standard_error).all())
+
+
+def test_chains_that_stay_where_they_begin_are_told():
+    stuck = pruned(two_modes(50.0), 20, chains=8, selected=rg.pruning.Alternating(share=1.0))
+    assert not stuck.status.converged
+    assert "R-hat" in stuck.status.remedy
+    assert float(sweeps_of(stuck).r_hat.max()) == math.inf
+    low, high = sweeps_of(stuck).answer_interval(0.9)
+    assert bool((high - low > 0.1).all())
+    alone = pruned(chain(), 20)
+    assert not alone.status.converged
+    assert "chains=8" in alone.status.remedy
+
+
+def stays(steps=6, states=10):
+    """A chain that stays in the state that it begins in: Z is the number of states."""
+    stay = torch.full((states, states), -math.inf, dtype=torch.float64).fill_diagonal_(0.0)
+    return rg.Chain(torch.zeros(steps, states, dtype=torch.float64), stay)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        rg.Randomized(Uniform(), Threshold(2), replicates=8),
+        rg.Randomized.piloted(keep=3, replicates=16),
+    ],
+)
+def test_estimates_that_miss_are_not_sure(estimator):
+    for seed in range(5):
+        posterior = rg.infer(stays(), estimator=estimator, generator=seeded(seed))
+        error = float(posterior.standard_error)
+        assert error == math.inf or abs(float(posterior.log_partition) - math.log(10)) < 5 * error
+        assert not posterior.status.converged
+        assert posterior.status.remedy
+
+
+def test_where_all_miss_a_controlled_estimate_is_the_surrogates_and_not_sure():
+    found = rg.controlled(
+        stays(), stays(), estimator=rg.Randomized(Uniform(), Threshold(2), replicates=4),
+        solve=rg.infer, generator=seeded(),
+    )  # fmt: skip
+    assert bool((found.log_plain == -math.inf).all())
+    assert float(found.log_partition) < math.inf
+    assert float(found.standard_error) == math.inf
+
+
+def test_intervals_of_few_replicates_are_wide():
+    logs = 0.01 * draw(2, 4000)
+    replicates = rg.answers.Replicates(logs)
+    low, high = replicates.interval(0.9)
+    assert 0.87 < float(((low <= 0) & (high >= 0)).double().mean()) < 0.93
+    status = rg.infer(chain(), estimator=rg.Randomized.default(keep=2, replicates=2)).status
+    assert not status.converged
+    assert status.remedy.startswith("2 of 4 replicates")
+
+
+@pytest.mark.parametrize("durations", [1, 2, 3])
+def test_segments_take_one_map_for_all_only_if_asked(durations):
+    embeddings = 0.3 * draw(4, 2)
+    model = rg.SemiMarkov(draw(4, durations, 4), rg.Bilinear(embeddings, embeddings))
+    with pytest.raises(ModelError, match=r"^LowRankFactors draws a map for each factor.*shared"):
+        rg.infer(model, estimator=rg.LowRankFactors(3), generator=seeded())
+    shared = rg.LowRankFactors(3, shared=True)
+    assert rg.infer(model, estimator=shared, generator=seeded()).status.biased
