@@ -96,7 +96,7 @@ def test_graphs_that_are_no_network_have_no_conditional_tables():
         made.cpt("snow")
     x = rg.VariableArray("x", (2,), 2)
     block = rg.FactorGraph([rg.FactorBlock((x,), rg.Table.from_probabilities([0.25, 0.75]))])
-    with pytest.raises(rg.errors.ModelError, match="single variable is needed.*'x'"):
+    with pytest.raises(rg.errors.ModelError, match=r"single variable is needed.*'x'"):
         block.parents(x)
 
 
