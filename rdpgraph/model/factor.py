@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potential import Potential, checked_shape
 from rdpgraph.model.variable import Variable, VariableArray
 
 Slot: TypeAlias = Variable | VariableArray | Sequence[Variable]
@@ -170,8 +170,8 @@ def _check_slots(name: str, sizes: Sequence[int], potential: object) -> None:
             f"{name} needs a Potential, such as rdpgraph.Table(log_values); "
             f"got {type(potential).__name__}."
         )
-    if len(potential.shape) < len(sizes) or potential.slots(len(sizes)) != tuple(sizes):
+    shape = checked_shape(potential)
+    if len(shape) < len(sizes) or shape[len(shape) - len(sizes) :] != tuple(sizes):
         raise ModelError(
-            f"{name} needs a potential of shape {tuple(sizes)} (batch dims in front); "
-            f"got {potential.shape}."
+            f"{name} needs a potential of shape {tuple(sizes)} (batch dims in front); got {shape}."
         )

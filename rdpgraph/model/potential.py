@@ -2,13 +2,16 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._numbers import is_whole
+from rdpgraph._shapes import broadcast_shapes, broadcasts
 from rdpgraph.errors import ModelError
 from rdpgraph.model.semiring import soft_sum
 
@@ -51,6 +54,11 @@ class Potential(ABC):
     check_potential` then checks it. Everything else has a default. Leading dims before the slots
     are batch dims, or one entry per factor of a `FactorBlock`; they broadcast.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "evaluate" in vars(cls):
+            cls.evaluate = _held_to_its_grid(cls.evaluate)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     @abstractmethod
@@ -160,6 +168,43 @@ class Potential(ABC):
             arriving = message.reshape(*message.shape, *(1,) * (arity - slot - 1))
             left = summed(left + arriving, slot - arity, arity - slot)
         return tuple(outgoing)
+
+
+def _held_to_its_grid(
+    evaluate: Callable[[Any, Sequence[Tensor]], Tensor],
+) -> Callable[[Any, Sequence[Tensor]], Tensor]:
+    """The method, whose values must be those of the grid asked for."""
+
+    @wraps(evaluate)
+    def checked(self: Potential, states: Sequence[Tensor]) -> Tensor:
+        values: object = evaluate(self, states)
+        sizes = tuple([asked.shape[-1] for asked in states])
+        arity = len(sizes)
+        if (
+            isinstance(values, Tensor)
+            and tuple(values.shape[max(0, values.ndim - arity) :]) == sizes
+        ):
+            lead = broadcast_shapes(self.lead(arity), *[asked.shape[:-1] for asked in states])
+            if broadcasts(tuple(values.shape[: values.ndim - arity]), lead):
+                return values
+        got = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
+        raise ModelError(
+            f"{type(self).__name__}.evaluate, asked for {sizes} states of its slots, needs to give "
+            f"log-values of shape (*lead, {str(sizes)[1:-1].rstrip(',')}); got {got!s:.80}."
+        )
+
+    return checked
+
+
+def checked_shape(potential: Potential) -> tuple[int, ...]:
+    """The shape of a potential, which is a tuple of whole numbers."""
+    shape: object = potential.shape
+    if not isinstance(shape, tuple) or not all(is_whole(size) for size in shape):
+        raise ModelError(
+            f"{type(potential).__name__}.shape needs to be a tuple, the leading dims and then the "
+            f"number of states of each slot; got {shape!r:.80}."
+        )
+    return tuple(shape)
 
 
 def select_lead(

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -133,3 +134,34 @@ def test_logical_factors_move_without_a_table():
     assert rg.infer(moved).log_partition.dtype == torch.float64
     with pytest.raises(rg.errors.UnsupportedError, match="written out"):
         next(graph.factors())
+
+
+@dataclass(frozen=True, eq=False)
+class Flat(rg.extend.Potential):
+    """A potential that says a shape and gives values of another, or none."""
+
+    shape: object = None
+    values: object = None
+
+    def evaluate(self, states):
+        return self.values
+
+
+@pytest.mark.parametrize("shape", [None, 2, [2, 2], (2.0, 2)])
+def test_a_potential_whose_shape_is_no_tuple_of_sizes(shape):
+    with pytest.raises(rg.errors.ModelError, match=r"Flat\.shape needs to be a tuple") as caught:
+        rg.Factor((A, B), Flat(shape))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheduler", [rg.Auto(), rg.Loopy()])
+@pytest.mark.parametrize(
+    "values", [None, [[0.0] * 2] * 2, torch.zeros(2), torch.zeros(2, 1), torch.zeros(3, 2, 2)]
+)
+def test_a_potential_whose_values_are_not_those_of_the_grid(values, scheduler):
+    graph = rg.FactorGraph([rg.Factor((A, B), Flat((2, 2), values))])
+    with pytest.raises(
+        rg.errors.ModelError, match=r"Flat\.evaluate, .* \(\*lead, 2, 2\)"
+    ) as caught:
+        rg.infer(graph, scheduler).log_partition  # noqa: B018
+    assert "\n" not in str(caught.value)

@@ -27,8 +27,9 @@ class Schedule(ABC):
 
         Args:
             edges: the model's edges; they are numbered 0 to ``edges.count - 1``.
-            residuals: gives (E,) how much each message would change now; only where
-                `looks_at_residuals`.
+            residuals: a function: ``residuals()`` gives (E,), for every message the largest
+                change of its log-values if it were updated now, 0 where it agrees with those that
+                come in. Only where `looks_at_residuals`; between two sets it may be called again.
             number: of the sweep, from 0.
 
         Yields:

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -41,6 +42,30 @@ class Sweeper(ABC):
         return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
 
 
+def _no_tensor(*_: object, **__: object) -> NoReturn:
+    raise ModelError(
+        "A Schedule's residuals are a function: residuals() gives (E,) how much each message would "
+        "change now, where looks_at_residuals is True."
+    )
+
+
+class Residuals:
+    """The function that a schedule calls for residuals; taken for their tensor, it says so."""
+
+    def __init__(self, ask: Callable[[], Tensor]) -> None:
+        self._ask = ask
+
+    def __call__(self) -> Tensor:
+        """(E,) the residuals."""
+        return self._ask()
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __neg__ = __abs__ = _no_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __sub__ = __mul__ = __truediv__ = _no_tensor
+    __torch_function__ = classmethod(_no_tensor)
+
+
 def unasked() -> Tensor:
     """Refuses: a schedule looks at residuals that did not say so."""
-    raise ModelError("A Schedule that calls residuals() must say so in looks_at_residuals.")
+    raise ModelError(
+        "A Schedule that calls residuals() needs a property looks_at_residuals that is True."
+    )

@@ -20,7 +20,7 @@ from rdpgraph.engines.loopy.partial import (
     written,
 )
 from rdpgraph.engines.loopy.schedules import Flooding, Schedule
-from rdpgraph.engines.loopy.sweeper import Sweeper, unasked
+from rdpgraph.engines.loopy.sweeper import Residuals, Sweeper, unasked
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
 
@@ -46,14 +46,20 @@ def sets_of(
 ) -> Iterator[Tensor | None]:
     """What a schedule chooses in a sweep, checked; without ``residuals`` it must be blind."""
     count, some = edges.count, False
-    for chosen in schedule.sweep(edges, residuals or unasked, number):
+    sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
+    if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
+        raise ModelError(
+            f"{type(schedule).__name__}.sweep yields sets of messages, one after the other; it "
+            f"returned {sets!r:.80}."
+        )
+    for chosen in sets:
         if chosen is not None:
-            fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64
+            fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.ndim == 1
             if not fits or (
                 len(chosen) and not 0 <= int(chosen.amin()) <= int(chosen.amax()) < count
             ):
                 raise ModelError(
-                    f"{type(schedule).__name__}.sweep yields numbers of messages, int64 "
+                    f"{type(schedule).__name__}.sweep yields numbers of messages, (n,) int64 "
                     f"from 0 to {count - 1}, or None for all; got {chosen!r:.80}."
                 )
             if not len(chosen):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_whole
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potential import Potential, checked_shape
 from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.values import Labels, Value, View, Way, as_view
 
@@ -26,6 +26,24 @@ def products_of(step: str, ways: Sequence[Way]) -> list[tuple[View, ...]]:
     return products
 
 
+def checked_merge(products: Sequence[tuple[View, ...]]) -> tuple[int, int]:
+    """The places of every way of a merge, and the labels of all of them together.
+
+    Raises:
+        ModelError: as many as differ, or labels that are no states of sites.
+    """
+    views = [view for way in products for view in way]
+    places, widths = [view.places for view in views], [view.width for view in views]
+    kept = any(view.pool[0].labels.states is not None for view in views)
+    stateless = kept and any(view.pool[0].labels.states is None for view in views)
+    if len(set(places)) > 1 or stateless or (not kept and len(set(widths)) > 1):
+        raise ModelError(
+            "Tape.merge needs values of as many places, whose labels are the states of sites; got "
+            f"{places} places and {widths} labels."
+        )
+    return places[0], widths[0]
+
+
 def common(views: Sequence[View]) -> tuple[int, int]:
     """The places and the labels that all views have which have not one."""
     places, widths = [view.places for view in views], [view.width for view in views]
@@ -38,31 +56,46 @@ def common(views: Sequence[View]) -> tuple[int, int]:
     return most, widest
 
 
-def checked_link(x: Value, potential: Tensor | Potential, to: object, width: int) -> None:
+def checked_value(step: str, x: object) -> None:
+    """A value, as steps take that look at its labels."""
+    if isinstance(x, View):
+        raise ModelError(
+            f"Tape.{step} needs a value; got a View. tape.total(view) makes one of alternatives "
+            "over the states of the same site, and tape.merge(view) over those of different sites."
+        )
+    if not isinstance(x, Value):
+        raise ModelError(f"Tape.{step} needs a value of the tape; got {type(x).__name__}.")
+
+
+def checked_link(
+    x: Value, potential: Tensor | Potential, to: Value | Labels | None, width: int
+) -> None:
     """Log-values for the labels of a value, and for no more than those that it is linked to."""
-    if not isinstance(x, Value) or not isinstance(to, Value | Labels | None):
-        got = type(to if isinstance(x, Value) else x).__name__
-        raise ModelError(f"Tape.link needs values; got a {got}: tape.total(view) makes one of it.")
+    checked_value("link", x)
+    if not isinstance(to, Labels | None):
+        checked_value("link", to)
     if not isinstance(potential, Tensor | Potential):
         raise ModelError(
             f"Tape.link needs a tensor of log-values or a Potential; got {potential!r:.80}."
         )
-    shape = tuple(potential.shape)
+    shape = checked_shape(potential) if isinstance(potential, Potential) else potential.shape
     labels = to.labels if isinstance(to, Value) else to or Labels()
     fits = len(shape) >= 2
     fits = fits and (x.labels.states is not None or shape[-2] == x.width)
     if not fits or (labels.sites is not None and labels.states is None and shape[-1] > width):
         after = "M" if labels.sites is None else width
         raise ModelError(
-            f"Tape.link needs log-values (*batch, {x.width}, {after}), [from, to]; got {shape}."
+            f"Tape.link needs log-values (*batch, {x.width}, {after}), [from, to]; "
+            f"got {tuple(shape)}."
         )
 
 
 def checked_pick(x: Value, which: Tensor, to: Value) -> None:
     """A label of one value for each of another."""
-    if not (isinstance(x, Value) and isinstance(to, Value) and isinstance(which, Tensor)):
-        got = ", ".join(type(part).__name__ for part in (x, which, to))
-        raise ModelError(f"Tape.pick needs two values and a tensor of labels; got {got}.")
+    checked_value("pick", x)
+    checked_value("pick", to)
+    if not isinstance(which, Tensor):
+        raise ModelError(f"Tape.pick needs a tensor of labels; got {which!r:.80}.")
     if which.dtype != torch.long or (to.labels.states is None and which.shape != (to.width,)):
         raise ModelError(
             f"Tape.pick needs a label for each of the {to.width} of the other, as int64; got "

@@ -18,7 +18,9 @@ from rdpgraph.structures.tape.checks import (
     checked_join,
     checked_lengths,
     checked_link,
+    checked_merge,
     checked_pick,
+    checked_value,
     checked_values,
     checked_whole,
     common,
@@ -186,6 +188,7 @@ class Tape:
 
     def sum(self, x: Value) -> Value:
         """Over the labels, none of which is told from the others any more."""
+        checked_value("sum", x)
         if x.width == 1:
             return Value(x.number, x.places, 1)
         return self.sources.once(
@@ -241,11 +244,11 @@ class Tape:
         all states are kept the ways are added up; else they stand side by side.
         """
         products = products_of("merge", ways)
-        places, width = products[0][0].places, products[0][0].width
-        if all(view.pool[0].labels.states is None for way in products for view in way):
-            return self._add(Total(products), places, width, Labels())
-        taken = [self._product(way) for way in products]
+        places, width = checked_merge(products)
         mixed = self.sources.once(("mixed",), lambda: torch.full((1,), -1, device=self.device))
+        if all(view.pool[0].labels.states is None for way in products for view in way):
+            return self._add(Total(products), places, width, Labels(mixed))
+        taken = [self._product(way) for way in products]
         labels = Labels(mixed, mixed_states(taken))
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), places, width, labels)
@@ -287,6 +290,7 @@ class Tape:
             x: whose labels are the states of its sites; a state that is not kept is -inf.
             states: how many there are, kept or not; default: those kept, by their labels.
         """
+        checked_value("apart", x)
         if states is not None and x.labels.states is not None:
             same = torch.eye(states, dtype=torch.bool, device=self.device)
             x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))

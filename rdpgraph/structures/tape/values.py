@@ -187,9 +187,17 @@ def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
     """
     values = (pool,) if isinstance(pool, Value) else () if isinstance(pool, View) else tuple(pool)
     if isinstance(pool, View) or not all(isinstance(value, Value) for value in values):
-        raise ModelError("Tape.view needs values; make one of a view by tape.total(view).")
+        raise ModelError(
+            "Tape.view needs values: tape.total(view) makes one of alternatives over the same "
+            "labels, and tape.merge(view) over the states of different sites."
+        )
     if len({value.width for value in values}) != 1:
         raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
+    if index.ndim not in (1, 2, 3) or index.dtype not in (torch.int64, torch.int32):
+        raise ModelError(
+            "Tape.view needs numbers of places, (P,), (M, P) or (B, M, P); got a tensor of "
+            f"{index.dtype} and shape {tuple(index.shape)}."
+        )
     index = index.unsqueeze(0) if index.ndim == 1 else index
     size = sum(value.places for value in values)
     # A GPU would have to be waited for.

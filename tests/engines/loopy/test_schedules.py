@@ -84,6 +84,31 @@ def test_a_schedule_that_looks_must_say_so():
         posterior.log_partition  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        (lambda edges, residuals: [residuals.argsort()], r"residuals\(\) gives \(E,\)"),
+        (lambda edges, residuals: [(residuals > 0).nonzero()], r"residuals\(\) gives"),
+        (lambda edges, residuals: [torch.topk(residuals, 2)], r"residuals\(\) gives"),
+        (lambda edges, residuals: [residuals[:2]], r"residuals\(\) gives"),
+        (lambda edges, residuals: None, "returned None"),
+        (lambda edges, residuals: torch.arange(edges.count), "one after the other"),
+        (lambda edges, residuals: [torch.arange(4).reshape(2, 2)], r"\(n,\) int64"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_told_what_would(sweep, words):
+    class Mistaken(rg.loopy.Schedule):
+        looks_at_residuals = True
+
+        def sweep(self, edges, residuals, number):
+            return sweep(edges, residuals)
+
+    _, graph = random_grid(0, 3, 3)
+    with pytest.raises(rg.errors.ModelError, match=words) as caught:
+        rg.infer(graph, rg.Loopy(schedule=Mistaken())).log_partition  # noqa: B018
+    assert "\n" not in str(caught.value)
+
+
 def test_what_loopy_refuses():
     _, graph = random_grid(0, 3, 3)
     for make in (rg.loopy.Residual, rg.loopy.RandomSubsets):

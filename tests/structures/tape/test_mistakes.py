@@ -1,6 +1,7 @@
 """Mistakes in a recursion of one's own are told in one line that names the step."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -23,6 +24,16 @@ def joined(tape, rules, counts=(1, 1)):
     return tape.join(*halves(tape, *counts), rules, to=tape.sites[2])
 
 
+@dataclass(frozen=True, eq=False)
+class Odd(rg.extend.Potential):
+    """A potential that gives one number for any states."""
+
+    shape: object = None
+
+    def evaluate(self, states):
+        return torch.zeros(1)
+
+
 STEPS = {
     "a recursion gives nothing": (lambda tape: None, "NoneType"),
     "a recursion gives a view": (lambda tape: tape.view([tape.one], first(0)), "View"),
@@ -43,7 +54,7 @@ STEPS = {
     "nothing merged": (lambda tape: tape.merge(), "Tape.merge needs one"),
     "nothing beside": (lambda tape: tape.beside(), "Tape.beside needs one"),
     "nothing across": (lambda tape: tape.total(tape.across([])), "Tape.across"),
-    "a link of a tensor": (lambda tape: tape.link(tape.unary, draw(2, 2)), "got a Tensor"),
+    "a link of a tensor": (lambda tape: tape.link(tape.unary, draw(2, 2)), "got Tensor"),
     "a link to a view": (
         lambda tape: tape.link(tape.sites[0], draw(2, 2), to=tape.view([tape.one], first(0))),
         "got a View",
@@ -66,6 +77,34 @@ STEPS = {
     ),
     "more numbers than labels": (
         lambda tape: tape.lookup(draw(5), tape.sites[0]), r"got \(1, 5\)"
+    ),
+    "a link of alternatives": (
+        lambda tape: tape.link(tape.view(tape.sites[:2], first([0], [1])), draw(2, 2)),
+        r"tape\.merge\(view\)"
+    ),
+    "a sum of a view": (
+        lambda tape: tape.sum(tape.across(tape.sites[:2])), r"Tape\.sum .* tape\.merge\(view\)"
+    ),
+    "a view of a view": (
+        lambda tape: tape.view(tape.across(tape.sites[:2]), first(0)), r"tape\.merge\(view\)"
+    ),
+    "a merge with what has no states": (
+        lambda tape: tape.merge(tape.sites[0], tape.one), "Tape.merge needs .* states of sites"
+    ),
+    "a merge of one place and two": (
+        lambda tape: tape.merge(tape.sites[0], tape.sites[:2]), r"\[1, 2\] places"
+    ),
+    "a product with what was merged": (
+        lambda tape: tape.total((tape.merge(tape.sites[0], tape.sites[1]), tape.sites[2])),
+        "different sites"
+    ),
+    "half a place": (lambda tape: tape.view([tape.one], torch.tensor([0.5])), "numbers of places"),
+    "a place by a number": (lambda tape: tape.view([tape.one], 0), "numbers of places"),
+    "a potential without a shape": (
+        lambda tape: tape.link(tape.sites[0], Odd(2)), r"Odd\.shape needs to be a tuple"
+    ),
+    "a potential of a wrong shape": (
+        lambda tape: tape.link(tape.sites[0], Odd((2, 2))), r"Odd\.evaluate, .* \(\*lead, 2, 2\)"
     ),
     "a label picked for too few": (
         lambda tape: tape.pick(tape.sites[0], first(0), to=tape.sites[1]), "Tape.pick"
