@@ -133,6 +133,9 @@ def infer_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of randomized estimators.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.CPU,
+    strict: Annotated[  # noqa: FBT002
+        bool, typer.Option("--strict", help="End with 3 where an answer has not converged.")
+    ] = False,
 ) -> None:
     """Answer a question about a model, or about each of many.
 
@@ -154,27 +157,29 @@ def infer_command(
     from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried
     from rdpgraph.cli.many import about, answered_here, place, spread
-    from rdpgraph.cli.solving import posterior_of, progress, scheduler_of
+    from rdpgraph.cli.solving import posterior_of, progress, scheduler_of, warn
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
 
     # The imports, which the first model waits for.
     started = min(monotonic() - begin, 0.5 * time_seconds)
+    ended = 0
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
         with (
             about(model, models),
-            progress("solving") as shown,
+            progress("reading", time_seconds) as tell,
             ending(time_seconds, spent=started),
         ):
-            scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, shown)
+            scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
             rewrite = estimator_of(estimator, keep, proposal, replicates)
             generator = seeded(seed)
             allowance = Allowance(time_seconds)
             until = now() + time_seconds - started
             with allowance.spending():
                 graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+            tell("planning")
             # To write of as many variables takes less than half as long as to read of them.
             allowance.spent = 1.5 * allowance.spent + started
             started = 0.0
@@ -185,9 +190,13 @@ def infer_command(
                 until = inf  # all processes ask the same
             else:
                 posterior = posterior_of(graph, scheduler, rewrite, generator)
+            tell("solving")
             answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
+        if not posterior.status.converged:
+            ended = 3 if strict else 0
+            warn(f"{model}: not converged. {posterior.status.remedy}")
         if len(models) == 1 and place()[0]:
-            return  # all have the answer; the first writes it
+            break  # all have the answer; the first writes it
         if style is not Format.TABLE:
             text = as_text(answered, style)
         elif target is None:
@@ -204,6 +213,7 @@ def infer_command(
             sys.stdout.write(text)
         else:
             write_text_atomically(target, text, wait=time_seconds)
+    raise typer.Exit(ended)
 
 
 @app.command("explain")
@@ -223,7 +233,7 @@ def explain_command(
     from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers import Auto
 
-    with progress("planning"), ending(time_seconds):
+    with progress("planning", time_seconds), ending(time_seconds):
         allowance = Allowance(time_seconds)
         with allowance.spending():
             graph = Files(limit, time_seconds).load(model, evidence, settings or ())

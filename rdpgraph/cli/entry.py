@@ -61,7 +61,7 @@ def _run() -> None:
     from rdpgraph.cli.app import app
 
     try:
-        app()
+        app(prog_name="rdpgraph")
     except SystemExit:
         sys.stdout.flush()  # here, where a full disk still has an exit code
         raise

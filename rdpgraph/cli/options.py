@@ -10,6 +10,7 @@ _BYTES = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SECONDS = {"ms": 1e-3, "": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 _MOST_BYTES = 2.0**62
+_LEAST_BARE = 2**20
 _MOST_SECONDS = 1e9
 
 
@@ -83,11 +84,17 @@ class ParseFormat(StrEnum):
 
 
 def memory(text: str) -> float:
-    """Bytes of ``4GB``, ``512MiB``, ``1e9``."""
+    """Bytes of ``4GB``, ``512MiB``, ``1e9``; a number without a unit is a MiB at least."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     unit = match[2].lower() if match else ""
     factor = _BINARY[unit] if match and match[3] and unit else _BYTES[unit]
-    return _amount(text, match, factor, _MOST_BYTES, "an amount such as 4GB or 512MiB")
+    amount = _amount(text, match, factor, _MOST_BYTES, "an amount such as 4GB or 512MiB")
+    if amount < _LEAST_BARE and not text.strip()[-1].isalpha():
+        raise typer.BadParameter(
+            f"{text!r} has no unit and would be {amount:g} bytes; expected an amount such as 4GB "
+            "or 512MiB (or 4B for bytes)"
+        )
+    return amount
 
 
 def seconds(text: str) -> float:

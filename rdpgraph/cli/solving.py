@@ -1,16 +1,20 @@
 """From options to a posterior."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from time import monotonic
 
 import torch
 import typer
 from rich.console import Console
-from rich.status import Status as RichStatus
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
+from rich.progress import Task as RichTask
+from rich.text import Text
 
 from rdpgraph.cli.options import Method
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
-from rdpgraph.errors import BudgetError
+from rdpgraph.errors import BudgetError, in_a_line
 from rdpgraph.estimate.problem import Estimator
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
@@ -24,16 +28,15 @@ def scheduler_of(
     time_seconds: float,
     damping: float | None,
     sweeps: int | None,
-    shown: RichStatus | None,
+    tell: Callable[[str], None],
 ) -> Auto | Contraction | JoinGraph | Loopy:
-    """The scheduler that the options ask for; one that sweeps reports to the spinner."""
+    """The scheduler that the options ask for, which tells of its sweeps."""
     iterative = method in (Method.LOOPY, Method.JOIN)
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
 
     def report(sweep: Sweep) -> None:
-        if shown is not None:
-            shown.update(f"sweep {sweep.number}, residual {sweep.residual:.1e} ...")
+        tell(f"messages: sweep {sweep.number}, residual {sweep.residual:.1e}")
 
     if method is Method.LOOPY:
         return Loopy(
@@ -71,7 +74,34 @@ def posterior_of(
     return posterior
 
 
-def progress(what: str) -> AbstractContextManager[RichStatus | None]:
-    """A spinner on a terminal's standard error, nothing elsewhere."""
+def warn(message: str) -> None:
+    """Say in a line on standard error what an answer is worth."""
+    typer.echo(in_a_line(f"Warning: {message}"), err=True)
+
+
+@contextmanager
+def progress(what: str, seconds: float = 0.0) -> Generator[Callable[[str], None]]:
+    """A spinner, what is done and the time left on a terminal's standard error; else nothing.
+
+    What it gives takes what is done next.
+    """
     console = Console(stderr=True)
-    return console.status(f"{what} ...") if console.is_terminal else nullcontext()
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    text = TextColumn("{task.description} ...", markup=False)
+    left = (_Left(monotonic() + seconds),) if seconds else ()
+    with Progress(SpinnerColumn(), text, *left, console=console, transient=True) as shown:
+        task = shown.add_task(what)
+        yield lambda doing: shown.update(task, description=doing)
+
+
+class _Left(ProgressColumn):
+    """The seconds that are left of the budget."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__()
+        self.until = until
+
+    def render(self, task: RichTask) -> Text:
+        return Text(f"{max(self.until - monotonic(), 0.0):.0f} s left", style="dim")

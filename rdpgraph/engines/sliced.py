@@ -56,8 +56,8 @@ class SlicedSolution(Solution):
         if whole > _SLACK * left and spent > _TRIAL * left:
             raise BudgetError(
                 f"{len(self.slices):,} slices would take about {duration(whole)}, and "
-                f"{duration(left)} are left of the budget; raise the time or the memory budget, or "
-                "use an approximate method."
+                f"{duration(left)} are left of the budget; "
+                f"{clock.ways_out(whole, 'time or the memory', 'use an approximate method')}."
             )
 
     def log_partition(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -18,7 +19,16 @@ from rdpgraph.model.graph import FactorGraph
 _SKIPPED = re.compile(rb"\s+|(?:#|//|c[ \t])[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")
 _WORD = re.compile(rb"[A-Za-z]*")
 
-FORMATS.add(FileFormat(".uai", parse_uai, format_uai, ("markov", "bayes")))
+
+def _uai_of(graph: FactorGraph) -> str:
+    """BAYES of a Bayesian network, MARKOV of any other graph."""
+    if graph.num_factors == graph.num_variables:
+        with suppress(UnsupportedError):
+            return format_uai(graph, kind="BAYES")
+    return format_uai(graph)
+
+
+FORMATS.add(FileFormat(".uai", parse_uai, _uai_of, ("markov", "bayes")))
 FORMATS.add(
     FileFormat(".bif", parse_bif, format_bif, ("network", "variable", "probability", "property"))
 )
@@ -51,6 +61,8 @@ def read(
 
 def write(graph: FactorGraph, path: PathLike) -> None:
     """Write a model in the format that the file's name says: ``.uai``, ``.bif``, maybe ``.gz``.
+
+    A Bayesian network becomes a UAI file of kind ``BAYES``, any other graph one of ``MARKOV``.
 
     Raises:
         UnsupportedError: another name, or a model that the format cannot hold.

@@ -14,6 +14,9 @@ PLANNING = 0.2
 LEAST_PLANNING = 0.1
 """Seconds that planning may take whatever the budget."""
 
+_NEVER = 30 * 86_400.0
+"""Seconds that nobody waits for: a month."""
+
 _LEAST = 0.1
 
 _EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
@@ -50,9 +53,15 @@ class Watch:
         whole = spent if done is None else spent / max(done(), _LITTLE)
         if spent > self.seconds or whole > _HOPELESS * self.seconds:
             raise BudgetError(
-                f"Exact inference would take {whole:.3g} s, more than was predicted; raise the "
-                "time budget, or use an approximate method."
+                f"Exact inference would take {whole:.3g} s, more than was predicted; "
+                f"{ways_out(whole, 'time', 'use an approximate method')}."
             )
+
+
+def ways_out(seconds: float, budget: str, *others: str) -> str:
+    """Advice: to raise a budget unless nobody would wait for so many seconds, or others."""
+    ways = [f"raise the {budget} budget", *others] if seconds < _NEVER else [*others]
+    return ", or ".join([", ".join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)
 
 
 @dataclass(eq=False)

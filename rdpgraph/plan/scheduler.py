@@ -11,7 +11,7 @@ from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.cost import ELEMENTS_PER_SECOND, cost
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
 from rdpgraph.plan.plan import Plan, duration, quantity
-from rdpgraph.plan.search import HOPELESS_BITS, search
+from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
 from rdpgraph.plan.slicing import choose_slices, sliced_tree
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
@@ -31,6 +31,7 @@ _EASY = 2e7
 PASSES = 3
 """All marginals cost one pass up and two products down for each step."""
 
+_OTHERS = ("condition on more evidence", "use an approximate method")
 _MOST = 128
 _known: OrderedDict[object, tuple[Budget, Plan]] = OrderedDict()
 _easy: OrderedDict[bytes, bool] = OrderedDict()
@@ -115,8 +116,9 @@ def _plan(
                 last=last,
                 batch=batch,
             )
-        except BudgetError:
-            return _out_of_reach(topology, dropped, late=clock.now() > deadline)
+        except BudgetError as error:
+            hopeless = isinstance(error, HopelessError) or clock.now() <= deadline
+            return _out_of_reach(topology, dropped, late=not hopeless)
         route, why = "contraction", "exact, in the cheapest order found"
     price = cost(tree, batch=batch)
     seconds = PASSES * price.seconds
@@ -152,16 +154,16 @@ def _plan(
         return replace(plan, slices=slices, num_slices=count, why=why, seconds=sliced)
     need, have = quantity(plan.stored_bytes), quantity(budget.memory_bytes)
     remedy = (
-        f"needs {need}B of memory (width {plan.width:.0f}) and the budget is {have}B; raise the "
-        "memory or time budget, condition on more evidence, or use an approximate method"
+        f"needs {need}B of memory (width {plan.width:.0f}) and the budget is {have}B; "
+        f"{clock.ways_out(plan.seconds, 'memory or time', *_OTHERS)}"
     )
     return replace(plan, fits=False, remedy=remedy)
 
 
 def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
-    need = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried"
+    need, seconds = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried", inf
     if late:
-        need = "more time to find an order than its part of the time budget"
+        need, seconds = "more time to find an order than its part of the time budget", 0.0
     return Plan(
         route="none",
         why="no elimination order is cheap enough to begin with",
@@ -175,17 +177,13 @@ def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
         stored_bytes=inf,
         seconds=inf,
         fits=False,
-        remedy=(
-            f"needs {need}; raise the time budget, condition on more evidence, or use an "
-            "approximate method"
-        ),
+        remedy=f"needs {need}; {clock.ways_out(seconds, 'time', *_OTHERS)}",
     )
 
 
 def _too_slow(plan: Plan, budget: Budget) -> Plan:
     remedy = (
         f"needs about {duration(plan.seconds)} (width {plan.width:.0f}) and the budget is "
-        f"{duration(budget.seconds)}; raise the time budget, condition on more evidence, or use an "
-        "approximate method"
+        f"{duration(budget.seconds)}; {clock.ways_out(plan.seconds, 'time', *_OTHERS)}"
     )
     return replace(plan, fits=False, remedy=remedy)

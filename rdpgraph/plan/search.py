@@ -32,6 +32,11 @@ HOPELESS_BITS = 64
 """When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
 gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
 
+
+class HopelessError(BudgetError):
+    """No order is cheap enough, and time is not what was missing."""
+
+
 FEW_VARIABLES = 100
 """The greedy orders of so few variables take no time: no clock is looked at, so that they are the
 same on every machine and run."""
@@ -201,12 +206,13 @@ class _Part:
         hopeless = 2.0**HOPELESS_BITS
         self._try_rule(min_weight, hopeless, stop)
         now = clock.now()
+        error = HopelessError if self.best is None and now <= stop else BudgetError
         deadline = stop if self.best else min(stop, now + 2.0 + 2.0 * (now - began))
         weighted = len(set(self.core.sizes)) > 1
         for rule in (weighted_min_fill, min_fill) if weighted else (min_fill,):
             self._try_rule(rule, hopeless, deadline)
         if self.best is None:
-            raise BudgetError(
+            raise error(
                 f"Exact contraction of a component of {self.topology.num_variables} variables and "
                 f"{self.topology.num_tensors} factors is out of reach: every elimination order "
                 f"tried needs more than 2^{HOPELESS_BITS} operations, or more time than there is "

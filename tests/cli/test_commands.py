@@ -565,3 +565,57 @@ def test_what_goes_wrong_with_one_of_several_models_begins_with_its_name(run, tm
         assert str(other) in said
         assert words in said
         assert str(other) not in run("infer", other, "--task", "PR", *arguments)[2]
+
+
+def test_memory_without_a_unit_is_refused_where_bytes_are_hardly_meant(run):
+    for option in ("--memory", "--limit"):
+        code, _, said = run("infer", ASIA, option, "4")
+        assert code == 2
+        assert "no unit" in " ".join(said.split())
+        assert run("infer", ASIA, option, "400kB", "--task", "PR")[0] == 0
+        assert run("infer", ASIA, option, "1e9", "--task", "PR")[0] == 0
+
+
+@pytest.mark.parametrize("style", ["table", "uai", "json"])
+def test_what_has_not_converged_is_said_and_strictly_has_a_code_of_its_own(run, grid, style):
+    asked = ("--method", "loopy", "--task", "PR", "--set", "0=1", "--format", style)
+    code, out, said = run("infer", grid, *asked, "--sweeps", "2")
+    assert code == 0
+    assert out
+    assert said.startswith(f"Warning: {grid}: not converged")
+    assert said.count("\n") == 1
+    assert run("infer", grid, *asked, "--sweeps", "2", "--strict") == (3, out, said)
+    assert run("infer", grid, *asked, "--strict")[::2] == (0, "")
+
+
+def test_a_network_converts_to_bayes_and_back(run, tmp_path, grid):
+    first, second, third = (tmp_path / name for name in ("a.uai", "b.bif", "c.uai"))
+    assert run("convert", ASIA, first)[0] == 0
+    assert first.read_text().startswith("BAYES")
+    assert run("convert", first, second)[0] == 0
+    assert run("convert", second, third)[0] == 0
+    assert third.read_text() == first.read_text()
+    assert run("convert", grid, third)[0] == 0
+    assert third.read_text().startswith("MARKOV")
+
+
+def test_the_shell_completes_commands_and_choices(run, monkeypatch):
+    monkeypatch.setenv("_RDPGRAPH_COMPLETE", "complete_bash")
+    for words, expected in (("rdpgraph inf", "infer"), ("rdpgraph infer --method lo", "loopy")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert run()[:2] == (0, f"{expected}\n")
+
+
+def test_progress_is_the_phase_and_the_time_left_on_terminals_alone(monkeypatch):
+    lines = io.StringIO()
+    for terminal in (True, False):
+        console = Console(file=lines, force_terminal=terminal, width=80)
+        monkeypatch.setattr(solving, "Console", lambda console=console, **_: console)
+        with solving.progress("reading", 60.0) as tell:
+            tell("messages: sweep 3, residual 1.0e-02")
+        if terminal:
+            shown = lines.getvalue()
+            assert "messages: sweep 3, residual 1.0e-02" in shown
+            assert " s left" in shown
+    assert lines.getvalue() == shown

@@ -4,8 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-import rdpgraph
+import rdpgraph as rg
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import scheduler
 from rdpgraph.plan.budget import Budget
@@ -101,5 +102,19 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
 
 def test_planning_imports_no_tensors():
-    place = Path(rdpgraph.__file__).parent
+    place = Path(rg.__file__).parent
     subprocess.run([sys.executable, "-c", PLANNING, str(place)], check=True)
+
+
+@pytest.mark.parametrize(("states", "helps"), [(4, True), (32, False), (100, False)])
+def test_no_budget_is_to_be_raised_where_nobody_would_wait(states, helps):
+    x = rg.VariableArray("x", (10, 10), states)
+    near = rg.Table(torch.zeros(states, states))
+    graph = rg.FactorGraph([
+        rg.FactorBlock((x[1:], x[:-1]), near), rg.FactorBlock((x[:, 1:], x[:, :-1]), near)
+    ])  # fmt: skip
+    for memory, seconds in ((1e6, 1e-3), (1e300, 1e-3)):
+        plan = rg.explain(graph, scheduler=rg.Contraction(memory, seconds))
+        assert not plan.fits
+        assert ("raise" in plan.remedy) == helps
+        assert plan.remedy.endswith("condition on more evidence, or use an approximate method")
