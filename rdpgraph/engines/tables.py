@@ -29,8 +29,8 @@ class Stack:
 
     Attributes:
         scopes: (F, arity) variables, in increasing order.
-        values: (F, *sizes) log-values. A hard zero is so low a number that a configuration which
-            violates fewer factors has the higher score, whatever the finite values are.
+        values: (F, *sizes) log-values. A hard zero is -inf, or so low a number that a configuration
+            which violates fewer factors has the higher score, whatever the finite values are.
     """
 
     scopes: Integers
@@ -84,6 +84,12 @@ class Tables:
         """(V + 1,) where the states of each variable begin in a list of all."""
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
+    def finite(self) -> "Tables":
+        """The same with hard zeros as such low numbers; of tables with infinite values."""
+        low = -2 * self.span - _SURE
+        stacks = (Stack(stack.scopes, np.maximum(stack.values, low)) for stack in self.stacks)
+        return Tables(self.sizes, tuple(stacks), self.span)
+
     def is_possible(self, score: float) -> bool:
         """Whether a configuration with this score violates no factor."""
         return score >= -self.span - 0.5 * _SURE
@@ -123,9 +129,8 @@ def tables_of(
     stacks = [_merged(*map(np.concatenate, zip(*parts, strict=True))) for parts in ordered]
     span = math.fsum(extent for stack in stacks for extent in _ranges(stack.values))
     span += sum(math.log(network.sizes[v]) for v in summed)
-    for stack in () if zeros else stacks:
-        stack.values[stack.values == -math.inf] = -2 * span - _SURE
-    return Tables(network.sizes, tuple(stacks), span)
+    tables = Tables(network.sizes, tuple(stacks), span)
+    return tables if zeros else tables.finite()
 
 
 def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -11,7 +11,8 @@ from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, log_sum
 from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.tables import Floats, Tables
+from rdpgraph.engines.search.gibbs import Known, annealed
+from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 
 _CELLS, _GROWTH = 2.0**10, 8.0
@@ -32,10 +33,23 @@ agree: then smaller ones miss more of it, or differ, more than chance allows."""
 _CHANCE = 2.0
 """Standard errors by which the two may differ by chance."""
 _MOST = 1 << 20
-_MEMBER = 2000.0
-"""Bytes for a member while its population grows, with all states that it is extended by."""
+_MEMBER, _EXTENDED = 16.0, 6.0
+"""Bytes for each variable that a member remembers while its population grows, and how many times
+more for each state that it is extended by."""
 _PRECISE = 0.005
 """A standard error (nats) below which nothing more is drawn."""
+_LEAST = 0.004
+"""The least that is told: parts of Z below a few times that may be missed by all that is drawn."""
+_STARTS = 4
+"""Draws from starts of their own by which populations are led before they are believed."""
+_COUNTS, _OFTEN = 0.01, 5.0
+"""The part of Z that must not be missed, and how often populations must have met with it."""
+_FEW_PINS = 16
+"""Configurations that populations know, whatever their size."""
+_SEARCHED = 0.4
+"""The part of the time in which these are made."""
+_ROUND = 0.3
+"""The part of what is left that the populations of a round take."""
 _SPREAD = 0.5
 """The standard deviation of log Z (nats) over populations above which it is the error itself: the
 mean of so few is too low then, by about that much."""
@@ -64,15 +78,31 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class _Populations:
-    """Populations of one size, and beside them smaller ones."""
+    """Populations of one size that know the same configurations, and others beside them.
+
+    Attributes:
+        runs: the populations.
+        fewer: the logs of estimates by smaller ones.
+        led: the logs of estimates by populations that configurations drawn elsewhere lead.
+    """
 
     runs: tuple[Grown, ...] = ()
-    fewer: tuple[Grown, ...] = ()
+    fewer: tuple[float, ...] = ()
+    led: tuple[float, ...] = ()
+
+    def joined(self, other: "_Populations") -> "_Populations":
+        """Both."""
+        return _Populations(self.runs + other.runs, self.fewer + other.fewer, self.led + other.led)
 
     @property
     def logs(self) -> Floats:
         """Their estimates of log Z."""
         return np.array([run.log_partition for run in self.runs])
+
+    @property
+    def mean(self) -> float:
+        """The log of their mean."""
+        return _log_mean(self.logs) if self.runs else -math.inf
 
     @property
     def lower(self) -> float:
@@ -85,16 +115,25 @@ class _Populations:
         return bool(self.runs) and self.runs[0].exact
 
     @property
+    def is_precise(self) -> bool:
+        """Whether more of them would be of no use."""
+        return self.exact or (len(self.runs) >= RUNS and self.error < _PRECISE)
+
+    @property
     def error(self) -> float:
         """Of the log of their mean; 0 where nothing was drawn."""
         if self.exact:
             return 0.0
-        return error_beside(self.logs, np.array([run.log_partition for run in self.fewer]))
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether more would be of no use."""
-        return self.exact or (len(self.runs) == RUNS and self.error < _PRECISE)
+        error = max(error_beside(self.logs, np.array(self.fewer)), _LEAST)
+        if not self.led or not math.isfinite(error):
+            return error
+        # Led by draws of the model they come to 1 + the relative variance of a population.
+        single = error * math.sqrt(len(self.runs))
+        excess = _log_mean(np.array(self.led)) - self.mean
+        excess -= _CHANCE * math.hypot(single / math.sqrt(len(self.led)), error)
+        if excess <= 0.0:
+            return error
+        return max(error, math.sqrt(math.expm1(min(excess, 700.0)) / len(self.runs)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +150,8 @@ class Estimate:
         passed: the mini-buckets that gave the bound.
         members: of a population.
         draws: all estimates that were made, in groups.
+        pins: (P, V) configurations that populations know.
+        confirmed: configurations from starts of their own, or the bounds, say the same.
     """
 
     lower: float
@@ -122,11 +163,18 @@ class Estimate:
     passed: Elimination
     members: int
     draws: tuple[Draws, ...] = ()
+    pins: Integers | None = None
+    confirmed: bool = True
 
     @property
     def reliable(self) -> bool:
-        """Whether the error is to be believed."""
+        """Whether the error is small enough to be believed."""
         return self.error <= _SPREAD
+
+    @property
+    def converged(self) -> bool:
+        """Whether the error is to be believed: something else than populations says so too."""
+        return self.reliable and self.confirmed
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Between what log Z lies with a probability: in any case between the bounds."""
@@ -146,81 +194,202 @@ def estimated(tables: Tables, sampling: Sampling, likely: Sequence[Floats] = ())
         sampling: how long, how large and how many.
         likely: a proposal, as for `grown`.
     """
-    begin, rng = clock.now(), np.random.default_rng(sampling.seed)
-    end = begin + sampling.seconds
-    most = max(sampling.memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
-    choice = Random(sampling.seed)
-    soon = begin + _ORDER * sampling.seconds
-    order = tight_order(tables, cells=most, seconds=0.0, rng=choice, deadline=soon)
-    count = _MOST * RUNS if sampling.draws is None else sampling.draws
-    last = end + sampling.grace
-    limit = max(min(count // RUNS, int(sampling.memory / _MEMBER), _MOST), 1)
-    cells, best, made, lower = min(_CELLS, most), None, _Populations(), -math.inf
-    draws = list[Draws]()
-    finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
-    while True:
-        start = clock.now()
-        passed = bounded(tables, order, cells=cells)
-        if finite and not passed.exact:
-            lower = max(lower, bounded(tables, order, cells=cells, lower=True).bound)
-        took = clock.now() - start
-        if best is None or passed.bound <= best.bound:
-            best = passed
-            tighter = _populations(best, min(FEW, limit), rng, likely, end, last)
-            made = tighter if tighter.runs else made
-            lower = max(lower, tighter.lower)
-            draws.append(_drawn(tighter.logs, best))
-        cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
-        late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
-        if made.is_settled or late or _GROWTH * cells_used * _BYTES > sampling.memory:
-            break
-        if cells <= _CELLS:
-            order = tight_order(tables, cells=most, seconds=_ORDER * sampling.seconds, rng=choice)
-        cells *= _GROWTH
-    members = min(FEW, limit)
-    while not made.is_settled and members < limit and clock.now() < end:
-        start = clock.now()
-        first = grown(best, members, rng, likely=likely, deadline=last)
-        if first is None:
-            break
-        lower = max(lower, first.lower)
-        draws.append(_drawn([first.log_partition], best))
-        took = (clock.now() - start) * RUNS * (1.0 + 1.0 / _FEWER)
-        more = (end - clock.now()) / took if took > 0 else math.inf
-        if more < 1.5 and made.runs:
-            break
-        members = int(min(limit, members * max(min(more, 8.0), 1.5)))
-        if more <= 8.0 or members == limit:
-            larger = _populations(best, members, rng, likely, end, last)
-            made = larger if larger.runs else made
-            lower = max(lower, larger.lower)
-            draws.append(_drawn(larger.logs, best))
-            break
-    return _summary(best, made, lower, members, tuple(draws))
+    return _Work(tables, sampling, likely).estimate()
 
 
-def _populations(
-    passed: Elimination,
-    members: int,
-    rng: np.random.Generator,
-    likely: Sequence[Floats],
-    end: float,
-    last: float,
-) -> _Populations:
-    """Fewer where the time ends, and one where it is exact; the first ends at last."""
-    runs, fewer, apart = list[Grown](), list[Grown](), rng.spawn(1)[0]
-    while len(runs) < RUNS and (not runs or clock.now() < end):
-        run = grown(passed, members, rng, likely=likely, deadline=last)
-        if run is None:
-            break
-        runs.append(run)
-        if run.exact:
-            return _Populations((run,))
+class _Work:
+    """An estimate that is being made."""
+
+    def __init__(self, tables: Tables, sampling: Sampling, likely: Sequence[Floats]) -> None:
+        self.tables, self.sampling, self.likely = tables, sampling, likely
+        self.begin = clock.now()
+        self.end = self.begin + sampling.seconds
+        self.last = self.end + sampling.grace
+        self.rng, self.choice = np.random.default_rng(sampling.seed), Random(sampling.seed)
+        self.searching = np.random.default_rng(sampling.seed + 1)
+        self.known = Known(tables)
+        self.pins = self.known.heaviest(0)
+        self.lower = -math.inf
+        self.draws = list[Draws]()
+        self.made = _Populations()
+        self.spent = 0.0
+        count = _MOST * RUNS if sampling.draws is None else sampling.draws
+        member = _MEMBER * (len(tables.sizes) + _EXTENDED * max(tables.sizes, default=1))
+        self.limit = max(min(count // RUNS, int(sampling.memory / member), _MOST), 1)
+
+    def estimate(self) -> Estimate:
+        """All of the work."""
+        best = self._passed()
+        members = self._grow(best, min(FEW, self.limit))
+        while not self.is_settled and clock.now() < self.end:
+            drawn = self.sampling.draws is not None and self.known.starts >= 2 * _STARTS
+            if drawn or not self._round(best, members):
+                break
+        return self._summary(best, members)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more would be of no use."""
+        return self.made.exact or self.made.is_precise and self.is_confirmed
+
+    @property
+    def _has_drawn(self) -> bool:
+        """Whether there are as many populations as are of use, or were asked for."""
+        all_asked = self.sampling.draws is not None and len(self.made.runs) >= RUNS
+        return self.made.is_precise or all_asked
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether configurations from enough starts of their own say the same."""
+        enough = len(self.made.led) >= _STARTS
+        return enough and self.known.is_found_again(self.made.mean)
+
+    def _passed(self) -> Elimination:
+        """The tightest pass, with populations of few members after each."""
+        tables, sampling, begin = self.tables, self.sampling, self.begin
+        most = max(sampling.memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
+        soon = begin + _ORDER * sampling.seconds
+        order = tight_order(tables, cells=most, seconds=0.0, rng=self.choice, deadline=soon)
+        cells, best = min(_CELLS, most), None
+        finite = not any(bool(np.isneginf(stack.values).any()) for stack in tables.stacks)
+        while True:
+            start = clock.now()
+            passed = bounded(tables, order, cells=cells)
+            if finite and not passed.exact:
+                below = bounded(tables, order, cells=cells, lower=True).bound
+                self.lower = max(self.lower, below)
+            took = clock.now() - start
+            if best is None or passed.bound <= best.bound:
+                best = passed
+                self._round(best, min(FEW, self.limit), afresh=True)
+            cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
+            late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
+            if self.is_settled or late or _GROWTH * cells_used * _BYTES > sampling.memory:
+                return best
+            if cells <= _CELLS:
+                seconds = _ORDER * sampling.seconds
+                order = tight_order(tables, cells=most, seconds=seconds, rng=self.choice)
+            cells *= _GROWTH
+
+    def _grow(self, passed: Elimination, members: int) -> int:
+        """The members for which a round takes a part of the time that is left."""
+        while not self.is_settled and members < self.limit and clock.now() < self.end:
+            start = clock.now()
+            first = self._grown(passed, members)
+            if first is None:
+                break
+            self.lower = max(self.lower, first.lower)
+            self.draws.append(_drawn([first.log_partition], passed))
+            took = (clock.now() - start) * RUNS * (2.0 + 1.0 / _FEWER)
+            more = _ROUND * (self.end - clock.now()) / took if took > 0 else math.inf
+            if more < 1.5 and self.made.runs:
+                break
+            members = int(min(self.limit, members * max(min(more, 8.0), 1.5)))
+            if more <= 8.0 or members == self.limit:
+                self._round(passed, members, afresh=True)
+                break
+        return members
+
+    def _grown(
+        self, passed: Elimination, members: int, forced: Integers | None = None
+    ) -> Grown | None:
+        return grown(
+            passed, members, self.rng, likely=self.likely, pins=self.pins, forced=forced,
+            deadline=self.last,
+        )  # fmt: skip
+
+    def _search(self, passed: Elimination, members: int) -> None:
+        """Look for configurations from another start, where there is time, that runs may miss."""
+        start, seconds = clock.now(), self.sampling.seconds
+        enough = self.spent > _SEARCHED * (start - self.begin)
+        if self.known.starts and enough and not self._has_drawn:
+            return
+        until = min(self.end, start + _SEARCHED * seconds)
+        memory = self.sampling.memory
+        found = annealed(self.tables, self.searching, memory=memory, deadline=until)
+        self.spent += clock.now() - start
+        if found is None:
+            return
+        heaviest, weight = self.known.add(np.concatenate([found.drawn, found.others]))
+        self.lower = max(self.lower, self.known.lower)
+        made = self.made
+        if not made.runs or made.exact:
+            return
+        one = found.drawn[int(self.searching.integers(len(found.drawn)))]
+        led = self._grown(passed, members, one)
+        if led is not None:
+            self.made = replace(made, led=(*made.led, led.log_partition))
+        if weight > made.mean + math.log(_COUNTS):
+            led = self._grown(passed, members, heaviest)
+            if led is None or led.chance + math.log(len(made.runs)) < math.log(_OFTEN):
+                self.made = _Populations()
+
+    def _round(self, passed: Elimination, members: int, *, afresh: bool = False) -> bool:
+        """More populations; whether any was made in time.
+
+        Args:
+            passed: leads them.
+            members: of each.
+            afresh: earlier ones are worse, and no longer count.
+        """
+        if not (afresh and self.known.starts):
+            self._search(passed, members)
+        if self._has_drawn and not afresh:
+            return True
+        self.pins = self.known.heaviest(max(members // 2, _FEW_PINS))
+        runs, fewer = list[Grown](), list[float]()
         quarter = max(members // _FEWER, 1)
-        late = clock.now() > end
-        small = None if late else grown(passed, quarter, apart, likely=likely, deadline=last)
-        fewer += [] if small is None else [small]
-    return _Populations(tuple(runs), tuple(fewer))
+        while len(runs) < RUNS and (not runs or clock.now() < self.end):
+            run = self._grown(passed, members)
+            if run is None:
+                break
+            runs.append(run)
+            if run.exact:
+                break
+            small = None if clock.now() > self.end else self._grown(passed, quarter)
+            fewer += [] if small is None else [small.log_partition]
+        if not runs:
+            return False
+        more = _Populations(tuple(runs), tuple(fewer))
+        self.made = more if afresh or more.exact else self.made.joined(more)
+        self.lower = max(self.lower, more.lower)
+        self.draws.append(_drawn(more.logs, passed))
+        return True
+
+    def _summary(self, passed: Elimination, members: int) -> Estimate:
+        made, lower, draws = self.made, self.lower, tuple(self.draws)
+        if not made.runs:
+            nothing = -math.inf
+            return Estimate(
+                lower, passed.bound, nothing, math.inf, 0.0, (nothing,), passed, members
+            )
+        logs, error = made.logs, made.error
+        peak = float(logs.max())
+        if made.exact:
+            return Estimate(peak, peak, peak, 0.0, math.inf, (peak,), passed, members)
+        weights = np.exp(logs - peak) if peak > -math.inf else np.zeros(len(logs))
+        size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0
+        # An estimate outside the bounds is wrong for certain.
+        inside = min(max(made.mean, lower), passed.bound)
+        if abs(inside - made.mean) > _CHANCE * error:
+            error = max(error, abs(inside - made.mean))
+        confirmed = self.is_confirmed
+        if passed.bound - lower < error:
+            error, confirmed = passed.bound - lower, True
+        each = tuple(logs.tolist())
+        return Estimate(
+            lower,
+            passed.bound,
+            inside,
+            error,
+            size,
+            each,
+            passed,
+            members,
+            draws,
+            self.pins,
+            confirmed,
+        )
 
 
 def _drawn(logs: Sequence[float] | Floats, passed: Elimination) -> Draws:
@@ -264,21 +433,3 @@ def error_beside(logs: Floats, fewer: Floats) -> float:
 
 def _log_mean(logs: Floats) -> float:
     return float(log_sum(logs, 0)) - math.log(len(logs))
-
-
-def _summary(
-    passed: Elimination, made: _Populations, lower: float, members: int, draws: tuple[Draws, ...]
-) -> Estimate:
-    if not made.runs:
-        nothing = -math.inf
-        return Estimate(lower, passed.bound, nothing, math.inf, 0.0, (nothing,), passed, members)
-    logs, error = made.logs, made.error
-    peak = float(logs.max())
-    if made.exact:
-        return Estimate(peak, peak, peak, 0.0, math.inf, (peak,), passed, members)
-    weights = np.exp(logs - peak) if peak > -math.inf else np.zeros(len(logs))
-    size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0
-    # An estimate outside the bounds is wrong for certain.
-    inside = min(max(_log_mean(logs), lower), passed.bound)
-    each = tuple(logs.tolist())
-    return Estimate(lower, passed.bound, inside, error, size, each, passed, members, draws)

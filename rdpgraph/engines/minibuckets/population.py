@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
 from rdpgraph.engines.tables import Floats, Integers
@@ -53,6 +54,7 @@ class Grown:
         exact: no members were drawn, so that both are log Z.
         steps: of all variables, where they were asked for.
         shares: (members at the end,) of the estimate.
+        chance: the log of the probability with which the forced configuration survives.
     """
 
     log_partition: float
@@ -60,6 +62,7 @@ class Grown:
     exact: bool
     steps: tuple[Step, ...]
     shares: Floats
+    chance: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,8 @@ def grown(
     rng: np.random.Generator,
     *,
     likely: Sequence[Floats] = (),
+    pins: Integers | None = None,
+    forced: Integers | None = None,
     recorded: bool = False,
     deadline: float = math.inf,
 ) -> Grown | None:
@@ -96,10 +101,16 @@ def grown(
 
     Args:
         passed: mini-buckets with positive weights.
-        count: members that are kept at most.
+        count: members that are kept at most, besides pins.
         rng: the randomness.
         likely: of each variable, the log-probabilities of its states under a proposal: members are
             then kept half by their weights, and half by how likely the proposal makes them.
+        pins: (P, V) configurations whose members are never dropped; the mean stays Z if they do
+            not depend on the randomness.
+        forced: (V,) a configuration given which members are drawn: as if it had survived by
+            chance. For a draw of the model itself the mean is E[Z^2] / Z then (Andrieu, Doucet and
+            Holenstein 2010, the conditional particle filter): far above Z where populations as a
+            rule miss what they rarely find.
         recorded: keep the steps; of all variables, while else those on which no split bucket
             depends are summed out exactly.
         deadline: on `clock.now`; None is the answer if it comes first.
@@ -114,6 +125,7 @@ def grown(
     odd = np.random.default_rng(0).integers(1, 2**62, len(passed.buckets) + 1)
     start = np.array([passed.bound])
     members = _Members({}, np.zeros(1, np.int64), start, start, np.zeros(1))
+    followed = _Followed(pins, forced)
     steps: list[Step] = []
     exact = True
     for bucket, gone in zip(buckets, leaving, strict=True):
@@ -127,14 +139,17 @@ def grown(
             if not len(alive):
                 return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
             weights, products = members.weights + total, members.products + total
+            followed.move(_ranks(total > -math.inf))
             members = _Members(
                 {u: states[alive] for u, states in members.states.items()},
                 members.keys[alive], weights[alive], products[alive], members.likely[alive],
             )  # fmt: skip
             continue
-        states, parents = np.nonzero(each > -math.inf)
+        possible = each > -math.inf
+        states, parents = np.nonzero(possible)
         if not len(states):
             return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
+        followed.extend(v, possible)
         gains, keys = each[states, parents], members.keys[parents]
         weights, products = members.weights[parents] + gains, members.products[parents] + gains
         proposed = members.likely[parents] + (likely[v][states] if likely else 0.0)
@@ -149,19 +164,18 @@ def grown(
         else:
             merged = _grouped(weights, groups, len(firsts))
             shares = weights - merged[groups]
+            followed.move(groups)
             weights, products = merged, _grouped(products, groups, len(firsts))
             proposed = _grouped(proposed, groups, len(firsts)) if likely else proposed[firsts]
         survivors = np.arange(len(weights))
         if len(weights) > count:
-            exact, point = False, float(rng.random())
+            scores = weights
             if likely:
                 scores = np.logaddexp(weights - log_sum(weights, 0), _of_all(proposed))
-                survivors, lifted = thinned(scores, count, point)
-                lift = lifted - scores[survivors]  # one over the probability to survive
-                weights, proposed = weights[survivors] + lift, proposed[survivors] + lift
-            else:
-                survivors, weights = thinned(weights, count, point)
-                proposed = proposed[survivors]
+            survivors, lift = followed.thin(scores, count, float(rng.random()))
+            exact = exact and len(survivors) == len(scores)
+            # The lift is one over the probability to survive.
+            weights, proposed = weights[survivors] + lift, proposed[survivors] + lift
         if recorded:
             place = np.full(len(products), -1)
             place[survivors] = np.arange(len(survivors))
@@ -181,7 +195,60 @@ def grown(
     total, lower = float(log_sum(members.weights, 0)), float(log_sum(members.products, 0))
     if total == -math.inf:
         return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
-    return Grown(total, lower, exact, tuple(steps), np.exp(members.weights - total))
+    return Grown(
+        total, lower, exact, tuple(steps), np.exp(members.weights - total), followed.chance
+    )
+
+
+class _Followed:
+    """The members that given configurations are part of, at each step."""
+
+    def __init__(self, pins: Integers | None, forced: Integers | None) -> None:
+        rows = [] if pins is None else list(pins)
+        self._pins = len(rows)
+        rows += [] if forced is None else [forced]
+        self._states = np.array(rows, np.int64).reshape(len(rows), -1 if rows else 0)
+        self._at = np.zeros(len(rows), np.int64)
+        self.chance = 0.0
+
+    def extend(self, v: int, possible: npt.NDArray[np.bool_]) -> None:
+        """Follow them to the (states, members) that are possible extensions."""
+        if len(self._at):
+            gone = self._at < 0
+            self._at += self._states[:, v] * possible.shape[1]
+            self._at[gone] = -1
+            self.move(_ranks(possible))
+
+    def move(self, places: Integers) -> None:
+        """Follow them to new places, -1 for none."""
+        self._at = np.where(self._at < 0, -1, places[self._at])
+
+    def thin(self, scores: Floats, count: int, point: float) -> tuple[Integers, Floats]:
+        """The members that stay, and the logs of one over the probability that they do."""
+        pinned = np.unique(self._at[: self._pins])
+        pinned = pinned[pinned >= 0]
+        free = np.delete(np.arange(len(scores)), pinned)
+        if len(free) <= count:
+            return np.arange(len(scores)), np.zeros(len(scores))
+        rank = np.full(len(scores), -1)
+        rank[free] = np.arange(len(free))
+        forced = int(self._at[-1]) if len(self._at) > self._pins else -1
+        one = int(rank[forced]) if forced >= 0 else -1
+        kept, lifted = thinned(scores[free], count, point, one)
+        survivors = np.concatenate([pinned, free[kept]])
+        lift = np.concatenate([np.zeros(len(pinned)), lifted - scores[free[kept]]])
+        place = np.full(len(scores), -1)
+        place[survivors] = np.arange(len(survivors))
+        self.move(place)
+        if forced >= 0 and self._at[-1] >= 0:
+            self.chance -= float(lift[self._at[-1]])
+        return survivors, lift
+
+
+def _ranks(flags: npt.NDArray[np.bool_]) -> Integers:
+    """The place of each among those flagged; -1 for the others."""
+    flat = flags.reshape(-1)
+    return np.where(flat, np.cumsum(flat) - 1, -1)
 
 
 def _of_all(logs: Floats) -> Floats:
@@ -190,7 +257,7 @@ def _of_all(logs: Floats) -> Floats:
     return logs - total if total > -math.inf else logs
 
 
-def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats]:
+def thinned(weights: Floats, count: int, point: float, forced: int = -1) -> tuple[Integers, Floats]:
     """The members that stay, and their log-weights: as expected those that there were.
 
     Those above a threshold stay as they are, and the others with a probability in proportion to
@@ -200,6 +267,7 @@ def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats
         weights: (n,) logs.
         count: how many stay at most.
         point: uniform in [0, 1).
+        forced: the draw is one of those in which this member stays; -1: any.
     """
     peak = weights.max()
     if peak == -math.inf:  # any will do
@@ -215,7 +283,13 @@ def thinned(weights: Floats, count: int, point: float) -> tuple[Integers, Floats
         return np.flatnonzero(stay), weights[stay]
     light = np.flatnonzero(~stay)
     reach = np.cumsum(mass[light] / threshold)
+    if forced >= 0 and not stay[forced]:
+        at = int(np.searchsorted(light, forced))
+        chosen = float(reach[at] - (1.0 - point) * mass[forced] / threshold)
+        point = chosen % 1.0
     drawn = light[np.searchsorted(reach, np.arange(point, reach[-1], 1.0), side="right")]
+    if forced >= 0 and not stay[forced] and len(drawn):
+        drawn[min(int(chosen), len(drawn) - 1)] = forced
     survivors = np.concatenate([np.flatnonzero(stay), drawn])
     lifted = np.full(len(drawn), peak + math.log(threshold))
     return survivors, np.concatenate([weights[stay], lifted])

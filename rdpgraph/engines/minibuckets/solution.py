@@ -106,7 +106,9 @@ class MiniBucketSolution(Solution):
             begin = clock.now()
             last = until + self.sampling.grace
             likely = self._likely[item]
-            run = grown(one.passed, count, rng, likely=likely, recorded=True, deadline=last)
+            run = grown(
+                one.passed, count, rng, likely=likely, pins=one.pins, recorded=True, deadline=last
+            )
             if run is None:
                 break
             tried += 1
@@ -134,7 +136,7 @@ class MiniBucketSolution(Solution):
         if self.network.impossible:
             return Status(method="mini-buckets")
         every = self.estimates
-        reliable = all(one.reliable for one in every)
+        reliable = all(one.converged for one in every)
         remedy = "more seconds give smaller errors, and more memory tighter bounds"
         if not reliable:
             remedy = (

@@ -1,7 +1,7 @@
-"""The best states of some variables given all others: bucket elimination, and a traceback."""
+"""The best states of some variables given all others, or draws: bucket elimination, traced back."""
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,29 +31,79 @@ def eliminate(
     Returns:
         The states, and their log-value (nats), sums included.
     """
+
+    def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, npt.NDArray[Any] | None]:
+        if step[0] in summed:
+            return _log_sum(joint), None
+        if tables.sizes[step[0]] == 2:
+            return np.maximum(joint[0], joint[1]), joint[1] > joint[0]
+        kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
+        return joint.max(0), joint.argmax(0).astype(kind)
+
+    traces, total = _eliminated(tables, order, states, reduced)
+    chosen = states.tolist()
+    for step, best in reversed(traces):
+        chosen[step[0]] = int(best[tuple([chosen[u] for u in step[1:]])])
+    return np.array(chosen, np.int64), total
+
+
+def draw(
+    tables: Tables, order: ConditionedOrder, states: Integers, count: int, rng: np.random.Generator
+) -> Integers:
+    """Configurations drawn exactly from those that agree with the fixed variables.
+
+    Args:
+        tables: the model, without infinite values.
+        order: eliminates some variables; the others are fixed.
+        states: (V,) of all variables; those of eliminated ones are not read.
+        count: how many.
+        rng: the randomness.
+
+    Returns:
+        (count, V).
+    """
+
+    def reduced(step: tuple[int, ...], joint: Floats) -> tuple[Floats, Floats]:  # noqa: ARG001
+        message = _log_sum(joint)
+        return message, np.exp(joint - message).cumsum(0)
+
+    traces, _ = _eliminated(tables, order, states, reduced)
+    chosen = np.tile(states, (count, 1))
+    for step, reach in reversed(traces):
+        reach = reach[(slice(None), *(chosen[:, u] for u in step[1:]))].reshape(len(reach), -1)
+        below = reach < rng.random(count) * reach[-1]
+        chosen[:, step[0]] = below.sum(0)
+    return chosen
+
+
+def _eliminated(
+    tables: Tables,
+    order: ConditionedOrder,
+    states: Integers,
+    reduced: Callable[[tuple[int, ...], Floats], tuple[Floats, npt.NDArray[Any] | None]],
+) -> tuple[list[tuple[tuple[int, ...], npt.NDArray[Any]]], float]:
+    """What a reduction leaves of each step to trace back by, and the value at the end.
+
+    Args:
+        tables: the model.
+        order: of elimination.
+        states: (V,) of all variables.
+        reduced: gives the message of a step, without its first dim, and the trace, or None.
+    """
     buckets, total = _filled(tables, order, states)
     rank = {step[0]: place for place, step in enumerate(order.steps)}
     traces: list[tuple[tuple[int, ...], npt.NDArray[Any]]] = []
     for place, step in enumerate(order.steps):
         joint = _product(buckets[place], step, tables.sizes)
         buckets[place] = []
-        if step[0] in summed:
-            message = _log_sum(joint)
-        elif tables.sizes[step[0]] == 2:
-            traces.append((step, joint[1] > joint[0]))
-            message = np.maximum(joint[0], joint[1])
-        else:
-            kind = np.uint8 if tables.sizes[step[0]] <= _BYTE else np.int32
-            traces.append((step, joint.argmax(0).astype(kind)))
-            message = joint.max(0)
+        message, trace = reduced(step, joint)
+        if trace is not None:
+            traces.append((step, trace))
         if len(step) > 1:
             buckets[rank[step[1]]].append((step[1:], message))
         else:
             total += float(message)
-    chosen = states.tolist()
-    for step, best in reversed(traces):
-        chosen[step[0]] = int(best[tuple([chosen[u] for u in step[1:]])])
-    return np.array(chosen, np.int64), total
+    return traces, total
 
 
 def _filled(
