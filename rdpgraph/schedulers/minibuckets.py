@@ -49,23 +49,33 @@ class MiniBuckets(Scheduler):
     (`Posterior.bounds`). Their messages lead populations of configurations that grow backwards
     along the order of elimination, a variable at a time: heavy ones are kept, light ones drawn,
     and what fits is summed out exactly. The summed products of the configurations at the end bound
-    log Z from below, hard zeros or not, and the mean of the estimates of Z is unbiased: its log is
-    `log_partition`, with its standard error over 8 populations in `Posterior.status`. Where they
-    differ by half a nat and more the error is not reliable, and the answer has not converged.
+    log Z from below, hard zeros or not, and the mean of the estimates of Z is unbiased: its log,
+    held between the bounds, is `log_partition`, with its standard error in `Posterior.status`.
     Marginals of variables are means over such configurations, consistent and not unbiased. No
     gradients.
 
+    Populations that bounds mislead can all miss the same part of Z, and agree. So chains annealed
+    from random starts look for configurations of their own. The heaviest are kept in all later
+    populations, which leaves the mean at Z, and draws of them lead populations: were these draws
+    of the model, such populations would come to 1 + the relative variance of an estimate, times Z.
+    An answer has converged if the populations of four starts in a row come to nothing else, no
+    start finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of
+    Z or more is found from two starts, and the error, by all of these, is below half a nat. No
+    error is told that is below 0.004 nats unless the bounds are as near.
+
     Cost: a pass for bounds visits all tables once, and a population its members for each variable.
-    Tables grow until a quarter of the time or the memory is used; populations take the rest, or
-    end once the error is below 0.005 nats.
+    Tables grow until a quarter of the time or the memory is used; starts and populations take the
+    rest, or end once the answer has converged with an error below 0.005 nats.
 
     Source: Dechter and Rish (2003); Liu and Ihler (2011); Fearnhead and Clifford (2003); Broka,
-    Dechter, Ihler and Kask (2018).
+    Dechter, Ihler and Kask (2018); Andrieu, Doucet and Holenstein (2010); Grosse, Ghahramani and
+    Adams (2015).
 
     Args:
         seconds: for the answers.
         memory: bytes for the tables of a pass; None: 60% of what the machine has available.
-        draws: configurations at most, in 8 populations; None: as many as the seconds allow.
+        draws: configurations at most, in the 8 populations of an estimate; None: as many as the
+            seconds allow.
         generator: the randomness; None: the same for each model.
         proposal: which configurations look likely besides; None: mini-buckets alone say. Any of
             `rdpgraph.randomized`, or one of your own: it scores the states of each variable, and

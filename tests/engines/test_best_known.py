@@ -198,14 +198,11 @@ def test_auto_s_marginals_are_better_than_those_of_messages(monkeypatch):
     graph = dense()
     exact = rg.infer(graph, scheduler=rg.Contraction()).marginal("x")
     monkeypatch.setattr(solution, "_STEP", 0.1)
-    posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=10.0))
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=7.0))
     assert posterior.plan.route != "contraction"
     messages = posterior.solution.messages.variable_marginals().reshape(15, 2)
     ours, theirs = (float((p - exact).abs().max()) for p in (posterior.marginal("x"), messages))
     assert ours < 0.5 * theirs
-    monkeypatch.setattr(solution, "_STEP", 100.0)  # so few that one decides all
-    posterior = rg.infer(graph, scheduler=rg.Auto(memory=8000.0, seconds=10.0))
-    torch.testing.assert_close(posterior.marginal("x"), messages)
 
 
 def dense(*, trained: bool = False) -> rg.FactorGraph:

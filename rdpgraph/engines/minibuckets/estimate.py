@@ -230,7 +230,7 @@ class _Work:
     @property
     def is_settled(self) -> bool:
         """Whether more would be of no use."""
-        return self.made.exact or self.made.is_precise and self.is_confirmed
+        return self.made.exact or (self.made.is_precise and self.is_confirmed)
 
     @property
     def _has_drawn(self) -> bool:
@@ -261,7 +261,12 @@ class _Work:
             took = clock.now() - start
             if best is None or passed.bound <= best.bound:
                 best = passed
-                self._round(best, min(FEW, self.limit), afresh=True)
+                members = min(FEW, self.limit)
+                self._round(best, members, afresh=True)
+                while self.made.is_precise and not self.is_settled and clock.now() < self.end:
+                    self._search(best, members)
+                    if self.known.starts >= 2 * _STARTS:
+                        break
             cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
             late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
             if self.is_settled or late or _GROWTH * cells_used * _BYTES > sampling.memory:

@@ -283,13 +283,14 @@ def thinned(weights: Floats, count: int, point: float, forced: int = -1) -> tupl
         return np.flatnonzero(stay), weights[stay]
     light = np.flatnonzero(~stay)
     reach = np.cumsum(mass[light] / threshold)
+    chosen = -1
     if forced >= 0 and not stay[forced]:
         at = int(np.searchsorted(light, forced))
-        chosen = float(reach[at] - (1.0 - point) * mass[forced] / threshold)
-        point = chosen % 1.0
+        moved = float(reach[at] - (1.0 - point) * mass[forced] / threshold)
+        chosen, point = int(moved), moved % 1.0
     drawn = light[np.searchsorted(reach, np.arange(point, reach[-1], 1.0), side="right")]
-    if forced >= 0 and not stay[forced] and len(drawn):
-        drawn[min(int(chosen), len(drawn) - 1)] = forced
+    if chosen >= 0 and len(drawn):  # whatever rounding says
+        drawn[min(chosen, len(drawn) - 1)] = forced
     survivors = np.concatenate([np.flatnonzero(stay), drawn])
     lifted = np.full(len(drawn), peak + math.log(threshold))
     return survivors, np.concatenate([weights[stay], lifted])

@@ -136,16 +136,17 @@ class MiniBucketSolution(Solution):
         if self.network.impossible:
             return Status(method="mini-buckets")
         every = self.estimates
-        reliable = all(one.converged for one in every)
         remedy = "more seconds give smaller errors, and more memory tighter bounds"
-        if not reliable:
+        if not all(one.confirmed for one in every):
+            remedy = "too few starts confirm it: more seconds give more of them"
+        if not all(one.reliable for one in every):
             remedy = (
                 "the error is not reliable, so much do estimates differ: more seconds or memory "
                 "give better ones"
             )
         return Status(
             exact=False,
-            converged=reliable,
+            converged=all(one.converged for one in every),
             biased=True,
             standard_error=max((one.error for one in every), default=0.0),
             effective_sample_size=min((one.size for one in every), default=math.inf),
