@@ -7,10 +7,11 @@ from random import Random
 
 import numpy as np
 
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded, log_sum
+from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
 from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
+from rdpgraph.engines.minibuckets.populations import CHANCE, FEWER, RUNS, SPREAD, Populations
 from rdpgraph.engines.search.gibbs import Known, annealed
 from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
@@ -23,23 +24,12 @@ _PASSES = 0.45
 """The part of the time in which passes end."""
 _BYTES = 24.0
 """Bytes for each entry of a pass: tables, messages and what is made on the way."""
-RUNS = 8
-"""Populations by whose differences the error is known."""
 FEW = 500
 """Members of the first populations."""
-_FEWER = 4
-"""How many times smaller populations are beside them. Large ones can all miss the same mass, and
-agree: then smaller ones miss more of it, or differ, more than chance allows."""
-_CHANCE = 2.0
-"""Standard errors by which the two may differ by chance."""
 _MOST = 1 << 20
 _MEMBER, _EXTENDED = 16.0, 6.0
 """Bytes for each variable that a member remembers while its population grows, and how many times
 more for each state that it is extended by."""
-_PRECISE = 0.005
-"""A standard error (nats) below which nothing more is drawn."""
-_LEAST = 0.004
-"""The least that is told: parts of Z below a few times that may be missed by all that is drawn."""
 _STARTS = 4
 """Draws from starts of their own by which populations are led before they are believed."""
 _COUNTS, _OFTEN = 0.01, 5.0
@@ -50,9 +40,6 @@ _SEARCHED = 0.4
 """The part of the time in which these are made."""
 _ROUND = 0.3
 """The part of what is left that the populations of a round take."""
-_SPREAD = 0.5
-"""The standard deviation of log Z (nats) over populations above which it is the error itself: the
-mean of so few is too low then, by about that much."""
 
 
 @dataclass(frozen=True)
@@ -74,66 +61,6 @@ class Sampling:
     seed: int
     sums_only: bool = False
     grace: float = math.inf
-
-
-@dataclass(frozen=True, eq=False)
-class _Populations:
-    """Populations of one size that know the same configurations, and others beside them.
-
-    Attributes:
-        runs: the populations.
-        fewer: the logs of estimates by smaller ones.
-        led: the logs of estimates by populations that configurations drawn elsewhere lead.
-    """
-
-    runs: tuple[Grown, ...] = ()
-    fewer: tuple[float, ...] = ()
-    led: tuple[float, ...] = ()
-
-    def joined(self, other: "_Populations") -> "_Populations":
-        """Both."""
-        return _Populations(self.runs + other.runs, self.fewer + other.fewer, self.led + other.led)
-
-    @property
-    def logs(self) -> Floats:
-        """Their estimates of log Z."""
-        return np.array([run.log_partition for run in self.runs])
-
-    @property
-    def mean(self) -> float:
-        """The log of their mean."""
-        return _log_mean(self.logs) if self.runs else -math.inf
-
-    @property
-    def lower(self) -> float:
-        """The largest of their bounds."""
-        return max((run.lower for run in self.runs), default=-math.inf)
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing was drawn."""
-        return bool(self.runs) and self.runs[0].exact
-
-    @property
-    def is_precise(self) -> bool:
-        """Whether more of them would be of no use."""
-        return self.exact or (len(self.runs) >= RUNS and self.error < _PRECISE)
-
-    @property
-    def error(self) -> float:
-        """Of the log of their mean; 0 where nothing was drawn."""
-        if self.exact:
-            return 0.0
-        error = max(error_beside(self.logs, np.array(self.fewer)), _LEAST)
-        if not self.led or not math.isfinite(error):
-            return error
-        # Led by draws of the model they come to 1 + the relative variance of a population.
-        single = error * math.sqrt(len(self.runs))
-        excess = _log_mean(np.array(self.led)) - self.mean
-        excess -= _CHANCE * math.hypot(single / math.sqrt(len(self.led)), error)
-        if excess <= 0.0:
-            return error
-        return max(error, math.sqrt(math.expm1(min(excess, 700.0)) / len(self.runs)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +96,7 @@ class Estimate:
     @property
     def reliable(self) -> bool:
         """Whether the error is small enough to be believed."""
-        return self.error <= _SPREAD
+        return self.error <= SPREAD
 
     @property
     def converged(self) -> bool:
@@ -211,7 +138,7 @@ class _Work:
         self.pins = self.known.heaviest(0)
         self.lower = -math.inf
         self.draws = list[Draws]()
-        self.made = _Populations()
+        self.made = Populations()
         self.spent = 0.0
         count = _MOST * RUNS if sampling.draws is None else sampling.draws
         member = _MEMBER * (len(tables.sizes) + _EXTENDED * max(tables.sizes, default=1))
@@ -285,7 +212,7 @@ class _Work:
                 break
             self.lower = max(self.lower, first.lower)
             self.draws.append(_drawn([first.log_partition], passed))
-            took = (clock.now() - start) * RUNS * (2.0 + 1.0 / _FEWER)
+            took = (clock.now() - start) * RUNS * (2.0 + 1.0 / FEWER)
             more = _ROUND * (self.end - clock.now()) / took if took > 0 else math.inf
             if more < 1.5 and self.made.runs:
                 break
@@ -327,7 +254,7 @@ class _Work:
         if weight > made.mean + math.log(_COUNTS):
             led = self._grown(passed, members, heaviest)
             if led is None or led.chance + math.log(len(made.runs)) < math.log(_OFTEN):
-                self.made = _Populations()
+                self.made = Populations()
 
     def _round(self, passed: Elimination, members: int, *, afresh: bool = False) -> bool:
         """More populations; whether any was made in time.
@@ -343,7 +270,7 @@ class _Work:
             return True
         self.pins = self.known.heaviest(max(members // 2, _FEW_PINS))
         runs, fewer = list[Grown](), list[float]()
-        quarter = max(members // _FEWER, 1)
+        quarter = max(members // FEWER, 1)
         while len(runs) < RUNS and (not runs or clock.now() < self.end):
             run = self._grown(passed, members)
             if run is None:
@@ -355,7 +282,7 @@ class _Work:
             fewer += [] if small is None else [small.log_partition]
         if not runs:
             return False
-        more = _Populations(tuple(runs), tuple(fewer))
+        more = Populations(tuple(runs), tuple(fewer))
         self.made = more if afresh or more.exact else self.made.joined(more)
         self.lower = max(self.lower, more.lower)
         self.draws.append(_drawn(more.logs, passed))
@@ -376,7 +303,7 @@ class _Work:
         size = float(weights.sum() ** 2 / (weights**2).sum()) if peak > -math.inf else 0.0
         # An estimate outside the bounds is wrong for certain.
         inside = min(max(made.mean, lower), passed.bound)
-        if abs(inside - made.mean) > _CHANCE * error:
+        if abs(inside - made.mean) > CHANCE * error:
             error = max(error, abs(inside - made.mean))
         confirmed = self.is_confirmed
         if passed.bound - lower < error:
@@ -399,42 +326,3 @@ class _Work:
 
 def _drawn(logs: Sequence[float] | Floats, passed: Elimination) -> Draws:
     return Draws(tuple(map(float, logs)), passed.bound)
-
-
-def error_of(logs: Floats) -> float:
-    """The standard deviation of the log of the mean, as Student's t has it for so few.
-
-    Args:
-        logs: of estimates; +inf is known of fewer than four.
-    """
-    alive = logs[logs > -math.inf]
-    if len(logs) < 4 or not len(alive):
-        return math.inf
-    weights = np.exp(logs - logs.max())
-    error = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(logs)))
-    spread = float(alive.std())
-    error = max(error, spread) if spread > _SPREAD or len(alive) < len(logs) else error
-    return error * math.sqrt((len(logs) - 1) / (len(logs) - 3))
-
-
-def error_beside(logs: Floats, fewer: Floats) -> float:
-    """The standard error of the log of a mean, given estimates by smaller populations.
-
-    These say more than the larger ones where all of those miss the same: how far both means are
-    apart, if that is no chance, and their own error, which should not fall faster than members
-    are added.
-
-    Args:
-        logs: of estimates.
-        fewer: of estimates by populations `_FEWER` times smaller; +inf is known of none.
-    """
-    error, other = error_of(logs), error_of(fewer)
-    if not math.isfinite(error) or not math.isfinite(other):
-        return math.inf
-    apart = abs(_log_mean(logs) - _log_mean(fewer))
-    chance = apart <= _CHANCE * math.hypot(error, other)
-    return max(error, other / _FEWER, 0.0 if chance else apart)
-
-
-def _log_mean(logs: Floats) -> float:
-    return float(log_sum(logs, 0)) - math.log(len(logs))

@@ -12,9 +12,10 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import variable_table
 from rdpgraph.engines.minibuckets.bounds import log_sum
-from rdpgraph.engines.minibuckets.estimate import FEW, RUNS, Estimate, Sampling, error_of, estimated
+from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.lattice import averages
 from rdpgraph.engines.minibuckets.population import grown
+from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.minibuckets import estimate
+from rdpgraph.engines.minibuckets import estimate, populations
 from rdpgraph.engines.minibuckets.interval import Draws, _gain, interval
 from rdpgraph.errors import ModelError
 from rdpgraph.testing import brute_force
@@ -113,16 +113,18 @@ def test_intervals_of_small_populations_hold_log_z(monkeypatch):
 
 def test_smaller_populations_say_what_larger_ones_all_miss():
     alike = np.full(8, -4.0)
-    assert estimate.error_beside(alike, alike) == 0.0
-    assert estimate.error_beside(alike, alike - 1.0) == pytest.approx(1.0)  # more is found by more
+    assert populations.error_beside(alike, alike) == 0.0
+    assert populations.error_beside(alike, alike - 1.0) == pytest.approx(
+        1.0
+    )  # more is found by more
     rng = np.random.default_rng(0)
     wide = 3.0 * rng.standard_normal(8)
-    assert estimate.error_beside(alike, wide) >= estimate.error_of(wide) / 4
-    assert estimate.error_beside(alike, alike[:3]) == math.inf  # of so few nothing is known
-    assert estimate.error_beside(np.full(8, -math.inf), alike) == math.inf
+    assert populations.error_beside(alike, wide) >= populations.error_of(wide) / 4
+    assert populations.error_beside(alike, alike[:3]) == math.inf  # of so few nothing is known
+    assert populations.error_beside(np.full(8, -math.inf), alike) == math.inf
     for _ in range(20):
         near, rough = 0.01 * rng.standard_normal(8), 0.02 * rng.standard_normal(8)
-        assert estimate.error_of(near) <= estimate.error_beside(near, rough) <= 0.1
+        assert populations.error_of(near) <= populations.error_beside(near, rough) <= 0.1
 
 
 def test_an_error_of_a_posterior_is_that_of_its_status(monkeypatch):
