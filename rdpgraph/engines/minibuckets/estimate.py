@@ -238,16 +238,16 @@ class _Work:
             return
         until = min(self.end, start + _SEARCHED * seconds)
         memory = self.sampling.memory
-        found = annealed(self.tables, self.searching, memory=memory, deadline=until)
+        tried = annealed(self.tables, self.searching, memory=memory, deadline=until)
         self.spent += clock.now() - start
-        if found is None:
+        if tried is None:
             return
-        heaviest, weight = self.known.add(np.concatenate([found.drawn, found.others]))
+        heaviest, weight = self.known.add(np.concatenate([tried.drawn, tried.others]))
         self.lower = max(self.lower, self.known.lower)
         made = self.made
         if not made.runs or made.exact:
             return
-        one = found.drawn[int(self.searching.integers(len(found.drawn)))]
+        one = tried.drawn[int(self.searching.integers(len(tried.drawn)))]
         led = self._grown(passed, members, one)
         if led is not None:
             self.made = replace(made, led=(*made.led, led.log_partition))

@@ -40,7 +40,7 @@ class Populations:
     led: tuple[float, ...] = ()
 
     def joined(self, other: "Populations") -> "Populations":
-        """Both."""
+        """Return those of both, in one."""
         return Populations(self.runs + other.runs, self.fewer + other.fewer, self.led + other.led)
 
     @property

@@ -53,7 +53,7 @@ def annealed(
     """Draws near the best of several chains that begin at random states and high temperatures.
 
     A move draws, or maximises over, all variables that an order of small tables eliminates, given
-    the others; the others are chosen anew for each move.
+    the others; the others are chosen again for each move.
 
     Args:
         tables: the model.
