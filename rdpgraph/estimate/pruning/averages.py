@@ -12,6 +12,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph._numbers import student
 
 _MOST_KEPT = 1 << 22  # numbers of sweeps that are kept, of all chains; 32 MiB
+_APART = 2.0  # variances of the mean by chains over that by batches
 _ALIKE = 1e-4  # values of sweeps that differ by less are one: of a probability, or relative
 
 
@@ -99,28 +100,26 @@ class Averages:
         return by_batches, by_chains
 
     @property
+    def _stuck(self) -> Tensor:
+        """(D,) where chains differ by more than chance allows: batches are not independent."""
+        by_batches, by_chains = self._variances
+        return (by_chains > _APART * by_batches) & (by_chains < math.inf)
+
+    @property
     def standard_error(self) -> Tensor:
         """(D,) of the mean; +inf with fewer than two batches.
 
-        By the means of batches, or by those of chains where these differ by more: batches of a
-        chain that hardly moves are not independent.
+        By the means of batches, or by those of chains where these differ by more than chance
+        allows: batches of a chain that hardly moves are not independent.
         """
         by_batches, by_chains = self._variances
-        if self.chains > 1:
-            by_batches = torch.maximum(by_batches, by_chains)
-        return by_batches.sqrt()
+        return torch.where(self._stuck, by_chains, by_batches).sqrt()
 
     def half_width(self, chance: float) -> Tensor:
         """(D,) half of an interval that holds the exact value that often, by Student's t."""
-        by_batches, by_chains = self._variances
-        batches = len(self._batches) * self.chains
-        factor = student(0.5 + chance / 2, max(batches - 1, 1))
-        if self.chains == 1:
-            return factor * self.standard_error
-        apart = student(0.5 + chance / 2, self.chains - 1)
-        # Chains are what is independent where they differ by more than chance allows.
-        stuck = by_chains > 3 * by_batches
-        return torch.where(stuck, apart, factor) * self.standard_error
+        freedom = max(len(self._batches) * self.chains - 1, 1), max(self.chains - 1, 1)
+        batches, chains = (student(0.5 + chance / 2, each) for each in freedom)
+        return torch.where(self._stuck, chains, batches) * self.standard_error
 
     @property
     def variance(self) -> Tensor:
