@@ -289,3 +289,12 @@ def test_what_does_not_fit_is_refused_in_a_line(case):
     with pytest.raises(rg.errors.RdpgraphError, match=message) as told:
         ask()
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_decoder_without_numbers_is_refused(wrong):
+    vae = tiny()
+    with torch.no_grad():
+        next(vae.decoder.parameters()).fill_(wrong)
+    with pytest.raises(rg.errors.ModelError, match=r"^importance_log_likelihood needs a decoder"):
+        vae.importance_log_likelihood(TOKENS, LENGTHS, samples=2, generator=seeded())
