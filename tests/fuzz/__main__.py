@@ -16,11 +16,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tests.fuzz import chains, files, graphs, peers, structures, trees
+from tests.fuzz import bounds, chains, files, graphs, peers, structures, trees
 from tests.fuzz.compare import Skipped
 
 KINDS: dict[str, Callable[[np.random.Generator], int]] = {
     "graphs": graphs.case,
+    "bounds": bounds.case,
     "chains": chains.case,
     "trees": trees.case,
     "structures": structures.case,

@@ -34,6 +34,8 @@ from rdpgraph.plan.topology import Topology
 _MAXIMA = 0.6  # of the time that is left, for the messages behind a mode
 _DECODING = 0.5  # of what these leave, for ties among them
 _REPAIRING = 0.5  # of what is left then, to make a mode possible
+_FAR = 1e10
+"""Nats from which on a finite log-value is beyond sums by counting numbers."""
 _REPAIR = 2.0
 """Seconds for that, for all items, where there is no limit."""
 
@@ -115,7 +117,7 @@ class LoopySolution(Approximation):
         """Whether the messages converged, in how many sweeps, and what else to try."""
         outcome = self.outcome
         contradiction = bool(self._contradicted.any())
-        converged = bool(outcome.converged.all()) and not contradiction
+        converged = bool(outcome.converged.all()) and not contradiction and not self._outweighed
         exact = converged and self.network_is_forest and self.temperature == 1
         exact = exact and isinstance(self.counting, Bethe)
         remedy = ""
@@ -123,6 +125,11 @@ class LoopySolution(Approximation):
             remedy = (
                 "the messages contradict each other, as if nothing were possible: damp them "
                 "(damping=0.8), or use counting=TreeReweighted() or JoinGraph()"
+            )
+        elif self._outweighed:
+            remedy = (
+                "log-values of 1e10 and more leave others no digits between counting numbers: "
+                "write -inf where something is impossible"
             )
         elif not converged:
             remedy = (
@@ -152,6 +159,14 @@ class LoopySolution(Approximation):
             method="loopy",
             bound="upper" if converged and self.counting.bounds_above and not exact else "",
             remedy=remedy,
+        )
+
+    @cached_property
+    def _outweighed(self) -> bool:
+        """Whether sums by counting numbers lose the digits of most values to a few finite ones."""
+        tables = [group.log_tables.detach() for group in self.network.groups]
+        return not isinstance(self.counting, Bethe) and any(
+            bool(((table.abs() > _FAR) & table.isfinite()).any()) for table in tables
         )
 
     @cached_property
@@ -341,7 +356,8 @@ class LoopySolution(Approximation):
 
     def mode_is_optimal(self) -> Tensor:
         """(B,) whether it agrees on a tree, or with tree-reweighted messages."""
-        proving = self.network_is_forest or self.counting.bounds_above
+        bounding = self.counting.bounds_above and not self._outweighed
+        proving = self.network_is_forest or bounding
         return self.decoded.consistent & proving
 
 

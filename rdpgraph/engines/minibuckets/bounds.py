@@ -29,6 +29,9 @@ _PART, _ENTRY = 1500.0, 24.0
 _CONSTANT = 2e-6
 """The difference of values that tables of six digits may differ by where they should not."""
 
+_FAR = 1e7
+"""Nats by which values are shifted at most: by more their digits would be lost to the shift."""
+
 _NEGATIVE = 0.5
 """The absolute value of each negative weight of a lower bound."""
 
@@ -209,6 +212,9 @@ def _matched(parts: list[Floats], weights: list[float], *, most: bool) -> list[F
     with np.errstate(invalid="ignore"):
         mean = sum(weight * moment for weight, moment in zip(weights, moments, strict=True))
         gaps = [np.where(np.isfinite(moment), mean - moment, 0.0) for moment in moments]
+        # What stands for absence, as -1e30 does, stays where it is: any shifts that cancel serve.
+        near = np.all([(np.abs(gap) < _FAR) | (mean == -math.inf) for gap in gaps], axis=0)
+        gaps = [np.where(near, gap, 0.0) for gap in gaps]
     return [
         values + (weight * gap).reshape(-1, *(1,) * (values.ndim - 1))
         for values, weight, gap in zip(parts, weights, gaps, strict=True)

@@ -1,6 +1,7 @@
 """What the words that a rule has itself score: by the pairs of them, or each alone."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -75,7 +76,7 @@ class Emission:
         for sums, stretches, alone in ((own, source, some & ~more), (other, target, more & ~some)):
             at = alone.nonzero().squeeze(1)
             each = sums.counted(item, stretches)
-            logs[at] = _less(each, whole[at], part[at])
+            logs[at] = _joined([sum_[whole[at]] - sum_[part[at]] for sum_ in each])
         at = (some & more).nonzero().squeeze(1)
         whole, part = whole[at], part[at]
         each, owner = pairs.counted(item, source, target), item[whole]
@@ -83,55 +84,61 @@ class Emission:
             pairs.counted(owner, source[rows], target[columns])
             for rows, columns in ((whole, part), (part, whole))
         ]
-        parts = [each, each, *crossed]
-        sums = [own for own, _ in parts]
-        total = sums[0][whole] + sums[1][part] - sums[2] - sums[3]
-        gone = [own for _, own in parts if own is not None]
-        if gone:
-            total.masked_fill_(gone[0][whole] + gone[1][part] > gone[2] + gone[3], -math.inf)
-        logs[at] = total
+        logs[at] = _joined(
+            [
+                sum_[whole] + sum_[part] - first - second
+                for sum_, first, second in zip(each, *crossed, strict=True)
+            ]
+        )
         return logs
 
 
-def _less(each: tuple[Tensor, Tensor | None], whole: Tensor, part: Tensor) -> Tensor:
-    """The sums over some stretches less those over others within."""
-    total, gone = each
-    total = total[whole] - total[part]
-    return total if gone is None else total.masked_fill(gone[whole] > gone[part], -math.inf)
+_FAR = 1e5
+"""Nats from which on a number is summed apart: others would lose their digits to it."""
+
+
+def _joined(sums: Sequence[Tensor]) -> Tensor:
+    """Those of numbers near zero, of the others, and how many of these and of -inf there are."""
+    total, *apart = sums
+    if not apart:
+        return total
+    far, some, gone = apart
+    total = total + torch.where(some > 0, far, 0.0)
+    return total.masked_fill(gone > 0, -math.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Running sums of numbers, of which -inf is counted apart.
+    """Running sums of numbers, of which those that are far from zero, and -inf, are summed apart.
+
+    Finite scores that stand for absence, as -1e30, would leave no digits of the others.
 
     Attributes:
-        total: (B, p + 1) or (B, p + 1, q + 1) of those that are finite.
-        gone: how many are -inf; None: none is.
+        parts: (B, p + 1) or (B, p + 1, q + 1) as `_joined` takes them; the first alone where all
+            numbers are near.
     """
 
-    total: Tensor
-    gone: Tensor | None
+    parts: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, values: Tensor) -> "Sums":
         """Of (B, p) or (B, p, q)."""
-        absent = values == -math.inf
-        parts = [torch.where(absent, 0.0, values.double())]
-        if bool(absent.any()):
-            parts.append(absent.long())
+        values, absent = values.double(), values == -math.inf
+        far = (values.abs() > _FAR) & ~absent
+        parts = [torch.where(absent | far, 0.0, values)]
+        if bool((absent | far).any()):
+            parts += [torch.where(far, values, 0.0), far.long(), absent.long()]
         for dim in range(1, values.ndim):
             parts = [own.cumsum(dim) for own in parts]
-        parts = [pad(own, (1, 0) * (values.ndim - 1)) for own in parts]
-        return cls(parts[0], parts[1] if len(parts) > 1 else None)
+        return cls(tuple([pad(own, (1, 0) * (values.ndim - 1)) for own in parts]))
 
     def over(self, item: Tensor | None, *spans: Tensor) -> Tensor:
         """(n,) of items (n,), or (B, n) of all: over stretches (n, 2) of each dim."""
-        total, gone = self.counted(item, *spans)
-        return total if gone is None else total.masked_fill(gone > 0, -math.inf)
+        return _joined(self.counted(item, *spans))
 
-    def counted(self, item: Tensor | None, *spans: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The sum of what is finite over stretches, and how many are not; None: none is."""
-        whole = self.total.shape
+    def counted(self, item: Tensor | None, *spans: Tensor) -> list[Tensor]:
+        """The parts over stretches."""
+        whole = self.parts[0].shape
         steps = [math.prod(whole[dim + 1 :]) for dim in range(1, len(whole))]
         ends = [span * step for span, step in zip(spans, steps, strict=True)]
         if item is not None:
@@ -147,4 +154,4 @@ class Sums:
                 covered = covered - value if corner.count(0) % 2 else covered + value
             return covered
 
-        return summed(self.total), None if self.gone is None else summed(self.gone)
+        return [summed(own) for own in self.parts]
