@@ -313,10 +313,10 @@ def parse_command(
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
         raise typer.BadParameter("--count is a number of draws and needs --task sample")
+    from rdpgraph.cli.drawing import draw_tree
     from rdpgraph.cli.estimation import seeded
     from rdpgraph.cli.parse import answers, as_text, parsed
     from rdpgraph.cli.targets import checked_picture, checked_target
-    from rdpgraph.cli.trees import draw_tree
     from rdpgraph.io.grammar import MEMORY, read_grammar
     from rdpgraph.io.text import LIMIT, write_text_atomically
 

@@ -1,19 +1,20 @@
-"""Pictures of graphs: Bayesian networks from top to bottom, others as factor graphs."""
+"""Pictures: Bayesian networks from top to bottom, other models as factor graphs, and trees."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rdpgraph.cli.boxes import Box, box_of
-from rdpgraph.cli.layered import Point, layered
+from rdpgraph.cli.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.cli.targets import save_picture
-from rdpgraph.cli.unfolded import bend_of, curve, edges_of, unfolded
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import UnsupportedError, printable
 from rdpgraph.io.tables import Conditional, conditional_tables
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.query.posterior import Posterior
 
 _WITH_BARS = 40
@@ -23,9 +24,54 @@ _MOST_CELLS = 1 << 22  # of the tables that are looked into for arrows
 _DOT = 0.13  # inches
 _SQUARE = 0.09
 _NOTHING = 1e-6
+_MOST_STATES = 8  # with bars
+_NAMES, _BARS = 8.5, 5.5  # points
+_WIDE = 0.61 / 72  # of a letter, in inches for each point
+_LONGEST = 18
+_MOST_WORDS = 400
 _SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)  # of an edge, where its factor may be
 _FONTS = ["DejaVu Sans Mono", "DejaVu Sans"]  # the second has letters that the first lacks
 _INK, _LINE, _SEEN, _BLUE = "#3b4752", "#9aa3ad", "#d3dce6", "#1d4e79"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box with a name, and lines of text below it.
+
+    Attributes:
+        name: of the variable.
+        lines: a bar for each state; none where there are no marginals.
+    """
+
+    name: str
+    lines: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, cut where it is long."""
+        return self.name if len(self.name) <= _LONGEST else f"{self.name[: _LONGEST - 1]}…"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        wide = max((len(line) for line in self.lines), default=0) * _BARS * _WIDE
+        wide = max(wide, len(self.title) * _NAMES * _WIDE)
+        high = 1.35 * (_NAMES + len(self.lines) * _BARS * 0.95) / 72
+        return wide + 0.14, high + 0.1
+
+
+def box_of(variable: Variable, posterior: Posterior | None) -> Box:
+    """The box of a variable, with its marginal where there is one and its states are few."""
+    title = printable(variable.name)
+    if posterior is None or variable.size > _MOST_STATES:
+        return Box(title)
+    marginal = posterior.marginal(variable).detach().reshape(-1, variable.size)[0].tolist()
+    lines: list[str] = []
+    for name, probability in zip(names_of(variable.states), marginal, strict=True):
+        filled = round(10 * probability)
+        bar = "█" * filled + "░" * (10 - filled)
+        lines.append(f"{printable(str(name))[:8]:>8s} {bar} {probability:5.3f}")
+    return Box(title, tuple(lines))
 
 
 def draw(graph: FactorGraph, target: Path, posterior: Posterior | None) -> None:
@@ -100,19 +146,10 @@ def _directed(axes: Any, conditionals: Sequence[Conditional], sizes: Any) -> lis
     """Draw the arrows; gives the place of each variable."""
     size_of = {c.child.name: tuple(size) for c, size in zip(conditionals, sizes, strict=True)}
     parents = {c.child.name: [parent.name for parent in c.parents] for c in conditionals}
-    laid = layered(_parents_first(parents), size_of)
+    laid = layered(parents, size_of)
     for route in laid.routes.values():
         _draw_arrow(axes, route)
     return [laid.places[c.child.name] for c in conditionals]
-
-
-def _parents_first(parents: dict[str, list[str]]) -> dict[str, list[str]]:
-    import networkx as nx
-
-    graph: Any = nx.DiGraph()
-    graph.add_nodes_from(parents)
-    graph.add_edges_from((parent, child) for child, above in parents.items() for parent in above)
-    return {name: parents[name] for name in nx.topological_sort(graph)}
 
 
 def _draw_arrow(axes: Any, route: Sequence[Point]) -> None:
@@ -150,7 +187,7 @@ def _undirected(axes: Any, graph: FactorGraph, sizes: Any) -> Any:
     places = unfolded(every, joined)
     squares = [places[graph.num_variables + place] for place, _ in enumerate(larger)]
     for edge in edges_of(len(every), joined):
-        line = curve(places[edge[0]], places[edge[1]], bend_of(places, every, edge))
+        line = line_of(places, every, edge)
         axes.plot(line[:, 0], line[:, 1], color=_LINE, linewidth=1.1, zorder=1)
         if edge[1] < graph.num_variables:  # the factor is where its edge leaves both boxes
             squares.append(_middle(line, every[edge[0]], every[edge[1]], squares))
@@ -197,16 +234,85 @@ def _draw_box(axes: Any, box: Box | None, place: Any, size: Any, *, seen: bool) 
             facecolor=face, edgecolor=_INK, linewidth=0.9, zorder=3,
         )
     )  # fmt: skip
-    style = {
-        "family": _FONTS,
-        "ha": "center",
-        "zorder": 5,
-        "parse_math": False,
-    }
-    middle = "center" if not box.lines else "top"
-    top = y if not box.lines else y + height / 2 - 0.04
-    axes.text(x, top, box.title, va=middle, fontsize=box.name_points, fontweight="bold", **style)
+    style = {"family": _FONTS, "ha": "center", "zorder": 5, "parse_math": False}
+    top, side = (y + height / 2 - 0.04, "top") if box.lines else (y, "center")
+    axes.text(x, top, box.title, va=side, fontsize=_NAMES, fontweight="bold", **style)
     axes.text(
-        x, y - height / 2 + 0.04, "\n".join(box.lines), va="bottom", fontsize=box.line_points,
+        x, y - height / 2 + 0.04, "\n".join(box.lines), va="bottom", fontsize=_BARS,
         color=_BLUE, linespacing=1.2, **style,
     )  # fmt: skip
+
+
+@dataclass
+class _Node:
+    label: str
+    parts: "list[_Node]" = field(default_factory=list)
+    x: float = 0.0
+
+
+def draw_tree(bracketed: str, target: Path) -> None:
+    """Draw a tree, given in brackets, words at the bottom, to a name that ends in a format's.
+
+    Raises:
+        UnsupportedError: matplotlib is missing, or the tree is too large to be readable.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnsupportedError("draw needs matplotlib: pip install 'rdpgraph[draw]'.") from None
+
+    nodes = _nodes_of(bracketed)
+    words = sum(not node.parts for node in nodes)
+    if words > _MOST_WORDS:
+        raise UnsupportedError(
+            f"A picture of {words:,} words is not readable; draw takes up to {_MOST_WORDS}."
+        )
+    root, depth = nodes[0], _place(nodes)
+    width, height = 1.0 + 0.9 * words, 1.0 + 0.7 * depth
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    waiting = [(root, 0)]
+    while waiting:
+        node, level = waiting.pop()
+        y = -depth if not node.parts else -level
+        for part in node.parts:
+            below = -depth if not part.parts else -level - 1
+            axes.plot([node.x, part.x], [y, below], color="#9aa3ad", linewidth=1.0, zorder=1)
+            waiting.append((part, level + 1))
+        axes.text(
+            node.x, y, node.label, ha="center", va="center", fontsize=10, zorder=2,
+            fontweight="bold" if node.parts else "normal", parse_math=False,
+            bbox={"boxstyle": "round,pad=0.2", "facecolor": "#ffffff", "edgecolor": "none"},
+        )  # fmt: skip
+    axes.margins(0.12)
+    axes.set_axis_off()
+    save_picture(figure, target)
+
+
+def _nodes_of(bracketed: str) -> list[_Node]:
+    """The nodes of the tree that brackets say, parents first; words are nodes without parts."""
+    tokens = re.findall(r"[()]|[^\s()]+", bracketed)
+    above, nodes = [_Node("")], list[_Node]()
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        if token == ")":
+            above.pop()
+        elif token != "(":
+            node = _Node(printable(token))
+            nodes.append(node)
+            above[-1].parts.append(node)
+            if before == "(":
+                above.append(node)
+    return nodes
+
+
+def _place(nodes: list[_Node]) -> int:
+    """Set x: words side by side, parents over their parts; gives the depth."""
+    words = [node for node in nodes if not node.parts]
+    for place, node in enumerate(words):
+        node.x = float(place)
+    depths: dict[int, int] = {}
+    for node in reversed(nodes):  # parts before parents
+        if node.parts:
+            node.x = (node.parts[0].x + node.parts[-1].x) / 2
+        depths[id(node)] = 1 + max((depths[id(part)] for part in node.parts), default=-1)
+    return depths[id(nodes[0])]

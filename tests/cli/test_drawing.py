@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.cli.boxes import box_of
-from rdpgraph.cli.drawing import draw
-from rdpgraph.cli.layered import layered
-from rdpgraph.cli.unfolded import bend_of, curve, edges_of, unfolded
+from rdpgraph.cli.drawing import box_of, draw
+from rdpgraph.cli.layouts import edges_of, layered, line_of, unfolded
 
 ASIA = rg.read("examples/asia.bif")
 
@@ -95,7 +93,7 @@ def test_an_undirected_graph_has_no_box_on_a_box_or_a_line(name):
     for one, other in itertools.combinations(range(len(sizes)), 2):
         assert not overlap(places[one], sizes[one], places[other], sizes[other])
     for edge in edges_of(len(sizes), scopes):
-        line = curve(places[edge[0]], places[edge[1]], bend_of(places, sizes, edge))
+        line = line_of(places, sizes, edge)
         for one, other in itertools.pairwise(line):
             for share in np.linspace(0, 1, 9):
                 for node in set(range(len(sizes))) - set(edge):

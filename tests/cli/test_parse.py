@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from rdpgraph.cli import trees
+from rdpgraph.cli import drawing
 from rdpgraph.trees import Trees
 
 GRAMMAR = """
@@ -135,16 +135,16 @@ def test_a_sentence_of_more_words_than_python_recurses(parse):
     expected = parse(words)[1]
     depth = len(inspect.stack(0))
     whole = sys.getrecursionlimit()
-    nodes = trees._read(expected)
+    nodes = drawing._nodes_of(expected)
     states = torch.full((300, 300), -1)
     states[0] = 0
     states[torch.arange(300), torch.arange(300)] = 1
     try:
         sys.setrecursionlimit(depth + 50)
-        assert trees._place(nodes) > 40
+        assert drawing._place(nodes) > 40
         written = Trees(states).bracketed(["w"] * 300, ["S", "N"])
     finally:
         sys.setrecursionlimit(whole)
     assert written.startswith("(S " * 299 + "(N w)")
     assert written.count("(N w)") == 300
-    assert trees._place(trees._read(written)) == 300
+    assert drawing._place(drawing._nodes_of(written)) == 300
