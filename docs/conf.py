@@ -1,11 +1,15 @@
 """How the documentation is built: `make docs`, warnings are errors."""
 
+import importlib
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 matplotlib.use("Agg")
@@ -23,7 +27,7 @@ project_copyright = "2026, the rdpgraph authors"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -32,6 +36,7 @@ extensions = [
 ]
 default_role = "py:obj"
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "rdpgraph"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
@@ -46,6 +51,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 3
 
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -72,6 +78,8 @@ def escape_marks(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     """Docstrings write (*batch, states) and |x|; reStructuredText takes these marks for its own."""
+    if what in ("property", "attribute"):
+        lines.insert(0, "")  # or what comes before a colon is taken for the type
     for place, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
             lines[place] = LITERAL_OR_MARK.sub(lambda match: match[1] or "\\" + match[2], line)
@@ -84,7 +92,48 @@ def without_fields(
     return True if type(obj).__name__ == "_tuplegetter" else None
 
 
+CLOSING = re.compile(r"(^```python\n.*?\n)\n(```$)", re.DOTALL | re.MULTILINE)
+REFERENCE = re.compile(r"^```\{eval-rst\}\n\.\. auto", re.MULTILINE)
+DIRECTIVE = re.compile(r"^\.\. auto(module|class|function|data):: (\S+)", re.MULTILINE)
+SUMMARY = """```{{eval-rst}}
+.. autosummary::
+   :nosignatures:
+
+   {names}
+```
+
+## Example
+
+"""
+
+
+def arrange(app: Sphinx, page: str, source: list[str]) -> None:
+    """Begin pages of the reference with a table of their names; end examples without a blank line."""
+    text = CLOSING.sub(r"\1\2", source[0])
+    names = list[str]()
+    for kind, name in DIRECTIVE.findall(text) if page.startswith("api/") else ():
+        parts = importlib.import_module(name).__all__ if kind == "module" else None
+        names += [name] if parts is None else [f"{name}.{part}" for part in parts]
+    if names:
+        listed = "\n   ".join(f"~{name}" for name in dict.fromkeys(names))
+        begin, reference = text.index("```python"), REFERENCE.search(text)
+        assert reference is not None
+        summary, first = SUMMARY.format(names=listed), reference.start()
+        text = f"{text[:begin]}{summary}{text[begin:first]}## Reference\n\n{text[first:]}"
+    source[0] = text
+
+
+def formula(translator: Any, node: nodes.Element) -> None:
+    """A formula as MathML, which browsers draw without a script and without the network."""
+    inline = isinstance(node, nodes.math)
+    math = convert(node.astext(), display="inline" if inline else "block")
+    translator.body.append(math if inline else f'<div class="math">{math}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Join the steps of autodoc, before the one that reads Google's sections."""
+    app.add_html_math_renderer("mathml", (formula, None), (formula, None))
+    app.connect("source-read", arrange)
     app.connect("autodoc-skip-member", without_fields)
     app.connect("autodoc-process-docstring", escape_marks, priority=100)

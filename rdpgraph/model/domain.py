@@ -280,10 +280,10 @@ class Domain:
         names, count = list(islice(self.by_name, 20000)), len(self.entries)
         close = difflib.get_close_matches(name, names, n=3)
         shown = close or names[:5]
-        hint = "did you mean" if close else "it has"
+        hint, end = ("did you mean", "?") if close else ("it has", ".")
         listed = ", ".join(repr(known) for known in shown) or "no variables"
         more = "" if close or count <= 5 else f", ... ({count} in all)"
-        return f"Variable {name!r} is not in this graph; {hint} {listed}{more}."
+        return f"Variable {name!r} is not in this graph; {hint} {listed}{more}{end}"
 
 
 def _entry_of(item: Entry) -> Entry:
