@@ -108,7 +108,7 @@ SUMMARY = """```{{eval-rst}}
 
 
 def arrange(app: Sphinx, page: str, source: list[str]) -> None:
-    """Begin pages of the reference with a table of their names; end examples without a blank line."""
+    """Begin pages of the reference with a table of their names; end blocks without a blank line."""
     text = CLOSING.sub(r"\1\2", source[0])
     names = list[str]()
     for kind, name in DIRECTIVE.findall(text) if page.startswith("api/") else ():
