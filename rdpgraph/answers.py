@@ -1,10 +1,11 @@
 """The types of answers, which questions to posteriors and structures return.
 
 Here belong states and values of all variables of a graph, lists of the k best configurations of
-each structure, relaxed draws, and estimates with their errors.
+each structure, relaxed draws, estimates with their errors, and moves of a search as they are told.
 `Posterior`, `Plan`, `Status` and `Segmentation` are names of `rdpgraph`.
 """
 
+from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.features import FeatureError
@@ -29,6 +30,7 @@ __all__ = [
     "KBestDerivations",
     "KBestSegmentations",
     "KBestTrees",
+    "Move",
     "RelaxedStates",
     "Replicates",
     "StateValues",

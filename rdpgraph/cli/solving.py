@@ -14,6 +14,7 @@ from rich.text import Text
 from rdpgraph.cli.options import Method
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
+from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.errors import BudgetError, in_a_line
 from rdpgraph.estimate.problem import Estimator
 from rdpgraph.infer import explain, infer
@@ -35,8 +36,11 @@ def scheduler_of(
     if not iterative and (damping is not None or sweeps is not None):
         raise typer.BadParameter("--damping and --sweeps need --method loopy or --method join")
 
-    def report(sweep: Sweep) -> None:
-        tell(f"messages: sweep {sweep.number}, residual {sweep.residual:.1e}")
+    def report(step: Sweep | Move) -> None:
+        if isinstance(step, Move):
+            tell(f"search: move {step.number}, best score {step.score:.4f}")
+        else:
+            tell(f"messages: sweep {step.number}, residual {step.residual:.1e}")
 
     if method is Method.LOOPY:
         return Loopy(
@@ -53,8 +57,11 @@ def scheduler_of(
             time_seconds,
             damping=0.0 if damping is None else damping,
             sweeps=1000 if sweeps is None else sweeps,
+            progress=report,
         )
-    return (Auto if method is Method.AUTO else Contraction)(memory_bytes, time_seconds)
+    if method is Method.AUTO:
+        return Auto(memory_bytes, time_seconds, report)
+    return Contraction(memory_bytes, time_seconds)
 
 
 def posterior_of(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.portfolio import FirstConverged
 from rdpgraph.engines.solution import Delegate, Question, Solution, Value
@@ -33,6 +34,8 @@ _WORTH = 0.3
 """The part of the time that must be left for them."""
 _FACTOR = 1e-4
 """Seconds that each factor takes before anything is drawn."""
+_MEMBERS = 100
+"""Members of a population that its marginals need: fewer are pinned in all populations alike."""
 _CONTRADICTED, _NEAR = 3.0, 1e-4
 """Standard errors, and a probability besides, by which messages are taken to be wrong."""
 _DOUBT = 3.0
@@ -99,7 +102,9 @@ class BestKnown(Delegate):
         """Whether estimates come so near that their marginals say where messages are wrong."""
         if "_drawn" not in self.__dict__ and self._is_hopeless:
             return False
-        return all(one.error <= _PRECISE for one in self._drawn.estimates)
+        every = self._drawn.estimates
+        few = any(_draws(one) < _MEMBERS * len(one.each) for one in every)
+        return not few and all(one.error <= _PRECISE for one in every)
 
     @cached_property
     def _is_hopeless(self) -> bool:
@@ -121,7 +126,10 @@ class BestKnown(Delegate):
             return said, False
         with self.allowance.spending(), suppress(BudgetError):
             own, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
-            far = (own - said).abs() > _CONTRADICTED * errors + _NEAR
+            # No more is known than from as many draws, however well populations agree.
+            draws = min(map(_draws, self._drawn.estimates))
+            errors = torch.maximum(errors.to(said), (said * (1.0 - said) / draws).sqrt())
+            far = (own.to(said) - said).abs() > _CONTRADICTED * errors + _NEAR
             return torch.where(self._any_of_variable(far), own.to(said), said), bool(far.any())
         return said, False
 
@@ -217,3 +225,8 @@ class BestKnown(Delegate):
         if len(set(every.values())) == 1:
             return next(iter(every.values()))
         return "; ".join(f"{what} by {method}" for what, method in every.items())
+
+
+def _draws(one: Estimate) -> float:
+    """Members of all populations; infinite where nothing was drawn."""
+    return math.inf if one.lower == one.upper else one.members * len(one.each)

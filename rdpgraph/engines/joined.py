@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.join_layout import JoinLayout, laid_out
 from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import Implicit
-from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
+from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
@@ -45,6 +46,7 @@ class JoinedSolution(Approximation):
         schedule: which messages are updated when; None: up and down the order of the clusters.
         gradient: how gradients reach the potentials through the messages.
         loopy: answers what clusters do not: modes and max-marginals.
+        progress: called after every sweep.
     """
 
     network: Network
@@ -56,6 +58,7 @@ class JoinedSolution(Approximation):
     schedule: Schedule | None
     gradient: Implicit
     loopy: Callable[[], Solution] = field(repr=False)
+    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
     @cached_property
     def _layout(self) -> JoinLayout:
@@ -102,6 +105,7 @@ class JoinedSolution(Approximation):
                 min(_PATIENCE if trace else 1, self.sweeps - len(trace)),
                 self.tolerance,
                 max(deadline - clock.now(), 0.0),
+                None if self.progress is None else partial(self._told, len(trace), updates),
             )
             start = equations.flat_messages() if outcome is None else outcome.messages
             outcome = propagate(equations, start, limits)
@@ -118,6 +122,11 @@ class JoinedSolution(Approximation):
                     break
                 damping = replace(damping, share=min(damping.share + 0.2, _MOST_DAMPING))
         return replace(outcome, trace=tuple(trace), updates=updates)
+
+    def _told(self, sweeps: int, updates: int, sweep: Sweep) -> None:
+        assert self.progress is not None
+        number, all_updates = sweeps + sweep.number, updates + sweep.updates
+        self.progress(replace(sweep, number=number, updates=all_updates))
 
     def status(self) -> Status:
         """Whether the messages converged."""

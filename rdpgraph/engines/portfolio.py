@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
+from rdpgraph.engines.search.configurations import best_of, likeliest, violations
 from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.solution import Delegate, Question, Solution, Value
@@ -16,6 +17,12 @@ from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
+
+_PLAIN = 0.1
+"""The part of the time for plain messages."""
+
+_DECODED = 0.4
+"""The part of what is left in which plain messages are decoded, unless hard zeros are met."""
 
 _MODES = 0.8
 """The part of the time that is for modes, where sums have not begun."""
@@ -32,10 +39,11 @@ _STARTED = 0.4
 
 @dataclass(frozen=True, eq=False)
 class FirstConverged(SearchedMarginalModes, Delegate):
-    """Tries solutions in turn; the last answers if none converges.
+    """Tries solutions in turn until one converges; if none does, the calmest answers.
 
-    Modes are sought apart: those that messages say are taken where they are consistent, and else
-    are where a search begins.
+    With hard zeros one answers whose likeliest states violate no more factors than those of plain
+    messages. Modes are sought apart: those that messages say are taken where they are consistent,
+    and else are where a search begins.
 
     Attributes:
         attempts: give the solutions, the better ones first, from the seconds that are left; run
@@ -43,35 +51,63 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         modal: gives messages for modes and max-marginals from the seconds there are.
         seeker: finds better modes, and bounds them.
         allowance: seconds for all of them.
+        plainly: gives plain messages from the seconds there are.
+        remedy: what would do better than all of them.
     """
 
     attempts: tuple[Callable[[float], Solution], ...] = field(repr=False)
     modal: Callable[[float], Solution] = field(repr=False)
     seeker: Seeker = field(repr=False)
     allowance: Allowance
+    plainly: Callable[[float], Solution] | None = field(default=None, repr=False)
+    remedy: str = ""
+
+    @cached_property
+    def _plain(self) -> Solution | None:
+        """Messages as `Loopy` passes them by default; None where there are no hard zeros."""
+        if self.plainly is None or self.seeker.network.possible is None:
+            return None
+        with self.allowance.spending():
+            solution = self.plainly(self.allowance.left(_PLAIN))
+            _ = solution.status()
+        return solution
 
     @cached_property
     def tried(self) -> tuple[Solution, ...]:
-        """Those that were tried, the one that answers last."""
+        """Those that were tried, in turn."""
+        every = [] if self._plain is None else [self._plain]
         with self.allowance.spending():
             end = clock.now() + self.allowance.left()
-            every = [self.attempts[0](end - clock.now())]
-            for attempt in self.attempts[1:]:
+            for attempt in self.attempts:
+                every.append(attempt(end - clock.now()))
                 # What stopped at the end of the time is no worse than what does not begin.
                 if every[-1].status().converged or clock.now() > end:
                     break
-                every.append(attempt(end - clock.now()))
         return tuple(every)
 
-    @property
+    @cached_property
     def chosen(self) -> Solution:
         """The one that answers."""
-        return self.tried[-1]
+        every = self._latest_first
+        if self._plain is not None:
+            most = self._violated(self._plain)
+            every = [one for one in every if one is self._plain or self._violated(one) <= most]
+        return min(every, key=_unrest)
+
+    @property
+    def _latest_first(self) -> list[Solution]:
+        return list(reversed(self.tried))
+
+    def _violated(self, solution: Solution) -> int:
+        """Factors that the likeliest states violate."""
+        graph = self.seeker.network.graph
+        with torch.no_grad(), self.allowance.spending():
+            return int(violations(graph, likeliest(solution, graph)).sum())
 
     @cached_property
     def plain(self) -> Solution:
         """The one whose log Z is nearest: a bound is no estimate, even where it settled."""
-        free = [one for one in self.tried if not one.status().bound]
+        free = [one for one in self._latest_first if not one.status().bound]
         return min(free, key=_unrest, default=self.chosen)
 
     @cached_property
@@ -81,6 +117,22 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             solution = self.modal(_STARTED * self.allowance.left(_MODES))
             solution.mode()
         return solution
+
+    @cached_property
+    def _start(self) -> Tensor:
+        """Where a search for a mode begins: the best that messages say."""
+        every = [self._messages.mode()]
+        if self.plainly is None:
+            return every[0]
+        network, plain = self.seeker.network, self._plain
+        solutions = self.__dict__.get("tried", () if plain is None else (plain,))
+        with self.allowance.spending(), torch.no_grad():
+            every += [likeliest(one, network.graph) for one in solutions]
+            best = best_of(network, every)
+            if plain is not None and bool(best.found.all()):
+                return best.states
+            other = self.plainly(self.allowance.left(_DECODED)).mode()
+            return best_of(network, [best.states, other]).states
 
     @cached_property
     def _best(self) -> tuple[Tensor, Tensor]:
@@ -99,12 +151,21 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
     @cached_property
     def _found(self) -> Searched:
-        states = self._messages.mode()
+        start = self._start
         with self.allowance.spending(), torch.no_grad():
-            return self.seeker.sought(None, states, self.allowance.left(_MODES)).warned()
+            return self.seeker.sought(None, start, self.allowance.left(_MODES)).warned()
 
     def _ask(self, question: Question[Value]) -> Value:
-        return question(self.chosen)
+        chosen = self.chosen
+        with self.allowance.spending():
+            return question(chosen)
+
+    def status(self) -> Status:
+        """The status of the solution that answers, and what would do better than any."""
+        status = self.chosen.status()
+        if status.exact or not self.remedy:
+            return status
+        return replace(status, remedy="; ".join(filter(None, (status.remedy, self.remedy))))
 
     @property
     def modes_by(self) -> str:
@@ -170,7 +231,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
 
 def _unrest(solution: Solution) -> tuple[bool, float]:
     status = solution.status()
-    return not status.converged, status.residual or 0.0
+    return not status.converged, 0.0 if status.converged else status.residual or 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +276,8 @@ class ExactFirst(Delegate):
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) draws; exact ones only."""
-        return self.exact.sample(count, generator)
+        with self.taken.spending():
+            return self.exact.sample(count, generator)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
         """(B, n) states."""
@@ -230,7 +292,8 @@ class ExactFirst(Delegate):
         key = tuple(numbers.tolist())
         if key not in self._of_marginal_modes:
             try:
-                self.exact.marginal_mode(numbers)
+                with self.taken.spending():
+                    self.exact.marginal_mode(numbers)
                 self._of_marginal_modes[key] = self.exact
             except BudgetError:
                 self._of_marginal_modes[key] = self._other

@@ -14,6 +14,9 @@ HOT = 1.0
 COLD = 0.05
 """Last temperature."""
 
+_VISIT = 600.0
+"""Operations that a visit of a node is counted as."""
+
 
 def anneal(
     tree: ContractionTree,
@@ -43,6 +46,7 @@ def anneal(
     for sweep in range(sweeps):
         temperature = hot * (COLD / hot) ** (sweep / max(1, sweeps - 1))
         state.sweep(temperature, rng.random)
+        clock.count(_VISIT * len(state.left))
         total = state.total()
         if total < best_total:
             best, best_total = state.snapshot(), total

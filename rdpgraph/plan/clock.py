@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
@@ -22,9 +23,52 @@ _LEAST = 0.1
 _EARLY, _HOPELESS, _LITTLE = 0.25, 2.0, 1e-3
 
 
+_LOOK = 2e-5
+"""Seconds that a look at a counter stands for: about a step of a greedy order."""
+
+_OPERATIONS = 3e8
+"""Operations that a counter takes for a second."""
+
+
+@dataclass(eq=False)
+class Counter:
+    """A clock that moves by work alone, so that what its deadlines end is the same anywhere.
+
+    Attributes:
+        seconds: predicted for what was done so far.
+    """
+
+    seconds: float = 0.0
+
+
+_counter: ContextVar[Counter | None] = ContextVar("counter", default=None)
+
+
 def now() -> float:
     """Seconds since some moment; every deadline is on this clock."""
-    return perf_counter()
+    counter = _counter.get()
+    if counter is None:
+        return perf_counter()
+    counter.seconds += _LOOK
+    return counter.seconds
+
+
+def count(operations: float) -> None:
+    """Tell a counter, where there is one, what was done since the last look."""
+    counter = _counter.get()
+    if counter is not None:
+        counter.seconds += operations / _OPERATIONS
+
+
+@contextmanager
+def counted(counter: Counter | None) -> Generator[None]:
+    """Puts a counter in place of the machine's clock; None: leaves it."""
+    token = _counter.set(counter) if counter is not None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _counter.reset(token)
 
 
 class Watch:
@@ -71,10 +115,12 @@ class Allowance:
     Attributes:
         seconds: for all of them.
         spent: so far.
+        counter: what they are counted on; None: the clock.
     """
 
     seconds: float
     spent: float = 0.0
+    counter: Counter | None = None
 
     def left(self, share: float = 1.0) -> float:
         """A part of what is left; a tenth of the whole at least, so that every answer gets some."""
@@ -83,8 +129,9 @@ class Allowance:
     @contextmanager
     def spending(self) -> Generator[None]:
         """Counts what is done inside."""
-        begin = now()
-        try:
-            yield
-        finally:
-            self.spent += now() - begin
+        with counted(self.counter):
+            begin = now()
+            try:
+                yield
+            finally:
+                self.spent += now() - begin

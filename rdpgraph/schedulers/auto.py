@@ -1,25 +1,27 @@
 """The default: exact where it fits, else the messages that come nearest."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
-from rdpgraph._cache import cached_property, recording
+from rdpgraph._cache import cached_property
 from rdpgraph._portable import tensors_in
 from rdpgraph.engines.best_known import BestKnown
 from rdpgraph.engines.exact import UP, ExactSolution
-from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
+from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional
+from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.network import Network
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.recognised import RecognisedSolution, plan_of
 from rdpgraph.engines.recognised_left import LeftSolution, graph_left
+from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
@@ -28,14 +30,22 @@ from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.circuit import Circuit
-from rdpgraph.plan.clock import Allowance
-from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.clock import Allowance, Counter, counted
+from rdpgraph.plan.cost import ELEMENTS_PER_SECOND
+from rdpgraph.plan.plan import Plan, duration
 from rdpgraph.plan.scheduler import PASSES, SEARCHING
 from rdpgraph.plan.tree import ContractionTree
-from rdpgraph.schedulers.contraction import Contraction, plan_network, solved
+from rdpgraph.schedulers.contraction import exactly, plan_network, solved
 from rdpgraph.schedulers.join import JoinGraph
-from rdpgraph.schedulers.loopy import Loopy, loopy_plan
-from rdpgraph.schedulers.scheduler import Scheduler, budget_of, reduced, require_budget, within
+from rdpgraph.schedulers.loopy import ForMessages, Loopy
+from rdpgraph.schedulers.scheduler import (
+    Scheduler,
+    budget_of,
+    reduced,
+    require_budget,
+    require_function,
+    within,
+)
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
@@ -43,10 +53,18 @@ MOST_PLANNED = 50_000
 MOST_JOINED = 8_000
 """The same for clusters."""
 
+EXACT = 8.0
+"""Predicted seconds of exact inference, 3e8 operations each, that it may take without a limit."""
+
+_SOON, _RUNS = 2.0, 4.0
+"""Counted seconds for approximate answers without a limit: so many, or runs of plain messages if
+those are more."""
+
+_RUN = 100
+"""Sweeps of such a run."""
+
 _SURE = 0.1
 """Exact inference that is predicted to take less than this part of the time is relied on."""
-
-_INVERSE, _DRAWN = 4e-9, 200
 
 _PATIENCE = 0.5
 """The part of the time after which a search for modes that finds nothing better ends."""
@@ -57,13 +75,20 @@ _BOUNDED = 400
 _FORWARD = 0.25
 """The part of the time in which log Z alone is exact, as predicted."""
 
-_JOINED = 0.24
-"""The part of the time that messages between clusters take."""
+_JOINED, _CALM = 0.24, 1e-3
+"""The part of the time that messages between clusters take, and their tolerance."""
 
 _ITEMS = 8
 """Batch items at most whose log Z is estimated one after the other."""
 
-_Attempts: TypeAlias = tuple[Callable[[float], Solution], ...]
+_ENTRY = 5.0
+"""Operations that an entry of a message takes in a sweep, beside those of tables."""
+
+_MARGIN = 1.25
+"""How much more is advised than the plan predicts: under a clock another may be found."""
+
+_LONG = 3600.0
+"""Seconds of exact inference above which it is not advised."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +96,9 @@ class Auto(Scheduler):
     """The default: a registered structure, else exact contraction, else approximate messages.
 
     Where exact inference does not fit the budget: messages between clusters (`JoinGraph`), and if
-    those do not converge between single factors (`Loopy`). Models of more than 50,000 factors
-    with cycles go straight to `Loopy`. `status` says what the answer is worth.
+    those do not converge between single factors (`Loopy`); with hard zeros whichever of them has
+    likeliest states that violate the fewest factors. Models of more than 50,000 factors with cycles
+    go straight to `Loopy`. `status` says what the answer is worth.
 
     Log Z is exact where that alone fits. Else it is the estimate of `MiniBuckets`, unless its error
     is above half a nat and messages say what contradicts neither bounds nor estimate; it has no
@@ -81,125 +107,189 @@ class Auto(Scheduler):
     unless a tenth of them shows that estimates will not be precise. Messages answer for models with
     tables that are trained, of more than 8,000 factors, and of more than eight batch items.
 
+    Without seconds answers come soon, and are the same on every machine, as operations are counted
+    and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is
+    about 5 s; else approximate ones in about 2 s, or four times what loopy messages take if that is
+    more. The plan and `status.remedy` say how many seconds would give more.
+
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
         seconds: for all answers; predicted, for exact inference. Planning takes a fifth of it at
-            most.
+            most. Where answers are approximate all of it may be used. None: see above.
+        progress: called with a `Sweep` after every sweep of messages, and with a `Move` after every
+            move of a search.
 
     Raises:
-        ModelError: a limit that is no number above zero.
+        ModelError: a limit that is no number above zero, or progress that is no function.
     """
 
     memory: float | None = None
-    seconds: float = 60.0
+    seconds: float | None = None
+    progress: Callable[[Sweep | Move], None] | None = field(
+        default=None, metadata={"elsewhere": None}
+    )
 
     def __post_init__(self) -> None:
         require_budget("Auto", self.memory, self.seconds)
+        require_function("Auto", self.progress)
+
+    @property
+    def _exact_seconds(self) -> float:
+        """Predicted, for exact inference."""
+        return EXACT if self.seconds is None else self.seconds
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        """The registry first, then contraction if it fits the budget, then `Loopy`."""
+        """The registry first, then contraction if it fits the budget, then messages."""
         match = REGISTRY.recognise(graph) if graph.observed is None else None
         if match is None:
-            return self._general(graph)
+            counter = Counter() if self.seconds is None else None
+            with counted(counter):
+                return self._general(graph, counter)
         general = self._exactly(graph)
         return plan_of(match.structure), partial(RecognisedSolution, graph, match, general)
 
     def _exactly(self, graph: FactorGraph) -> Callable[[], Solution]:
         """What a structure lacks: its own answers are exact, so that these must be too."""
-        return partial(solved, Contraction(self.memory, self.seconds), graph)
+        return partial(solved, exactly(self), graph)
 
     def circuit(self, graph: FactorGraph) -> Circuit | None:
         """The circuit of a small graph which is no registered structure, or None."""
-        circuit = within(self.memory, self.seconds, graph)
+        circuit = within(self.memory, self._exact_seconds, graph)
         if circuit is None or graph.observed is not None:
             return circuit
         match = REGISTRY.recognise(graph)
         # Among structures of several sizes much is empty.
         return None if match is not None and bool((match.numbers >= 0).all()) else circuit
 
-    def _general(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
-        begin = clock.now()
-        network = reduced(graph, self.seconds)
+    def _general(
+        self, graph: FactorGraph, counter: Counter | None
+    ) -> tuple[Plan, Callable[[], Solution]]:
+        begin, seconds = clock.now(), self._exact_seconds
+        network = reduced(graph, seconds)
         left = None if graph.observed is None else graph_left(network)
         match = None if left is None else REGISTRY.recognise(left)
         if left is not None and match is not None:
             general = self._exactly(graph)
             inner = RecognisedSolution(left, match, self._exactly(left))
             return plan_of(match.structure), partial(LeftSolution, network, inner, general)
-        for_messages = _ForMessages(network, self.memory)
+        budget = budget_of(self.memory, seconds)
+        allowance = self._allowance(network, counter)
+        route = _Approximate(network, self.memory, budget.memory_bytes, allowance, self.progress)
         joint = _joint(network)
         if joint > MOST_PLANNED and _has_cycle(network):
-            why = f"no exact order is sought for {joint:,} factors with cycles"
-            return for_messages.plan(why), self._fallback(for_messages, begin)
-        budget = budget_of(self.memory, self.seconds)
+            self._spend(allowance, begin)
+            return route.planned(f"no exact order is sought for {joint:,} factors with cycles")
         # What reading the tables took is not missing where the search is quick.
-        least = clock.now() + max(0.03 * self.seconds, clock.LEAST_PLANNING)
-        deadline = max(begin + SEARCHING * self.seconds, least)
+        least = clock.now() + max(0.03 * seconds, clock.LEAST_PLANNING)
+        deadline = max(begin + SEARCHING * seconds, least)
         plan, run = plan_network(network, budget, deadline=deadline)
         if plan.fits:
-            loopy = self._fallback(for_messages, begin)
-            # Predictions fail where others use the machine.
-            sure = plan.num_slices == 1 and plan.seconds < _SURE * self.seconds
-            return plan, partial(_exact_first, run, loopy, sure)
-        why = f"exact inference {plan.remedy.split(';')[0]}"
-        planned = None
+            self._spend(allowance, begin)
+            # Predictions fail where others use the machine, unless operations are counted.
+            sure = plan.num_slices == 1 and plan.seconds < _SURE * seconds
+            taken = Allowance(math.inf, 0.0, counter)
+            sure = sure or counter is not None
+            return plan, partial(_exact_first, run, route.solution, sure, taken)
+        short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
+        why = f"exact inference {short}"
+        route = replace(route, remedy="" if counter is None else why)
+        deadline = max(begin + clock.PLANNING * allowance.seconds, least)
         if joint <= MOST_JOINED:
-            deadline = max(begin + clock.PLANNING * self.seconds, least)
-            part = JoinGraph(self.memory, _JOINED * self.seconds)
-            planned = part.plan_network(graph, network, why, deadline=deadline)
-        forward = _forward(network, plan, budget)
-        if _is_estimated(network):
-            why += "; log Z alone is " + ("exact" if forward else "estimated by populations")
-        if planned is None:
-            return for_messages.plan(why), self._fallback(for_messages, begin, forward=forward)
-        joined = partial(_at_once, planned[1])
-        run = self._fallback(for_messages, begin, joined, forward=forward)
-        return replace(planned[0], why=why), run
+            part = JoinGraph(
+                self.memory, _JOINED * allowance.seconds, tolerance=_CALM, progress=self.progress
+            )
+            clusters = part.plan_network(graph, network, why, deadline=deadline)
+            route = replace(route, clusters=clusters)
+        self._spend(allowance, begin)
+        return replace(route, forward=_forward(network, plan, budget)).planned(why)
 
-    def _fallback(
-        self,
-        for_messages: "_ForMessages",
-        begin: float,
-        *before: Callable[[float], Solution],
-        forward: "_Forward | None" = None,
-    ) -> Callable[..., Solution]:
-        """Loopy propagation in several tries, after others, in the seconds that are left.
+    def _allowance(self, network: Network, counter: Counter | None) -> Allowance:
+        """The seconds for approximate answers."""
+        if self.seconds is not None:
+            return Allowance(0.9 * self.seconds)
+        seconds = max(_SOON, _RUNS * _RUN * _sweep_seconds(network))
+        return Allowance(seconds, 0.0, counter)
 
-        What it gives may be called with seconds that were spent since.
-        """
-        network = for_messages.reduced
-        tries = _SOFT if network.possible is None else _HARD
-        tries = tries if _has_time_for_trees(network, self.seconds) else tries[:-1]
-        loopy = tuple(partial(_attempt, for_messages, settings) for settings in tries)
-        seconds = 0.9 * max(self.seconds - (clock.now() - begin), 0.2 * self.seconds)
-        memory = budget_of(self.memory, self.seconds).memory_bytes
-        joint = _joint(network)
-        bounding = joint <= max(MOST_JOINED, _BOUNDED * self.seconds)
-        seeker = Seeker(network, memory, _PATIENCE, bounding)
-        messages = partial(_first_converged, (*before, *loopy), loopy[0], seeker, seconds)
-        if not _is_estimated(network):
-            return messages
-        return partial(_best_known, network, memory, messages, forward)
+    def _spend(self, allowance: Allowance, begin: float) -> None:
+        """Take off what planning took of the seconds that were given."""
+        if self.seconds is not None:
+            allowance.spent = min(clock.now() - begin, 0.8 * self.seconds)
 
 
 @dataclass(frozen=True, eq=False)
-class _ForMessages:
-    """A network made when it is needed, whose potentials answer messages themselves."""
+class _Approximate:
+    """Messages, a search and estimates in the seconds that there are.
 
-    reduced: Network
+    Attributes:
+        network: the reduced model.
+        memory: bytes as given, or None.
+        memory_bytes: the same, or those of the machine.
+        allowance: the seconds.
+        progress: told of every sweep and move.
+        remedy: what would do better than all of them.
+        clusters: the plan of messages between clusters and what carries it out, or None.
+        forward: gives log Z alone where that fits, or None.
+    """
+
+    network: Network
     memory: float | None
+    memory_bytes: float
+    allowance: Allowance
+    progress: Callable[[Sweep | Move], None] | None
+    remedy: str = ""
+    clusters: tuple[Plan, Callable[[], Solution]] | None = None
+    forward: Callable[[float], Solution] | None = None
 
     @cached_property
-    def network(self) -> Network:
-        graph, possible = self.reduced.graph, self.reduced.possible
-        if possible is not None and len(possible.starts) != graph.num_variables + 1:
-            possible = None  # it includes auxiliary variables, which are not made for messages
-        with recording(lambda: tensors_in(graph.blocks)):
-            return reduce_graph(graph, possible=possible, high_order=True)
+    def _for_messages(self) -> ForMessages:
+        return ForMessages(self.network, self.memory)
 
-    def plan(self, why: str) -> Plan:
-        """The plan of loopy belief propagation."""
-        return loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
+    def planned(self, why: str) -> tuple[Plan, Callable[[], Solution]]:
+        """The plan, and what carries it out."""
+        if _is_estimated(self.network):
+            why += "; log Z alone is " + ("exact" if self.forward else "estimated by populations")
+        if self.clusters is not None:
+            return replace(self.clusters[0], why=why), self.solution
+        return self._for_messages.plan(why, self.allowance.seconds), self.solution
+
+    def solution(self, spent: float = 0.0) -> Solution:
+        """The answers, after so many seconds that others took."""
+        network, hard = self.network, self.network.possible is not None
+        allowance = replace(self.allowance, spent=self.allowance.spent + spent)
+        loopy = tuple(partial(self._attempt, settings) for settings in (_HARD if hard else _SOFT))
+        joined = () if self.clusters is None else (partial(_at_once, self.clusters[1]),)
+        bounding = _joint(network) <= max(MOST_JOINED, _BOUNDED * allowance.seconds)
+        seeker = Seeker(network, self.memory_bytes, _PATIENCE, bounding, self.progress)
+        messages = FirstConverged(
+            (*joined, *loopy),
+            loopy[0],
+            seeker,
+            allowance,
+            partial(self._attempt, _PLAIN),
+            self.remedy,
+        )
+        if not _is_estimated(network):
+            return messages
+        return BestKnown(messages, self._drawn, self.forward, allowance)
+
+    def _attempt(self, settings: "_Try", left: float) -> Solution:
+        schedule = Flooding()
+        if settings.in_turn:
+            schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
+        scheduler = Loopy(
+            sweeps=100_000,
+            damping=settings.damping,
+            tolerance=settings.tolerance,
+            schedule=schedule,
+            counting=settings.counting,
+            seconds=settings.part * max(left, 0.0),
+            progress=self.progress,
+        )
+        return scheduler.solution(self._for_messages.network)
+
+    def _drawn(self, seconds: float) -> MiniBucketSolution:
+        sampling = Sampling(seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0)
+        return MiniBucketSolution(self.network, sampling)
 
 
 @dataclass(frozen=True)
@@ -213,55 +303,40 @@ class _Try:
     in_turn: bool = False
 
 
-_SOFT = (
-    _Try(0.5, Bethe(), 0.35),
-    _Try(0.8, Bethe(), 0.4),
-    _Try(0.5, Fractional(0.5), 0.5),
-    _Try(0.5, TreeReweighted(), 0.9),
-)
-"""Damped more and more, and at last with convex counting numbers."""
+_PLAIN = _Try(0.0, Bethe(), 1.0, tolerance=1e-5)
+
+_SOFT = (_Try(0.5, Bethe(), 0.4, tolerance=1e-5), _Try(0.8, Bethe(), 0.9, tolerance=1e-5))
+"""Damped more and more."""
 
 _HARD = (
     _Try(0.3, Bethe(), 0.3, in_turn=True),
     _Try(0.5, Fractional(0.7), 0.5, tolerance=5e-4),
-    _Try(0.5, Fractional(0.5), 0.6, tolerance=5e-4),
-    _Try(0.5, TreeReweighted(), 0.9, tolerance=5e-4),
+    _Try(0.5, Fractional(0.5), 0.9, tolerance=5e-4),
 )
 """With hard zeros, messages that do not take turns contradict each other forever, and some of
 convex counting numbers converge as slowly as one over the number of sweeps."""
 
 
-def _first_converged(
-    attempts: _Attempts,
-    modal: Callable[[float], Solution],
-    seeker: Seeker,
-    seconds: float,
-    spent: float = 0.0,
-) -> FirstConverged:
-    return FirstConverged(attempts, modal, seeker, Allowance(seconds, spent))
+def _advice(plan: Plan) -> str:
+    """What exact inference would need, where no limit was given."""
+    short = plan.remedy.split(";")[0]
+    if not plan.seconds <= _LONG or "memory" in short:
+        return short
+    enough = 10 * math.ceil(_MARGIN * plan.seconds / 10)
+    width = f"width {plan.width:.0f}"
+    return f"would take about {duration(plan.seconds)} ({width}): Auto(seconds={enough})"
 
 
-def _best_known(
-    network: Network,
-    memory: float,
-    messages: Callable[[float], FirstConverged],
-    forward: "_Forward | None",
-    spent: float = 0.0,
-) -> BestKnown:
-    made = messages(spent)
-    drawn = partial(_drawn, network, memory)
-    return BestKnown(made, drawn, forward, made.allowance)
+def _sweep_seconds(network: Network) -> float:
+    """Predicted for a sweep of messages."""
+    work = 0.0
+    for group in network.groups:
+        shape = group.log_tables.shape[2:]
+        work += len(group.scopes) * (_ENTRY * sum(shape) + len(shape) * math.prod(shape))
+    return network.batch * work / ELEMENTS_PER_SECOND
 
 
-def _drawn(network: Network, memory: float, seconds: float) -> MiniBucketSolution:
-    sampling = Sampling(seconds, memory, None, 0, sums_only=True, grace=0.0)
-    return MiniBucketSolution(network, sampling)
-
-
-_Forward: TypeAlias = Callable[[float], Solution]
-
-
-def _forward(network: Network, plan: Plan, budget: Budget) -> _Forward | None:
+def _forward(network: Network, plan: Plan, budget: Budget) -> Callable[[float], Solution] | None:
     """Log Z alone, where that fits though marginals do not."""
     if plan.tree is None or plan.peak_bytes > 0.5 * budget.memory_bytes:
         return None
@@ -282,27 +357,13 @@ def _exact_first(
     run: Callable[[], Solution],
     loopy: Callable[[float], Solution],
     sure: bool,  # noqa: FBT001
+    taken: Allowance,
 ) -> ExactFirst:
-    return ExactFirst(run(), loopy, sure)
+    return ExactFirst(run(), loopy, sure, taken)
 
 
 def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001
     return run()
-
-
-def _attempt(for_messages: _ForMessages, settings: _Try, left: float) -> Solution:
-    schedule = Flooding()
-    if settings.in_turn:
-        schedule = RandomSubsets(0.1, torch.Generator().manual_seed(0))
-    scheduler = Loopy(
-        sweeps=100_000,
-        damping=settings.damping,
-        tolerance=settings.tolerance,
-        schedule=schedule,
-        counting=settings.counting,
-        seconds=settings.part * max(left, 0.0),
-    )
-    return scheduler.solution(for_messages.network)
 
 
 def _joint(network: Network) -> int:
@@ -314,15 +375,6 @@ def _is_estimated(network: Network) -> bool:
     """Whether log Z that is not exact is estimated, and not only by messages."""
     trained = any(part.requires_grad for part in tensors_in(network.graph.blocks))
     return not trained and _joint(network) <= MOST_JOINED and network.batch <= _ITEMS
-
-
-def _has_time_for_trees(network: Network, seconds: float) -> bool:
-    """Whether the counting numbers of `TreeReweighted` are found in a tenth of the time or so."""
-    scopes = [group.scopes for group in network.groups if group.scopes.shape[1] > 1]
-    count = len(network.sizes)
-    if all(scope.shape[1] == 2 for scope in scopes) and count <= 2000:
-        return _INVERSE * count**3 <= seconds  # by the matrix-tree theorem
-    return sum(map(len, scopes)) <= _DRAWN * seconds
 
 
 def _has_cycle(network: Network) -> bool:

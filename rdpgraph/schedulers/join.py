@@ -9,6 +9,7 @@ from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.joined import JoinedSolution
 from rdpgraph.engines.loopy.damping import Damping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import Implicit
+from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Schedule
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
@@ -25,6 +26,7 @@ from rdpgraph.schedulers.scheduler import (
     Scheduler,
     budget_of,
     require_budget,
+    require_function,
     require_kind,
     topology_of,
 )
@@ -51,6 +53,7 @@ class JoinGraph(Scheduler):
         schedule: which messages of clusters are updated when, the variables that two clusters
             share counting as one; None: every cluster up an order of the clusters, then down.
         gradient: how gradients of marginals and entropy reach the potentials.
+        progress: called with a `Sweep` after every sweep.
     """
 
     memory: float | None = None
@@ -60,11 +63,13 @@ class JoinGraph(Scheduler):
     damping: float | Damping = 0.0
     schedule: Schedule | None = None
     gradient: Implicit = field(default_factory=Implicit)
+    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def __post_init__(self) -> None:
         require_budget("JoinGraph", self.memory, self.seconds)
         require_kind("JoinGraph", "schedule", self.schedule, Schedule, "Flooding()")
         require_kind("JoinGraph", "gradient", self.gradient, Implicit, "Implicit()")
+        require_function("JoinGraph", self.progress)
         number = 0.0 if isinstance(self.damping, Damping) else self.damping
         numbers = is_whole(self.sweeps, 1) and is_real(self.tolerance) and is_real(number)
         if not numbers or not self.tolerance >= 0 or not 0 <= number < 1:
@@ -86,7 +91,10 @@ class JoinGraph(Scheduler):
         if planned is not None:
             return planned
         left = Allowance(self.seconds, clock.now() - begin).left()
-        loopy = Loopy(sweeps=self.sweeps, damping=_DAMPING, seconds=left, memory=self.memory)
+        loopy = Loopy(
+            sweeps=self.sweeps, damping=_DAMPING, seconds=left, memory=self.memory,
+            progress=self.progress,
+        )  # fmt: skip
         return loopy.plan_because(graph, "no clusters larger than factors keep to the budget")
 
     def plan_network(
@@ -154,6 +162,7 @@ class JoinGraph(Scheduler):
             self.schedule,
             self.gradient,
             modes,
+            self.progress,
         )
 
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
+from rdpgraph._cache import cached_property, recording
 from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.damping import Damping, LogDamping
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
@@ -23,7 +25,7 @@ from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.plan import Plan, quantity
 from rdpgraph.query.posterior import Posterior
-from rdpgraph.schedulers.scheduler import Scheduler, require_budget, require_kind
+from rdpgraph.schedulers.scheduler import Scheduler, require_budget, require_function, require_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +80,7 @@ class Loopy(Scheduler):
         require_kind("Loopy", "start", self.start, Posterior, "infer(graph, scheduler=Loopy())")
         if not (self.seconds is None or (is_real(self.seconds) and self.seconds >= 0)):
             raise ModelError(f"Loopy needs seconds as a number >= 0; got {self.seconds!r:.80}.")
-        if not (self.progress is None or callable(self.progress)):
-            raise ModelError(f"Loopy needs progress as a function; got {self.progress!r:.80}.")
+        require_function("Loopy", self.progress)
         self._limits()
         if self.start is not None and not isinstance(self.start.solution, LoopySolution):
             raise ModelError(
@@ -126,6 +127,33 @@ class Loopy(Scheduler):
         return LoopySolution(
             network, self.counting, self.temperature, self._limits(), self.gradient, allowance
         )
+
+
+@dataclass(frozen=True, eq=False)
+class ForMessages:
+    """A reduced network made again when it is needed, whose potentials answer messages themselves.
+
+    Attributes:
+        reduced: the network, without whole potentials.
+        memory: bytes for tables, messages and marginals, or None.
+    """
+
+    reduced: Network
+    memory: float | None
+
+    @cached_property
+    def network(self) -> Network:
+        """The network for messages."""
+        graph, possible = self.reduced.graph, self.reduced.possible
+        if possible is not None and len(possible.starts) != graph.num_variables + 1:
+            possible = None  # it includes auxiliary variables, which are not made for messages
+        with recording(lambda: tensors_in(graph.blocks)):
+            return reduce_graph(graph, possible=possible, high_order=True)
+
+    def plan(self, why: str, seconds: float) -> Plan:
+        """The plan of loopy belief propagation, which ends after some seconds at most."""
+        plan = loopy_plan(self.network, Loopy().sweeps, why, memory=self.memory)
+        return replace(plan, seconds=min(plan.seconds, seconds))
 
 
 def loopy_plan(network: Network, sweeps: int, why: str, *, memory: float | None = None) -> Plan:

@@ -59,6 +59,16 @@ def require_kind(name: str, field: str, value: object, kind: type, example: str)
         raise ModelError(f"{name} needs {field} as an object such as {example}; got {value!r:.80}.")
 
 
+def require_function(name: str, progress: object) -> None:
+    """What a scheduler is to call as it goes on is a function, or none.
+
+    Raises:
+        ModelError: it is not.
+    """
+    if not (progress is None or callable(progress)):
+        raise ModelError(f"{name} needs progress as a function; got {progress!r:.80}.")
+
+
 def within(memory: float | None, seconds: float, graph: FactorGraph) -> Circuit | None:
     """The circuit of a small graph; None where the budget is less than any circuit may take."""
     ample = (memory is None or memory >= SMALL) and seconds >= 1.0

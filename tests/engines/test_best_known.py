@@ -52,7 +52,7 @@ class Drawn(Said):
 
     def __init__(self, log_z: float, error: float, lower: float, upper: float) -> None:
         super().__init__(log_z, Status(exact=False, biased=True, standard_error=error))
-        one = Estimate(lower, upper, log_z, error, 8.0, (log_z,), None, 1)  # pyright: ignore
+        one = Estimate(lower, upper, log_z, error, 8.0, (log_z,), None, 10**6)  # pyright: ignore
         self.estimates = (one,)
 
     def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:

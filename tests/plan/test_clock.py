@@ -154,7 +154,7 @@ def reductions(monkeypatch):
         seen.append(graph)
         return reduce_graph(graph, **options)
 
-    for room in (schedulers.scheduler, schedulers.auto, schedulers.loopy, schedulers.join):
+    for room in (schedulers.scheduler, schedulers.loopy, schedulers.join):
         monkeypatch.setattr(room, "reduce_graph", counted)
     return seen
 

@@ -10,9 +10,12 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import neighbours
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import Kernel
+from rdpgraph.engines.loopy.kernels import CALL, Kernel
 from rdpgraph.model.semiring import safe_log
+from rdpgraph.plan import clock
 
+_PASSES = 6.0
+"""Operations for each entry of a table and separator."""
 _DEEP = 650.0
 """Nats below the largest value of a cluster at which a product might underflow."""
 
@@ -162,6 +165,7 @@ class ClusterKernel(Kernel):
     ) -> list[Tensor | None]:
         """The joint table summed over what the other cluster does not have, its own divided out."""
         total = self._product(incoming, rows)
+        clock.count(CALL + _PASSES * len(incoming) * total.numel())
         places = self._deep(incoming, rows)
         logs = self._logs(incoming, rows, places) if len(places) else None
         answers: list[Tensor | None] = [None] * len(incoming)

@@ -332,6 +332,11 @@ class Equations:
         each = numbers * torch.finfo(self.dtype).bits / 8
         return max(1, int(_CACHED / max(each, 1.0)))
 
+    @cached_property
+    def operations(self) -> float:
+        """What a sweep takes, of a batch item, about."""
+        return sum(kernel.operations for kernel in self.kernels)
+
     @property
     def divisible(self) -> bool:
         """Whether the fields of some batch items each cost no more than their share."""

@@ -10,12 +10,15 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import FactorKernel
+from rdpgraph.engines.loopy.kernels import CALL, FactorKernel
 from rdpgraph.engines.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
+from rdpgraph.plan import clock
 
 _MOST_ENTRIES = 1 << 22
+_OF_ENTRY = 500.0
+"""Operations for each entry of a message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +151,7 @@ class HighOrderKernel(FactorKernel):
         if isinstance(temperature, Tensor) and temperature.ndim > 1:
             temperature = self._placed(temperature)
         spread = [self._placed(part) for part in spread]
+        clock.count(CALL + _OF_ENTRY * sum(part.numel() for part in spread))
         answers = self.block.potential.messages(spread, temperature=temperature)
         messages = [self._picked(part.reshape(-1, *part.shape[-2:])) for part in answers]
         return [part.expand(max(batch, len(part)), self.count, -1) for part in messages]

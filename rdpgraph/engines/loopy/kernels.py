@@ -15,6 +15,11 @@ from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
 from rdpgraph.model.semiring import safe_log, soft_sum
 
+_OF_ENTRY = 5.0
+"""Operations for each entry of a message, beside those of tables."""
+CALL = 1e5
+"""Operations that a call of a kernel takes, however little it has to do."""
+
 
 class Kernel(ABC):
     """Alike factors; messages are logs (B, K, n), the n factors of a port last."""
@@ -47,6 +52,11 @@ class Kernel(ABC):
     def entries(self) -> int:
         """How many numbers of its own each batch item has."""
         return 0
+
+    @property
+    def operations(self) -> float:
+        """What a sweep takes, of a batch item, about; 0 if `messages` counts it."""
+        return 0.0
 
     @property
     def divisible(self) -> bool:
@@ -131,6 +141,13 @@ class TableKernel(FactorKernel):
     def count(self) -> int:
         """The number of factors."""
         return len(self.group.scopes)
+
+    @property
+    def operations(self) -> float:
+        """With a pass over the tables for each slot."""
+        shape = self.group.log_tables.shape[2:]
+        each = _OF_ENTRY * sum(shape) + len(shape) * math.prod(shape)
+        return CALL + each * self.count
 
     @property
     def records(self) -> bool:

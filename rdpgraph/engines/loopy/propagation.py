@@ -98,6 +98,7 @@ def propagate(equations: Equations, start: Messages, limits: Limits) -> Outcome:
     thorough = schedule.covers_all or schedule.looks_at_residuals
     for number in range(limits.sweeps):
         for share, largest in shares.sweep(number):
+            clock.count(len(share.places) * equations.operations)
             if not thorough and bool((largest <= limits.tolerance).any()):
                 # What a schedule of the user's own leaves out may not have settled.
                 largest = torch.maximum(

@@ -32,6 +32,9 @@ _CONSTANT = 2e-6
 _FAR = 1e7
 """Nats by which values are shifted at most: by more their digits would be lost to the shift."""
 
+_BUCKET, _CELL = 3e4, 10.0
+"""Operations that a mini-bucket takes, and each entry of its table."""
+
 _NEGATIVE = 0.5
 """The absolute value of each negative weight of a lower bound."""
 
@@ -123,6 +126,7 @@ def bounded(
             else:
                 bound += float(message)
         done.append(tuple(bucket))
+        clock.count(_BUCKET * len(bucket) + _CELL * sum(part.values.size for part in bucket))
     return Elimination(bound, tuple(done), exact)
 
 

@@ -20,6 +20,9 @@ from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
 from rdpgraph.engines.tables import Floats, Integers
 from rdpgraph.plan import clock
 
+_VARIABLE, _EXTENDED = 5e4, 100.0
+"""Operations that a variable takes, and each member extended by one of its states."""
+
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -133,6 +136,7 @@ def grown(
             return None
         v = bucket[0].scope[0]
         each = _gains(bucket, members)
+        clock.count(_VARIABLE + _EXTENDED * each.size)
         if v not in last and not gone and not recorded:
             total = log_sum(each, 0)
             alive = np.flatnonzero(total > -math.inf)

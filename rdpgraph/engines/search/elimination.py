@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rdpgraph.engines.tables import Floats, Integers, Tables
+from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder
 
 _Bucket: TypeAlias = list[tuple[tuple[int, ...], Floats]]
 
 _BYTE = 256
+_STEP, _CELL = 1e4, 2.0
+"""Operations that a variable takes, and each entry of its table."""
 
 
 def eliminate(
@@ -90,6 +93,7 @@ def _eliminated(
         states: (V,) of all variables.
         reduced: gives the message of a step, without its first dim, and the trace, or None.
     """
+    clock.count(_STEP * (len(order.steps) + len(order.fixed)) + _CELL * order.cells)
     buckets, total = _filled(tables, order, states)
     rank = {step[0]: place for place, step in enumerate(order.steps)}
     traces: list[tuple[tuple[int, ...], npt.NDArray[Any]]] = []

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
@@ -40,6 +40,21 @@ _ORDERS = 5
 """Orders of the summed variables of which the narrowest is taken."""
 _ROUNDING = 1e-11
 """The part of a score below which a gain is rounding."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a progress callback sees after every move of a search.
+
+    Attributes:
+        number: moves done.
+        score: the log-value of the best configuration so far, or of its mass; nats.
+        seconds: since the start.
+    """
+
+    number: int
+    score: float
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +141,7 @@ class Search:
         seconds: float,
         patience: float = math.inf,
         any_possible: bool = False,
+        progress: Callable[[Move], None] | None = None,
     ) -> Outcome | None:
         """The best configuration that some seconds lead to.
 
@@ -134,6 +150,7 @@ class Search:
             seconds: for the search; a move that would end later is not begun.
             patience: stop where that many seconds brought nothing better.
             any_possible: stop where no hard zero is met; of models without summed variables.
+            progress: called after every move.
 
         Returns:
             None where a sum over the summed variables has tables that are too large.
@@ -166,6 +183,8 @@ class Search:
                 )
             if walk.arrive(states, value):
                 gained = clock.now()
+            if progress is not None:
+                progress(Move(moves, walk.best_value, clock.now() - begin))
             if walk.stale % _STALE == _STALE - 1 and 2 * took < _LONG * seconds:
                 self._grow()
         return Outcome(

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import NoReturn
@@ -15,22 +15,23 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import full_states
 from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.search.elimination import eliminate
-from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.configurations import begun, completed, scored
+from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status
-from rdpgraph.engines.tables import Integers, Tables, tables_of
+from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.cutset import conditioned_order
 
 _BOUNDING = 0.1
 """The part of the seconds that bounds of a mode take."""
+_STARTING = 0.4
+"""The part of the seconds in which messages say where a search for a mode begins."""
 _ROOM = 1e9
-"""Bytes for these at most."""
+"""Bytes for bounds at most."""
 
 
 def search(
@@ -51,7 +52,7 @@ def search(
     """
     begin, active = clock.now(), len(network.sizes)
     summed = summed_by(network, numbers)
-    states = _begun(network, start)
+    states = begun(network, start)
     scores = torch.zeros(network.batch, dtype=torch.float64, device="cpu")
     optimal = torch.zeros(network.batch, dtype=torch.bool, device="cpu")
     constant = network.constant.detach().double().cpu().expand(network.batch)
@@ -74,13 +75,16 @@ def search(
         if summed and fits:
             first = start_of_sums(network, item, run, first, replace(limits, seconds=share))
         elif active > len(network.numbers):
-            first = _completed(tables, len(network.numbers), first)
+            first = completed(tables, len(network.numbers), first)
         share = max(until - clock.now(), 0.02 * share)
         patience = limits.patience * share
         result = None
         if fits:
-            only = limits.any_possible
-            result = run.run(first, seconds=share, patience=patience, any_possible=only)
+            told = _told(limits.progress, float(constant[item]))
+            result = run.run(
+                first, seconds=share, patience=patience, any_possible=limits.any_possible,
+                progress=told,
+            )  # fmt: skip
         if result is None:
             limited = replace(limits, seconds=share)
             candidate = best_estimated(network, item, summed, first, limited)
@@ -124,6 +128,15 @@ def possible_modes(graph: FactorGraph, states: Tensor, seconds: float) -> Search
     )
 
 
+def _told(
+    progress: Callable[[Move], None] | None, constant: float
+) -> Callable[[Move], None] | None:
+    """Tells scores of the whole model."""
+    if progress is None:
+        return None
+    return lambda move: progress(replace(move, score=move.score + constant))
+
+
 @dataclass(frozen=True, eq=False)
 class Seeker:
     """Finds, scores and bounds modes of a network.
@@ -133,16 +146,18 @@ class Seeker:
         memory: bytes for the tables of a move, or of a bound.
         patience: the part of the seconds after which a search without a gain ends.
         bounding: whether there are few enough factors for bounds.
+        progress: called after every move.
     """
 
     network: Network
     memory: float
     patience: float
     bounding: bool
+    progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
     def sought(self, numbers: Tensor | None, start: Tensor | None, seconds: float) -> Searched:
         """The best configurations that some seconds lead to, of some variables or of all."""
-        limits = Limits(seconds, self.memory, self.patience)
+        limits = Limits(seconds, self.memory, self.patience, progress=self.progress)
         return search(self.network, limits, numbers=numbers, start=start)
 
     def scored(self, states: Tensor) -> Searched:
@@ -155,19 +170,6 @@ class Seeker:
             return torch.full_like(scores, math.inf)
         summed, memory = summed_by(self.network, numbers), self.memory
         return ceilings(self.network, summed, seconds=seconds, memory=memory, scores=scores)
-
-
-def scored(network: Network, states: Tensor) -> Searched:
-    """Configurations (B, V) with their scores, of which nothing is proved."""
-    left = _begun(network, states)
-    scores = network.constant.detach().double().cpu().expand(network.batch).clone()
-    for item in range(network.batch):
-        tables, own = tables_of(network, item), left[item].numpy()
-        if len(own) > len(network.numbers):
-            own = _completed(tables, len(network.numbers), own)
-        value = tables.score(own)
-        scores[item] += value if tables.is_possible(value) else -math.inf
-    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
 
 
 def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched, Tensor]:
@@ -185,42 +187,12 @@ def proved(best: Searched, above: Callable[[Tensor], Tensor]) -> tuple[Searched,
     return replace(best, optimal=optimal), torch.where(best.optimal, scores, bounds)
 
 
-def _begun(network: Network, states: Tensor | None) -> Tensor:
-    """(B, active) where a search begins, the first states by default."""
-    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
-    if states is not None:
-        begun[:, : len(network.numbers)] = _left_states(network, states)
-    return begun
-
-
 def summed_by(network: Network, numbers: Tensor | None) -> frozenset[int]:
     """The active variables to sum over."""
     if numbers is None:
         return frozenset()
     kept = network.active[numbers]
     return frozenset(range(len(network.sizes))).difference(kept[kept >= 0].tolist())
-
-
-def _left_states(network: Network, states: Tensor) -> Tensor:
-    """(B, active) the numbers, among the states left, of states (B, V) of the graph."""
-    own = states.cpu()[:, network.numbers]
-    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
-    left = own.clamp(max=(sizes - 1).clamp(min=0))
-    if network.possible is None:
-        return left
-    for size in torch.unique(sizes).tolist():
-        chosen = (sizes == size).nonzero().flatten()
-        names = network.states_left(network.numbers[chosen], size)
-        same = names.unsqueeze(0) == own[:, chosen].unsqueeze(-1)
-        left[:, chosen] = same.long().argmax(-1)
-    return left
-
-
-def _completed(tables: Tables, count: int, states: Integers) -> Integers:
-    """The best states of auxiliary variables, as long as their tables are small."""
-    part = range(count, len(tables.sizes))
-    order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
-    return states if order is None else eliminate(tables, order, states)[0]
 
 
 class SearchedMarginalModes(Solution):
@@ -268,15 +240,21 @@ class SearchSolution(SearchedMarginalModes):
     Attributes:
         network: the reduced model.
         limits: of each question.
+        start: gives (B, V) states to begin a mode with from some seconds.
     """
 
     network: Network
     limits: Limits
+    start: Callable[[float], Tensor] = field(repr=False)
 
     @cached_property
     def best(self) -> Searched:
         """The best configurations of all variables."""
-        return search(self.network, self.limits)
+        begin, limits = clock.now(), self.limits
+        start = self.start(_STARTING * limits.seconds)
+        left = limits.seconds - (clock.now() - begin)
+        limits = replace(limits, seconds=max(left, 0.1 * limits.seconds))
+        return search(self.network, limits, start=start)
 
     def status(self) -> Status:
         """Exact where the mode is proved to be one, or that there is none."""

@@ -1,8 +1,8 @@
 """Where a search for a marginal mode begins; what is best where its sums do not fit."""
 
 import math
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 
@@ -15,7 +15,7 @@ from rdpgraph.engines.minibuckets.lattice import paths
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.search.neighbourhoods import Search
+from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
@@ -44,6 +44,7 @@ class Limits:
         patience: the part of the seconds after which a search without a gain ends.
         seed: of the randomness.
         any_possible: stop at the first mode that is possible.
+        progress: called after every move.
     """
 
     seconds: float
@@ -51,6 +52,7 @@ class Limits:
     patience: float = 1.0
     seed: int = 0
     any_possible: bool = False
+    progress: Callable[[Move], None] | None = field(default=None, metadata={"elsewhere": None})
 
 
 def start_of_sums(

@@ -1,0 +1,104 @@
+"""Configurations that a search begins with or comes to, scored and compared."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.network import Network
+from rdpgraph.engines.search.elimination import eliminate
+from rdpgraph.engines.search.searched import Searched
+from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.tables import Integers, Tables, tables_of
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.scores import log_values_at
+from rdpgraph.plan.cutset import conditioned_order
+
+
+def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
+    """The best of some configurations (B, V) of the graph, of each batch item.
+
+    Where all have probability zero, one with the fewest violations.
+    """
+    best, least = None, torch.zeros(0, device="cpu")
+    for states in every:
+        new, count = scored(network, states.cpu()), violations(network.graph, states)
+        if best is None:
+            best, least = new, count
+            continue
+        better = (count < least) | ((count == least) & (new.scores > best.scores))
+        chosen = torch.where(better.unsqueeze(1), new.states, best.states)
+        scores = torch.where(better, new.scores, best.scores)
+        best, least = replace(best, states=chosen, scores=scores), torch.minimum(count, least)
+    assert best is not None
+    return best
+
+
+def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
+    """(B, V) the likeliest state of each variable by itself, by the marginals of a solution."""
+    flat = solution.variable_marginals().detach().cpu()
+    sizes, states = graph.domain.sizes, torch.zeros(len(flat), graph.num_variables).long()
+    starts = sizes.cumsum(0) - sizes
+    for size in torch.unique(sizes).tolist():
+        numbers = (sizes == size).nonzero().flatten()
+        own = flat[:, starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")]
+        states[:, numbers] = own.argmax(-1)
+    return states
+
+
+def violations(graph: FactorGraph, states: Tensor) -> Tensor:
+    """(B,) how many factors and observations configurations (B, V) contradict."""
+    states = states.to(graph.device).reshape(*graph.batch_shape, -1)
+    clash, every, _ = log_values_at(
+        states, graph.domain, graph.blocks, graph.observed, graph.device
+    )
+    count = clash.sum(-1)
+    for values in every:
+        count = count + (values == -math.inf).sum(-1)
+    return count.reshape(-1).cpu()
+
+
+def scored(network: Network, states: Tensor) -> Searched:
+    """Configurations (B, V) with their scores, of which nothing is proved."""
+    left = begun(network, states)
+    scores = network.constant.detach().double().cpu().expand(network.batch).clone()
+    for item in range(network.batch):
+        tables, own = tables_of(network, item), left[item].numpy()
+        if len(own) > len(network.numbers):
+            own = completed(tables, len(network.numbers), own)
+        value = tables.score(own)
+        scores[item] += value if tables.is_possible(value) else -math.inf
+    return Searched(states, scores, torch.zeros(network.batch, dtype=torch.bool, device="cpu"))
+
+
+def begun(network: Network, states: Tensor | None) -> Tensor:
+    """(B, active) where a search begins, the first states by default."""
+    begun = torch.zeros(network.batch, len(network.sizes), dtype=torch.long, device="cpu")
+    if states is not None:
+        begun[:, : len(network.numbers)] = _left_states(network, states)
+    return begun
+
+
+def _left_states(network: Network, states: Tensor) -> Tensor:
+    """(B, active) the numbers, among the states left, of states (B, V) of the graph."""
+    own = states.cpu()[:, network.numbers]
+    sizes = torch.tensor(network.sizes[: len(network.numbers)], dtype=torch.long, device="cpu")
+    left = own.clamp(max=(sizes - 1).clamp(min=0))
+    if network.possible is None:
+        return left
+    for size in torch.unique(sizes).tolist():
+        chosen = (sizes == size).nonzero().flatten()
+        names = network.states_left(network.numbers[chosen], size)
+        same = names.unsqueeze(0) == own[:, chosen].unsqueeze(-1)
+        left[:, chosen] = same.long().argmax(-1)
+    return left
+
+
+def completed(tables: Tables, count: int, states: Integers) -> Integers:
+    """The best states of auxiliary variables, as long as their tables are small."""
+    part = range(count, len(tables.sizes))
+    order = conditioned_order(tables.graph, part, rng=Random(0), cells=1e6)
+    return states if order is None else eliminate(tables, order, states)[0]

@@ -1,0 +1,139 @@
+"""What `Auto` answers without a limit, by counts of operations, beside what messages alone say."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.answers import Move
+from rdpgraph.loopy import Sweep
+from rdpgraph.plan import clock
+
+DOUBLE = torch.float64
+
+
+def grid(side: int, scale: float, states: int = 2, seed: int = 0) -> rg.FactorGraph:
+    """Couplings of either sign, and weak fields."""
+    generator = torch.Generator().manual_seed(seed)
+    x = rg.VariableArray("x", (side, side), states)
+    same = torch.eye(states, dtype=DOUBLE)
+
+    def coupled(*shape: int) -> rg.Table:
+        strengths = torch.randn(*shape, 1, 1, generator=generator, dtype=DOUBLE)
+        return rg.Table(scale * strengths * same)
+
+    fields = 0.5 * torch.randn(side, side, states, generator=generator, dtype=DOUBLE)
+    return rg.FactorGraph([
+        rg.FactorBlock((x,), rg.Table(fields)),
+        rg.FactorBlock((x[:, 1:], x[:, :-1]), coupled(side, side - 1)),
+        rg.FactorBlock((x[1:], x[:-1]), coupled(side - 1, side)),
+    ])  # fmt: skip
+
+
+def code(bits: int, noise: float, seed: int) -> tuple[rg.FactorGraph, torch.Tensor]:
+    """A random code of three checks for each bit, its zero word sent; (checks, 6) bits of each."""
+    generator = torch.Generator().manual_seed(seed)
+    checks = torch.cat([torch.randperm(bits, generator=generator).reshape(-1, 6) for _ in range(3)])
+    flipped = torch.rand(bits, generator=generator) < noise
+    ratio = torch.where(flipped, -1.0, 1.0) * math.log((1 - noise) / noise)
+    x = rg.VariableArray("x", (bits,), 2)
+    seen = rg.FactorBlock((x,), rg.Table(torch.stack([ratio, -ratio], -1).double() / 2))
+    words = [rg.Factor(tuple(x[i] for i in row), rg.Xor(6, parity=0)) for row in checks.tolist()]
+    return rg.FactorGraph([seen, *words]), checks
+
+
+def violated(states: torch.Tensor, checks: torch.Tensor) -> int:
+    return int((states[checks].sum(1) % 2).sum())
+
+
+def test_answers_without_a_limit_look_at_no_clock(monkeypatch):
+    graph = grid(8, 1.0)
+
+    def answers():
+        posterior = rg.infer(graph, scheduler=rg.Auto(memory=2e3))
+        assert posterior.plan.route != "contraction"
+        mode = graph.score({**posterior.mode()})
+        return posterior.marginal("x"), mode, posterior.log_partition
+
+    before = answers()
+    ticks = itertools.count()
+    monkeypatch.setattr(clock, "perf_counter", lambda: 1e3 * next(ticks))
+    for one, other in zip(before, answers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0)
+
+
+def test_what_is_counted_ends_what_has_a_deadline():
+    counter = clock.Counter()
+    allowance = clock.Allowance(2.0, 0.0, counter)
+    with allowance.spending():
+        begin = clock.now()
+        clock.count(3e8)
+        assert 1.0 < clock.now() - begin < 1.01
+    assert 1.0 < allowance.spent < 1.01
+    assert counter.seconds < 1.01
+    before = counter.seconds
+    clock.count(3e8)  # outside, by nobody
+    clock.now()
+    assert counter.seconds == before
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_marginals_of_grids_are_no_further_from_exact_ones_than_plain_messages(scale):
+    ours = theirs = 0.0
+    for seed in range(3):
+        graph = grid(8, scale, seed=seed)
+        exact = rg.infer(graph, scheduler=rg.Contraction()).marginal("x")
+        tight = rg.infer(graph, scheduler=rg.Auto(memory=6e3)).marginal("x")
+        plain = rg.infer(graph, scheduler=rg.Loopy()).marginal("x")
+        ours += float((tight - exact).abs().mean())
+        theirs += float((plain - exact).abs().mean())
+    assert ours <= theirs + 1e-4  # messages stop at a tolerance
+
+
+@pytest.mark.parametrize(("noise", "seed"), [(0.04, 0), (0.08, 1)])
+def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
+    graph, checks = code(120, noise, seed)
+    ours, theirs = (
+        rg.infer(graph, scheduler=one).marginal("x").argmax(-1)
+        for one in (rg.Auto(memory=1e6), rg.Loopy())
+    )
+    assert violated(ours, checks) <= violated(theirs, checks)
+    if noise < 0.05:
+        assert violated(ours, checks) == 0
+
+
+def test_progress_is_told_of_sweeps_and_moves():
+    seen: list[Sweep | Move] = []
+    graph = grid(8, 2.0)
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=2e3, progress=seen.append))
+    posterior.marginal("x")
+    assert any(isinstance(one, Sweep) for one in seen)
+    mode = posterior.mode()
+    moves = [one for one in seen if isinstance(one, Move)]
+    assert [one.number for one in moves] == list(range(1, len(moves) + 1))
+    assert moves[-1].score == pytest.approx(float(graph.score({**mode})))
+    with pytest.raises(rg.errors.ModelError, match="Auto needs progress as a function; got 3"):
+        rg.Auto(progress=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_search_begins_with_what_messages_say():
+    graph = grid(16, 0.6, states=4)
+    with clock.counted(clock.Counter()):
+        found = rg.infer(graph, scheduler=rg.Search(seconds=0.5)).mode()
+    said = rg.infer(graph, scheduler=rg.Loopy()).mode()
+    assert float(graph.score({**found})) >= float(graph.score({**said})) - 1e-9
+
+
+def test_a_plan_says_how_many_seconds_exact_answers_take():
+    x, same = rg.VariableArray("x", (7, 30), 8), rg.Table(torch.eye(8))
+    graph = rg.FactorGraph(
+        [rg.FactorBlock((x[1:], x[:-1]), same), rg.FactorBlock((x[:, 1:], x[:, :-1]), same)]
+    )
+    posterior = rg.infer(graph, scheduler=rg.Auto(memory=4e9))
+    assert "exact inference would take about" in posterior.plan.why
+    assert not posterior.status.exact
+    named = float(posterior.plan.why.split("Auto(seconds=")[1].split(")")[0])
+    assert named > 10.0
+    assert f"Auto(seconds={named:.0f})" in posterior.status.remedy
