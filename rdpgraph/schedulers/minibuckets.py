@@ -58,14 +58,14 @@ class MiniBuckets(Scheduler):
     from random starts look for configurations of their own. The heaviest are kept in all later
     populations, which leaves the mean at Z, and draws of them lead populations: were these draws
     of the model, such populations would come to 1 + the relative variance of an estimate, times Z.
-    An answer has converged if the populations of four starts in a row come to nothing else, no
+    An answer has converged if the populations of six starts in a row come to nothing else, no
     start finds a hundredth of Z that populations rarely meet, the configuration that is a tenth of
     Z or more is found from two starts, and the error, by all of these, is below half a nat. No
-    error is told that is below 0.004 nats unless the bounds are as near.
+    error is told that is below 0.008 nats unless the bounds are as near.
 
     Cost: a pass for bounds visits all tables once, and a population its members for each variable.
     Tables grow until a quarter of the time or the memory is used; starts and populations take the
-    rest, or end once the answer has converged with an error below 0.005 nats.
+    rest, or end once the answer has converged with an error of 0.008 nats.
 
     Source: Dechter and Rish (2003); Liu and Ihler (2011); Fearnhead and Clifford (2003); Broka,
     Dechter, Ihler and Kask (2018); Andrieu, Doucet and Holenstein (2010); Grosse, Ghahramani and

@@ -12,7 +12,7 @@ from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import CHANCE, FEWER, RUNS, SPREAD, Populations
-from rdpgraph.engines.search.gibbs import Known, annealed
+from rdpgraph.engines.search.gibbs import Known, annealed, log_total
 from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 
@@ -30,7 +30,7 @@ _MOST = 1 << 20
 _MEMBER, _EXTENDED = 16.0, 6.0
 """Bytes for each variable that a member remembers while its population grows, and how many times
 more for each state that it is extended by."""
-_STARTS = 4
+_STARTS = 6
 """Draws from starts of their own by which populations are led before they are believed."""
 _COUNTS, _OFTEN = 0.01, 5.0
 """The part of Z that must not be missed, and how often populations must have met with it."""
@@ -139,6 +139,7 @@ class _Work:
         self.lower = -math.inf
         self.draws = list[Draws]()
         self.made = Populations()
+        self.passed_by = list[float]()
         self.spent = 0.0
         count = _MOST * RUNS if sampling.draws is None else sampling.draws
         member = _MEMBER * (len(tables.sizes) + _EXTENDED * max(tables.sizes, default=1))
@@ -250,11 +251,28 @@ class _Work:
         one = tried.drawn[int(self.searching.integers(len(tried.drawn)))]
         led = self._grown(passed, members, one)
         if led is not None:
-            self.made = replace(made, led=(*made.led, led.log_partition))
+            self.made = replace(made, led=(*made.led, (led.log_partition, self.tables.score(one))))
         if weight > made.mean + math.log(_COUNTS):
             led = self._grown(passed, members, heaviest)
-            if led is None or led.chance + math.log(len(made.runs)) < math.log(_OFTEN):
+            if led is None or led.log_chances[-1] + math.log(len(made.runs)) < math.log(_OFTEN):
                 self.made = Populations()
+                self.passed_by.clear()
+        else:
+            self.passed_by.append(weight)
+
+    def _unseen(self) -> float:
+        """The part of Z that is at risk: of configurations that one start alone found.
+
+        As Good (1953) has it they weigh as much as those that none has found. Those that runs are
+        likely to meet by chance are not at risk.
+        """
+        once, scores = self.known.found_once(self.pins)
+        runs = [run.log_chances for run in self.made.runs if len(run.log_chances)]
+        if self.known.starts < 2 or self.made.exact or not runs:
+            return 0.0
+        often = np.exp(runs[-1]) * len(self.made.runs) > _OFTEN
+        weight = log_total([*scores[~often[once]], *self.passed_by])
+        return min(math.exp(min(weight - self.made.mean, 0.0)), SPREAD)
 
     def _round(self, passed: Elimination, members: int, *, afresh: bool = False) -> bool:
         """More populations; whether any was made in time.
@@ -267,6 +285,7 @@ class _Work:
         if not (afresh and self.known.starts):
             self._search(passed, members)
         if self._has_drawn and not afresh:
+            self.made = replace(self.made, unseen=self._unseen())
             return True
         self.pins = self.known.heaviest(max(members // 2, _FEW_PINS))
         runs, fewer = list[Grown](), list[float]()
@@ -284,6 +303,7 @@ class _Work:
             return False
         more = Populations(tuple(runs), tuple(fewer))
         self.made = more if afresh or more.exact else self.made.joined(more)
+        self.made = replace(self.made, unseen=self._unseen())
         self.lower = max(self.lower, more.lower)
         self.draws.append(_drawn(more.logs, passed))
         return True

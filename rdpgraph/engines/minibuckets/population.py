@@ -11,7 +11,7 @@ members are drawn); Broka, Dechter, Ihler and Kask (2018), Abstraction sampling.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,8 @@ class Grown:
         exact: no members were drawn, so that both are log Z.
         steps: of all variables, where they were asked for.
         shares: (members at the end,) of the estimate.
-        chance: the log of the probability with which the forced configuration survives.
+        log_chances: (P,) of each pin, and then of the forced configuration, the log of about the
+            probability with which it would survive by chance.
     """
 
     log_partition: float
@@ -65,7 +66,7 @@ class Grown:
     exact: bool
     steps: tuple[Step, ...]
     shares: Floats
-    chance: float = 0.0
+    log_chances: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +201,7 @@ def grown(
     if total == -math.inf:
         return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
     return Grown(
-        total, lower, exact, tuple(steps), np.exp(members.weights - total), followed.chance
+        total, lower, exact, tuple(steps), np.exp(members.weights - total), followed.log_chances
     )
 
 
@@ -213,7 +214,7 @@ class _Followed:
         rows += [] if forced is None else [forced]
         self._states = np.array(rows, np.int64).reshape(len(rows), -1 if rows else 0)
         self._at = np.zeros(len(rows), np.int64)
-        self.chance = 0.0
+        self.log_chances = np.zeros(len(rows))
 
     def extend(self, v: int, possible: npt.NDArray[np.bool_]) -> None:
         """Follow them to the (states, members) that are possible extensions."""
@@ -243,9 +244,10 @@ class _Followed:
         lift = np.concatenate([np.zeros(len(pinned)), lifted - scores[free[kept]]])
         place = np.full(len(scores), -1)
         place[survivors] = np.arange(len(survivors))
+        if lifted.size:  # the last is a draw, which has the weight of the threshold
+            below = np.minimum(scores[self._at] - lifted[-1], 0.0)
+            self.log_chances += np.where(self._at < 0, 0.0, below)
         self.move(place)
-        if forced >= 0 and self._at[-1] >= 0:
-            self.chance -= float(lift[self._at[-1]])
         return survivors, lift
 
 

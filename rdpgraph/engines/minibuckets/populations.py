@@ -16,10 +16,11 @@ FEWER = 4
 agree: then smaller ones miss more of it, or differ, more than chance allows."""
 CHANCE = 2.0
 """Standard errors by which the two may differ by chance."""
-_PRECISE = 0.005
-"""A standard error (nats) below which nothing more is drawn."""
-_LEAST = 0.004
-"""The least that is told: parts of Z below a few times that may be missed by all that is drawn."""
+_LEAST = 0.008
+"""The least error that is told, below which nothing more is drawn: that a part of Z of a few times
+that is missing shows in nothing."""
+_NEAR = 3.0
+"""Nats by which the best of those that lead may be better than others that count."""
 SPREAD = 0.5
 """The standard deviation of log Z (nats) over populations above which it is the error itself: the
 mean of so few is too low then, by about that much."""
@@ -32,12 +33,15 @@ class Populations:
     Attributes:
         runs: the populations.
         fewer: the logs of estimates by smaller ones.
-        led: the logs of estimates by populations that configurations drawn elsewhere lead.
+        led: the logs of estimates by populations that configurations drawn elsewhere lead, and the
+            scores of these.
+        unseen: the part of Z that configurations may have which no start found.
     """
 
     runs: tuple[Grown, ...] = ()
     fewer: tuple[float, ...] = ()
-    led: tuple[float, ...] = ()
+    led: tuple[tuple[float, float], ...] = ()
+    unseen: float = 0.0
 
     def joined(self, other: "Populations") -> "Populations":
         """Return those of both, in one."""
@@ -66,20 +70,22 @@ class Populations:
     @property
     def is_precise(self) -> bool:
         """Whether more of them would be of no use."""
-        return self.exact or (len(self.runs) >= RUNS and self.error < _PRECISE)
+        return self.exact or (len(self.runs) >= RUNS and self.error <= _LEAST)
 
     @property
     def error(self) -> float:
         """Of the log of their mean; 0 where nothing was drawn."""
         if self.exact:
             return 0.0
-        error = max(error_beside(self.logs, np.array(self.fewer)), _LEAST)
+        error = max(error_beside(self.logs, np.array(self.fewer)), self.unseen, _LEAST)
         if not self.led or not math.isfinite(error):
             return error
-        # Led by draws of the model they come to 1 + the relative variance of a population.
-        single = error * math.sqrt(len(self.runs))
-        excess = _log_mean(np.array(self.led)) - self.mean
-        excess -= CHANCE * math.hypot(single / math.sqrt(len(self.led)), error)
+        # Led by draws of the model they come to 1 + the relative variance of a population. Chains
+        # that end far below others draw from elsewhere.
+        single, best = error * math.sqrt(len(self.runs)), max(score for _, score in self.led)
+        led = np.array([log for log, score in self.led if score > best - _NEAR])
+        excess = _log_mean(led) - self.mean
+        excess -= CHANCE * math.hypot(single / math.sqrt(len(led)), error)
         if excess <= 0.0:
             return error
         return max(error, math.sqrt(math.expm1(min(excess, 700.0)) / len(self.runs)))

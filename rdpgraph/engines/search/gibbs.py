@@ -167,6 +167,13 @@ class Known:
         rows = [np.frombuffer(key, np.int64) for key in possible]
         return np.array(rows, np.int64).reshape(len(rows), len(self._tables.sizes))
 
+    def found_once(self, states: Integers) -> tuple[Integers, Floats]:
+        """Those of some configurations that one start alone led to, by number, and their scores."""
+        keys = [row.tobytes() for row in states]
+        once = [place for place, key in enumerate(keys) if self._found[key] == 1]
+        scores = [self._scores[keys[place]] for place in once]
+        return np.array(once, np.int64), np.array(scores, np.float64)
+
     def is_found_again(self, log_partition: float) -> bool:
         """Whether two starts led to the heaviest, unless it is a small part of Z."""
         best = max(self._scores, key=lambda key: self._scores[key], default=None)
