@@ -4,18 +4,29 @@ The tagger is `StructuredGP`; the other names are its parts. Nothing of them is 
 asked for.
 """
 
-from rdpgraph.gp.covariances import Covariance, DiagonalCovariance, FullCovariance
-from rdpgraph.gp.entropy import EntropyBound, JensenBound, PairwiseBound
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised, ScoreFunction
-from rdpgraph.gp.features import Features, Products
-from rdpgraph.gp.graphs import GraphLikelihood
-from rdpgraph.gp.kernels import RBF, Kernel, Linear, Matern, Product, Sum
-from rdpgraph.gp.labelling import Labelling, Pieces
-from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood, PiecewisePseudoLikelihood
-from rdpgraph.gp.posterior import Functions, Gaussians, VariationalPosterior
-from rdpgraph.gp.saga import SAGA
+from rdpgraph.gp.kernels import RBF, Features, Kernel, Linear, Matern, Product, Products, Sum
+from rdpgraph.gp.likelihoods import (
+    ChainLikelihood,
+    GraphLikelihood,
+    Labelling,
+    Likelihood,
+    Pieces,
+    PiecewisePseudoLikelihood,
+)
+from rdpgraph.gp.posterior import (
+    Covariance,
+    DiagonalCovariance,
+    EntropyBound,
+    FullCovariance,
+    Functions,
+    Gaussians,
+    JensenBound,
+    PairwiseBound,
+    VariationalPosterior,
+)
 from rdpgraph.gp.tagger import StructuredGP
-from rdpgraph.gp.training import Training
+from rdpgraph.gp.training import SAGA, Training
 
 __all__ = [
     "RBF",

@@ -1,17 +1,194 @@
 """Estimates of the expected log-likelihood, whose gradients are estimates of its gradient."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.gp.labelling import Labelling
-from rdpgraph.gp.likelihoods import Likelihood
-from rdpgraph.gp.moments import Draws, Moments
-from rdpgraph.gp.posterior import Functions
+from rdpgraph.gp.inducing import noise
+from rdpgraph.gp.likelihoods import Labelling, Likelihood
+from rdpgraph.gp.posterior import Functions, Gaussians
+
+
+class Noise(NamedTuple):
+    """Standard normal draws; samples are last, where sums over them are products of matrices.
+
+    Attributes:
+        unary: (B, V, T, S).
+        pairwise: (S, V, V).
+    """
+
+    unary: Tensor
+    pairwise: Tensor
+
+
+class Slopes(NamedTuple):
+    """A number for each coordinate of the Gaussians of B sequences.
+
+    Attributes:
+        mean: (B, V, T).
+        covariance: (B, V, T, T), symmetric.
+        pairwise_mean: (B, V, V).
+        pairwise_scale: (B, V, V).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    pairwise_mean: Tensor
+    pairwise_scale: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Scores as functions of noise: mean + root noise.
+
+    Attributes:
+        gaussians: of the scores.
+        root: (B, V, T, T) factors of their covariances.
+        mean: (B, V, T) in the type of the scores, as all that follow.
+        spread: (B, V, T, T) the same factors.
+        pairwise_mean: (V, V).
+        pairwise_scale: (V, V).
+    """
+
+    gaussians: Gaussians
+    root: Tensor
+    mean: Tensor
+    spread: Tensor
+    pairwise_mean: Tensor
+    pairwise_scale: Tensor
+
+    @classmethod
+    def of(cls, gaussians: Gaussians, dtype: torch.dtype) -> "Draws":
+        """With scores of a type."""
+        root = gaussians.root()
+        pair = gaussians.pairwise_mean.to(dtype), gaussians.pairwise_scale.to(dtype)
+        return cls(gaussians, root, gaussians.mean.to(dtype), root.to(dtype), *pair)
+
+    def drawn(self, samples: int, generator: torch.Generator | None) -> Noise:
+        """Draws of noise for all sequences."""
+        mean, labels = self.mean, len(self.pairwise_mean)
+
+        def normal(*shape: int) -> Tensor:
+            return noise(*shape, dtype=mean.dtype, device=mean.device, generator=generator)
+
+        return Noise(normal(*mean.shape, samples), normal(samples, labels, labels))
+
+    def scores(self, drawn: Noise) -> tuple[Tensor, Tensor]:
+        """Samples (S, B, T, V) of unary and (S, V, V) of pairwise scores."""
+        flat = drawn.unary.flatten(0, 1)
+        moved = torch.baddbmm(
+            self.mean.flatten(0, 1).unsqueeze(-1), self.spread.flatten(0, 1), flat
+        )
+        unary = moved.reshape(drawn.unary.shape).permute(3, 0, 2, 1)
+        return unary, torch.addcmul(self.pairwise_mean, self.pairwise_scale, drawn.pairwise)
+
+    def in_parameters(self, slopes: Slopes) -> Slopes:
+        """Slopes in the coordinates of the noise as those in means, covariances and scales.
+
+        With a root L: L^-T g for the mean and L^-T G L^-1 / 2 for the covariance, equations 60 and
+        61 before the products with A.
+        """
+        back = self.root.mT
+        mean = torch.linalg.solve_triangular(back, slopes.mean.unsqueeze(-1), upper=True)
+        half = torch.linalg.solve_triangular(back, slopes.covariance, upper=True)
+        whole = torch.linalg.solve_triangular(self.root, half, upper=False, left=False)
+        scale = self.gaussians.pairwise_scale
+        return Slopes(
+            mean.squeeze(-1),
+            whole / 2,
+            slopes.pairwise_mean / scale,
+            slopes.pairwise_scale / scale,
+        )
+
+
+@dataclass
+class Moments:
+    """Sums over samples of h, h l and, if asked for, h^2 and h^2 l; l is the log-likelihood.
+
+    h is grad log q in the coordinates of the noise e: mean + root (d + (1 + E) e) at d = 0 and
+    E = 0. It is e for the mean and e e^T - 1 for the covariance. Nothing of size S T^2 is made:
+    sums over samples are products of matrices.
+
+    Attributes:
+        squares: whether those of h^2 and h^2 l are asked for.
+        count: of samples.
+        total: (B,) the sum of l, at first ().
+        sums: of h, h l, h^2 and h^2 l.
+    """
+
+    squares: bool = False
+    count: int = 0
+    total: Tensor = field(default_factory=partial(torch.zeros, (), device="cpu"))
+    sums: list[Slopes] = field(default_factory=list[Slopes])
+
+    def add(self, values: Tensor, drawn: Noise) -> None:
+        """More samples: log-likelihoods (S, B), and their noise."""
+        values = values.to(drawn.unary.dtype)
+        self.count += len(values)
+        self.total = self.total + values.double().sum(0)
+        ones = torch.ones_like(values)
+        sums = [
+            _contracted(weights, drawn, power)
+            for power in ((1, 2) if self.squares else (1,))
+            for weights in (ones, values)
+        ]
+        self.sums = (
+            [Slopes(*map(torch.add, old, new)) for old, new in zip(self.sums, sums, strict=True)]
+            if self.sums
+            else sums
+        )
+
+    def coefficients(self) -> Slopes:
+        """Cov(h l, h) / Var(h) for each coordinate, from sums with squares."""
+        h, hl, hh, hhl = self.sums
+        count = self.count
+
+        def ratio(h: Tensor, hl: Tensor, hh: Tensor, hhl: Tensor) -> Tensor:
+            variance = hh - h * h / count
+            # One sample has no variance.
+            return torch.where(variance > 0, (hhl - hl * h / count) / variance, 0.0)
+
+        return Slopes(*map(ratio, h, hl, hh, hhl))
+
+    def gradient(self, coefficients: Slopes | None) -> Slopes:
+        """The averages of h (l - a)."""
+        h, hl = self.sums[:2]
+        if coefficients is None:
+            return Slopes(*(one / self.count for one in hl))
+        return Slopes(
+            *((g - a * b) / self.count for g, a, b in zip(hl, coefficients, h, strict=True))
+        )
+
+
+def _contracted(weights: Tensor, drawn: Noise, power: int) -> Slopes:
+    """Sums over samples of weights (S, B) times h^power, power 1 or 2."""
+    raised = drawn.unary if power == 1 else drawn.unary.square()
+    weighted = raised * weights.mT[:, None, None]
+    mean = weighted.sum(-1).double()
+    covariance = (weighted @ raised.mT).double()
+    flat = drawn.pairwise.flatten(1)
+    second = weights.mT @ flat.square()
+    pair, scale = (
+        (weights.mT @ flat, second) if power == 1 else (second, weights.mT @ flat.square().square())
+    )
+    total = weights.double().sum(0)
+    # On the diagonal h is e^2 - 1, and its square e^4 - 2 e^2 + 1.
+    diagonal, both = covariance.diagonal(dim1=-2, dim2=-1), scale.double()
+    if power == 1:
+        diagonal -= total[:, None, None]
+        both -= total[:, None]
+    else:
+        diagonal += total[:, None, None] - 2 * mean
+        both += total[:, None] - 2 * second.double()
+    shape = (-1, *drawn.pairwise.shape[1:])
+    return Slopes(mean, covariance, pair.double().reshape(shape), both.reshape(shape))
+
 
 _CELLS = 2**22
 """Scores that are in memory at a time, where samples can be treated one after another."""

@@ -1,15 +1,46 @@
-"""Inducing points, and what the functions at other positions are, given those at them."""
+"""Inducing points, and the functions at the positions of padded sequences given those at them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rdpgraph.errors import ModelError
-from rdpgraph.gp.algebra import cholesky
-from rdpgraph.gp.features import Features, Products
-from rdpgraph.gp.kernels import Kernel
-from rdpgraph.gp.labelling import Pieces
+from rdpgraph.gp.kernels import Features, Kernel, Products
+from rdpgraph.gp.likelihoods import Labelling, Pieces
+
+
+def noise(
+    *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """Independent standard normal draws, on a device whichever one the generator is on."""
+    own = device if generator is None else generator.device
+    return torch.randn(*shape, dtype=dtype, device=own, generator=generator).to(device)
+
+
+def cholesky(covariance: Tensor, what: str, remedy: str) -> Tensor:
+    """Lower Cholesky factors; differentiable.
+
+    Args:
+        covariance: (*batch, n, n).
+        what: it is of, as the message names it.
+        remedy: what to do where there is no factor.
+
+    Raises:
+        ModelError: a matrix without one.
+    """
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool(failed.any()):
+        raise ModelError(
+            f"The covariance of {what} is not positive definite in {covariance.dtype} (no Cholesky "
+            f"factor at row {int(failed.max())}): {remedy}."
+        )
+    return factor
+
 
 _NOTHING_LEFT = 1e-9
 """Of the largest variance: less than this is explained by the points chosen, up to rounding."""
@@ -38,18 +69,13 @@ class Conditional:
     _pairs: list[Tensor] = field(init=False, default_factory=list[Tensor], repr=False)
     _cut: list[tuple[Pieces, "Conditional"]] = field(init=False, default_factory=list, repr=False)
 
-    @property
-    def steps(self) -> int:
-        """T, the number of positions."""
-        return self.rows.shape[1]
-
     def pairs(self) -> Tensor | None:
         """(B, T (T + 1) / 2, M) products of the rows of two positions, the second not later.
 
         Diagonal covariances are linear in them. None where they are not worth their memory: for
         one use, or for long sequences, where products of matrices are as fast.
         """
-        steps = self.steps
+        steps = self.rows.shape[1]
         if not self.keeps or steps > _SHORT:
             return None
         if not self._pairs:
@@ -57,14 +83,17 @@ class Conditional:
             self._pairs.append(self.rows[:, first] * self.rows[:, second])
         return self._pairs[0]
 
-    def places(self) -> Tensor:
-        """(T T,) where in `pairs` any two positions are."""
-        steps, device = self.steps, self.rows.device
-        first, second = torch.tril_indices(steps, steps, device=device)
-        places = torch.empty(steps, steps, dtype=torch.long, device=device)
-        numbers = torch.arange(len(first), device=device)
-        places[first, second] = places[second, first] = numbers
-        return places.flatten()
+    def projected(self, log_scales: Tensor) -> Tensor:
+        """(B, V, T, T) covariances of the rows times functions of scales (V, M), independent."""
+        pairs = self.pairs()
+        if pairs is None:
+            projected: Tensor = _Projected.apply(self.rows, log_scales.exp())
+            return projected
+        below = pairs @ (2 * log_scales).exp().mT
+        steps = torch.arange(self.rows.shape[1], device=self.rows.device)
+        later, earlier = torch.maximum(steps, steps[:, None]), torch.minimum(steps, steps[:, None])
+        places = later * (later + 1) // 2 + earlier  # in `pairs`
+        return below.index_select(1, places.flatten()).unflatten(1, places.shape).movedim(-1, 1)
 
     def cut(self, pieces: Pieces) -> "Conditional":
         """The functions at the positions of P pieces of the sequences, (P, W) and so on.
@@ -87,6 +116,32 @@ class Conditional:
         if self.keeps:
             self._cut.append((pieces, short))
         return short
+
+
+class _Projected(torch.autograd.Function):
+    """(B, V, T, T) of rows (B, T, M) and scales (V, M): rows scales^2 rows^T for each label.
+
+    Label by label, forwards and backwards, so that no copy of the rows is made for each of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, scales: Tensor) -> Tensor:
+        """(B, V, T, T) covariances of the positions, for each label."""
+        ctx.save_for_backward(rows, scales)
+        return torch.stack([scaled @ scaled.mT for scaled in (rows * one for one in scales)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:  # type: ignore[override]
+        """Gradients of the rows, if they are asked for, and of the scales."""
+        rows, scales = ctx.saved_tensors
+        total = torch.zeros_like(rows) if ctx.needs_input_grad[0] else None
+        slopes = torch.empty_like(scales)
+        for label, gradient in enumerate(gradients[0].unbind(1)):
+            both = (gradient + gradient.mT) @ rows
+            slopes[label] = (both * rows).sum((0, 1)) * scales[label]
+            if total is not None:
+                total += both * scales[label].square()
+        return total, slopes
 
 
 def root_of(covariance: Tensor) -> Tensor:
@@ -176,3 +231,138 @@ def _diagonal(kernel: Kernel, squares: Tensor) -> Tensor:
     """(N,) the kernel's variances at the positions."""
     column = squares.unsqueeze(-1)
     return kernel(Products(column.unsqueeze(-1), column, column)).reshape(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Sequences of like lengths, padded to one.
+
+    Attributes:
+        places: of the sequences among all.
+        labels: of the sequences.
+        cross: products of their positions (B, T) with the M inducing points.
+        within: products of the positions of each sequence with each other.
+    """
+
+    places: list[int]
+    labels: Labelling
+    cross: Products
+    within: Products
+
+
+@dataclass(eq=False)
+class Basis:
+    """Inducing points, and what is known of the functions between them.
+
+    What hyperparameters change is recomputed where gradients reach them, and kept otherwise.
+
+    Args:
+        points: features of the inducing points.
+        kernel: of the functions.
+        nugget: variance of independent noise at every position.
+    """
+
+    points: Features
+    kernel: Kernel
+    nugget: float
+    _products: Products = field(init=False, repr=False)
+    _reused: dict[int, tuple[Group, Conditional]] = field(init=False, repr=False)
+    _root: Tensor | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self._products = self.points.products(self.points)
+        self._reused = {}
+
+    def forget(self) -> None:
+        """The hyperparameters have changed."""
+        self._reused.clear()
+        self._root = None
+
+    def root(self) -> Tensor:
+        """(M, M) the Cholesky factor of the covariance at the inducing points."""
+        if torch.is_grad_enabled() and any(one.requires_grad for one in self.kernel.parameters()):
+            return root_of(self.kernel(self._products))
+        if self._root is None:
+            with torch.no_grad():
+                self._root = root_of(self.kernel(self._products))
+        return self._root
+
+    def conditional(self, group: Group) -> Conditional:
+        """The functions at the positions of a group, given those at the points; once."""
+        with torch.no_grad():
+            return self._computed(group, self.root())
+
+    def reused(self, group: Group, root: Tensor | None = None) -> Conditional:
+        """The same for many steps of training.
+
+        Args:
+            group: of sequences.
+            root: where gradients should reach the hyperparameters, what `root` gave.
+        """
+        if root is not None:
+            return self._computed(group, root)
+        reused = self._reused.get(id(group))
+        if reused is None:
+            with torch.no_grad():
+                given = replace(self._computed(group, self.root()), keeps=True)
+            reused = self._reused[id(group)] = (group, given)
+        return reused[1]
+
+    def group(
+        self,
+        places: list[int],
+        features: Sequence[Features],
+        states: Sequence[Tensor] | None,
+        edges: Sequence[Tensor] | None,
+    ) -> Group:
+        """Some of the sequences as a group."""
+        chosen = [features[place] for place in places]
+        device = chosen[0].device
+        lengths = torch.tensor([one.rows for one in chosen], device=device)
+        longest = int(lengths.max())
+        if states is None:
+            padded = torch.full((len(places), longest), -1, device=device)
+        else:
+            padded = pad_sequence([states[place] for place in places], True, -1)  # noqa: FBT003
+        within = [one.products(one) for one in chosen]
+        cross = Features.stacked(chosen).products(self.points)
+        sizes = lengths.tolist()
+        dots = pad_sequence(list(cross.dots.split(sizes)), batch_first=True)
+        left = pad_sequence([one.left for one in within], batch_first=True)
+        square = dots.new_zeros(len(places), longest, longest)
+        for item, one in enumerate(within):
+            square[item, : sizes[item], : sizes[item]] = one.dots
+        return Group(
+            places,
+            Labelling(
+                padded, lengths, None if edges is None else tuple(edges[place] for place in places)
+            ),
+            Products(dots, left, cross.right.expand(len(places), -1)),
+            Products(square, left, left),
+        )
+
+    def groups(
+        self,
+        size: int,
+        features: Sequence[Features],
+        states: Sequence[Tensor] | None,
+        edges: Sequence[Tensor] | None,
+    ) -> list[Group]:
+        """All sequences in groups of about a size, sorted by length so that little is padded."""
+        order = sorted(range(len(features)), key=lambda place: features[place].rows)
+        count = -(-len(order) // size)
+        bounds = [len(order) * part // count for part in range(count + 1)]
+        return [
+            self.group(order[start:stop], features, states, edges)
+            for start, stop in pairwise(bounds)
+        ]
+
+    def _computed(self, group: Group, root: Tensor) -> Conditional:
+        return conditional(
+            self.kernel,
+            root,
+            group.cross,
+            group.within,
+            inside=group.labels.inside(),
+            nugget=self.nugget,
+        )

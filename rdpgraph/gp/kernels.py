@@ -1,15 +1,187 @@
-"""Covariances of functions at two positions, given the features of both."""
+"""Features of positions, and covariances of functions at two of them."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
-from rdpgraph.gp.features import Products
+
+
+class Products(NamedTuple):
+    """What kernels are made of.
+
+    Attributes:
+        dots: (*batch, left, right) inner products of rows.
+        left: (*batch, left) squared norms of the rows on the left.
+        right: (*batch, right) those on the right.
+    """
+
+    dots: Tensor
+    left: Tensor
+    right: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Rows of features, (rows, columns); a sparse matrix stays one.
+
+    Attributes:
+        matrix: dense, or sparse COO and coalesced, of floating point.
+    """
+
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, given: Any, name: str, *, dtype: torch.dtype) -> "Features":
+        """Features of a tensor, dense or sparse, a sparse matrix of scipy, or an array.
+
+        Raises:
+            ModelError: what is no matrix of finite numbers.
+        """
+        if isinstance(given, Features):
+            return given
+        if hasattr(given, "tocoo") and not isinstance(given, Tensor):
+            given = _of_scipy(given)
+        try:
+            matrix = given if isinstance(given, Tensor) else torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise ModelError(
+                f"{name} needs a matrix of features, dense or sparse; got {given!r:.60}."
+            ) from None
+        if matrix.ndim != 2 or matrix.is_complex():
+            raise ModelError(
+                f"{name} needs a matrix (positions, features); got {tuple(matrix.shape)} of "
+                f"{matrix.dtype}."
+            )
+        if matrix.layout is not torch.strided:
+            matrix = matrix.to_sparse_coo().to(dtype).coalesce()
+        else:
+            matrix = matrix.to(dtype)
+        values = matrix.values() if matrix.is_sparse else matrix
+        if not bool(values.isfinite().all()):
+            raise ModelError(f"{name} has features that are not finite numbers.")
+        return cls(matrix)
+
+    @classmethod
+    def stacked(cls, parts: Sequence["Features"]) -> "Features":
+        """The rows of several, which are all sparse or all dense."""
+        if any(part.matrix.is_sparse for part in parts):
+            sparse = [part.matrix.to_sparse_coo() for part in parts]
+            return cls(torch.cat(sparse).coalesce())
+        return cls(torch.cat([part.matrix for part in parts]))
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.matrix.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """How many features each of them has."""
+        return self.matrix.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.matrix.device
+
+    def __getitem__(self, rows: Tensor) -> "Features":
+        chosen = self.matrix.index_select(0, rows)
+        return Features(chosen.coalesce() if chosen.is_sparse else chosen)
+
+    def squares(self) -> Tensor:
+        """(rows,) squared norms."""
+        if not self.matrix.is_sparse:
+            return self.matrix.square().sum(1)
+        values = self.matrix.values()
+        total = values.new_zeros(self.rows)
+        return total.index_add_(0, self.matrix.indices()[0], values.square())
+
+    def dots(self, other: "Features") -> Tensor:
+        """(rows, other's rows) inner products, dense; sparse rows are multiplied as such."""
+        with warnings.catch_warnings():
+            # That torch multiplies sparse matrices by rows inside, which it calls a beta.
+            warnings.filterwarnings("ignore", message="Sparse CSR")
+            products = torch.mm(self.matrix, other.matrix.t())
+        return products.to_dense() if products.is_sparse else products
+
+    def columns_of_products(self) -> Callable[[int], Tensor]:
+        """From a row to (rows,) inner products of all rows with it, for many of them.
+
+        What is sparse is sorted once; then a column costs a pass over the entries.
+        """
+        if not self.matrix.is_sparse:
+            return lambda row: self.matrix @ self.matrix[row]
+        (rows, columns), values = self.matrix.indices(), self.matrix.values()
+        used, places = columns.unique(return_inverse=True)
+        numbers = torch.arange(self.rows + 1, device=rows.device)
+        bounds = torch.searchsorted(rows, numbers).tolist()
+
+        def column(row: int) -> Tensor:
+            own = slice(bounds[row], bounds[row + 1])
+            one = values.new_zeros(len(used))
+            one[places[own]] = values[own]
+            return values.new_zeros(self.rows).index_add_(0, rows, one[places] * values)
+
+        return column
+
+    def products(self, other: "Features") -> Products:
+        """What the kernel between these rows and others is made of."""
+        return Products(self.dots(other), self.squares(), other.squares())
+
+
+def feature_list(
+    sequences: Iterable[Any], *, dtype: torch.dtype, columns: int | None = None
+) -> list[Features]:
+    """The features of each sequence, checked against each other.
+
+    Args:
+        sequences: a matrix (positions, features) for each.
+        dtype: of the numbers.
+        columns: how many features there must be.
+
+    Raises:
+        ModelError: a sequence without a position, or with another number of features.
+    """
+    if not isinstance(sequences, Iterable):
+        raise ModelError(
+            f"A StructuredGP needs a list of matrices (positions, features); got {sequences!r:.80}."
+        )
+    checked: list[Features] = []
+    for place, given in enumerate(sequences):
+        features = Features.of(given, f"Sequence {place}", dtype=dtype)
+        if not features.rows:
+            raise ModelError(f"Sequence {place} is empty; drop it, and its labels.")
+        columns = features.columns if columns is None else columns
+        if features.columns != columns:
+            raise ModelError(
+                f"Sequence {place} needs {columns} features, as those before it or in training; "
+                f"got {features.columns} (drop unseen features, or declare them in training)."
+            )
+        if checked and features.device != checked[0].device:
+            raise ModelError(
+                f"Sequence {place} is on {features.device} and those before it on "
+                f"{checked[0].device}; move all to one device."
+            )
+        checked.append(features)
+    if not checked:
+        raise ModelError("A tagger needs at least one sequence; got none.")
+    return checked
+
+
+def _of_scipy(given: Any) -> Tensor:
+    """A sparse tensor of a sparse matrix of scipy."""
+    entries = given.tocoo()
+    places = torch.stack([torch.as_tensor(entries.row), torch.as_tensor(entries.col)]).long()
+    values = torch.as_tensor(entries.data)
+    return torch.sparse_coo_tensor(places, values, tuple(entries.shape), check_invariants=True)
 
 
 class Kernel(nn.Module, ABC):

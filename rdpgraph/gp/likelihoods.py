@@ -1,13 +1,85 @@
-"""How probable labels are, given the functions: all that training asks of a structure."""
+"""Labels of sequences, and how probable they are given the functions."""
 
+import math
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.gp import chains
-from rdpgraph.gp.labelling import Labelling, Pieces
+from rdpgraph.infer import infer
+from rdpgraph.model.factor import FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+from rdpgraph.query.posterior import Posterior
+from rdpgraph.schedulers import Scheduler
+from rdpgraph.structures.chain.factors import inside
+
+
+@dataclass(frozen=True, eq=False)
+class Labelling:
+    """Sequences of labels, padded to one length.
+
+    Attributes:
+        states: (B, T) labels from 0; -1 beyond the lengths, and throughout where labels are asked
+            for.
+        lengths: (B,) from 1 to T.
+        edges: for each sequence, (E, 2) the pairs of positions that influence each other; None
+            for neighbours.
+    """
+
+    states: Tensor
+    lengths: Tensor
+    edges: tuple[Tensor, ...] | None = None
+
+    def inside(self) -> Tensor:
+        """(B, T) whether a position is within the length."""
+        return inside(self.lengths, self.states.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Short sequences that are parts of longer ones, and may overlap.
+
+    Attributes:
+        labels: of the P pieces.
+        sequences: (P,) which one each is a part of.
+        positions: (P, W) there; anything in range beyond the length of a piece.
+    """
+
+    labels: Labelling
+    sequences: Tensor
+    positions: Tensor
+
+    @classmethod
+    def neighbours(cls, labels: Labelling) -> "Pieces":
+        """Each position with the next one; sequences of one position are a piece by themselves."""
+        states, lengths = labels.states, labels.lengths
+        steps = torch.arange(states.shape[1], device=states.device)
+        # A position begins a piece if another one follows, or if it is alone.
+        begins = steps < (lengths - 1).clamp(min=1).unsqueeze(1)
+        sequences, first = begins.nonzero().unbind(1)
+        positions = torch.stack([first, (first + 1).clamp(max=states.shape[1] - 1)], 1)
+        sizes = lengths[sequences].clamp(max=2)
+        chosen = states[sequences.unsqueeze(1), positions]
+        chosen = torch.where(inside(sizes, 2), chosen, -1)
+        return cls(Labelling(chosen, sizes), sequences, positions)
+
+    def same(self, other: "Pieces") -> bool:
+        """Whether these are the same positions of the same sequences."""
+        return torch.equal(self.sequences, other.sequences) and torch.equal(
+            self.positions, other.positions
+        )
+
+    def totals(self, values: Tensor, sequences: int) -> Tensor:
+        """(sequences,) sums of values (P,) over the pieces of each."""
+        return values.new_zeros(sequences).index_add(0, self.sequences, values)
 
 
 class Likelihood(ABC):
@@ -116,3 +188,145 @@ class PiecewisePseudoLikelihood(ChainLikelihood):
         terms = torch.where(linked, own[..., 1:] + own[..., :-1] - sums, 0.0).sum(-1)
         pairs = chains.pair_scores(pairwise, states[:, :-1], states[:, 1:], linked)
         return total + terms + 2 * pairs
+
+
+_LABEL = "label"
+
+
+class GraphLikelihood(Likelihood):
+    """A factor graph for each sequence: unary scores, and the pairwise ones on all its edges.
+
+    Edges are given to `StructuredGP.fit` and to predictions, as pairs of positions; without them
+    neighbours are tied, as in a chain. Samples, and sequences whose edges are among those of a
+    longer one, are one batch of one graph: sequences of one kind need one solution, whose cost is
+    that of the longest for each of them.
+
+    With the default scheduler, log Z is exact where the graph is narrow enough, and otherwise that
+    of message passing: then what is maximised is no bound of the evidence.
+
+    Args:
+        scheduler: how graphs are solved; ``rdpgraph.Contraction()`` for exactly or not at all,
+            ``rdpgraph.Loopy()`` for message passing.
+    """
+
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = scheduler
+
+    def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        """(S, B) nats."""
+        states, within = labels.states.clamp(min=0), labels.inside()
+        own = torch.where(within, chains.chosen(unary, states), 0.0).sum(-1)
+
+        def of_edges(batch: _Batch, solved: Posterior) -> Tensor:
+            ends = states[batch.rows.unsqueeze(1), batch.edges.T.unsqueeze(1)]
+            pairs = chains.pair_scores(pairwise, ends[0], ends[1], batch.there)
+            return pairs - solved.log_partition
+
+        return own + self._answers(labels, unary, pairwise, of_edges)
+
+    def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+        """(S, B, T, V) probabilities."""
+
+        def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
+            return pad(solved.marginal(_LABEL), (0, 0, 0, unary.shape[2] - batch.length))
+
+        probabilities = self._answers(labels, unary, pairwise, of_labels)
+        return torch.where(labels.inside().unsqueeze(-1), probabilities, 0.0)
+
+    def sample(
+        self, labels: Labelling, unary: Tensor, pairwise: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """(S, B, T) draws, where graphs are solved exactly."""
+
+        def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
+            return pad(solved.sample(1, generator)[_LABEL][0], (0, unary.shape[2] - batch.length))
+
+        drawn = self._answers(labels, unary, pairwise, of_labels)
+        return torch.where(labels.inside(), drawn, -1)
+
+    def _answers(
+        self,
+        labels: Labelling,
+        unary: Tensor,
+        pairwise: Tensor,
+        of: Callable[["_Batch", Posterior], Tensor],
+    ) -> Tensor:
+        """(S, B, ...) what `of` makes of each batch and its solution."""
+        batches = _batches(labels)
+        parts = [
+            of(batch, infer(batch.graph(unary, pairwise), scheduler=self.scheduler))
+            for batch in batches
+        ]
+        return torch.cat(parts, 1)[:, torch.cat([batch.rows for batch in batches]).argsort()]
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Sequences that are solved as one graph.
+
+    Attributes:
+        rows: (n,) which ones.
+        inside: (n, T) whether a position is within the length.
+        edges: (E, 2) of the graph.
+        there: (n, E) whether a sequence has the edge.
+    """
+
+    rows: Tensor
+    inside: Tensor
+    edges: Tensor
+    there: Tensor
+
+    @property
+    def length(self) -> int:
+        """T, the number of positions of the longest sequence."""
+        return self.inside.shape[1]
+
+    def graph(self, unary: Tensor, pairwise: Tensor) -> FactorGraph:
+        """A batch (S, n). Positions that are not there are free, and sum to 1."""
+        array = VariableArray(_LABEL, (self.length,), unary.shape[-1])
+        free = -math.log(unary.shape[-1])
+        own = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, : self.length], free)
+        blocks = [FactorBlock((array,), Table.from_logs(own))]
+        if len(self.edges):
+            table = pairwise[:, None, None]
+            if not bool(self.there.all()):
+                table = torch.where(self.there[..., None, None], table, 0.0)
+            ends = tuple(array[end] for end in self.edges.T.tolist())
+            blocks.append(FactorBlock(ends, Table.from_logs(table)))
+        return FactorGraph(blocks)
+
+
+def _batches(labels: Labelling) -> list[_Batch]:
+    """Sequences with those whose edges are among theirs: no graph is wider than the widest."""
+    device, lengths = labels.states.device, labels.lengths.tolist()
+    own = [_edges(labels, row, length) for row, length in enumerate(lengths)]
+    members: list[list[int]] = []
+    for row in sorted(range(len(own)), key=lambda row: (-lengths[row], -own[row].total())):
+        for rows in members:
+            if own[row] <= own[rows[0]]:
+                rows.append(row)
+                break
+        else:
+            members.append([row])
+    batches: list[_Batch] = []
+    for rows in members:
+        edges = sorted(own[rows[0]].elements())
+        # An edge that is there n times is the first n of its like.
+        nth = [edges[:place].count(edge) for place, edge in enumerate(edges)]
+        there = [[own[row][edge] > n for edge, n in zip(edges, nth, strict=True)] for row in rows]
+        batches.append(
+            _Batch(
+                torch.tensor(rows, device=device),
+                labels.inside()[rows, : lengths[rows[0]]],
+                torch.tensor(edges, dtype=torch.long, device=device).reshape(-1, 2),
+                torch.tensor(there, dtype=torch.bool, device=device).reshape(len(rows), -1),
+            )
+        )
+    return batches
+
+
+def _edges(labels: Labelling, row: int, length: int) -> Counter[tuple[int, int]]:
+    """How often each pair of positions of a sequence is tied."""
+    if labels.edges is None:
+        return Counter((step, step + 1) for step in range(length - 1))
+    return Counter((one, other) for one, other in labels.edges[row].tolist())

@@ -1,19 +1,227 @@
-"""The variational posterior: a mixture of Gaussians over functions, a Gaussian over label pairs."""
+"""The variational posterior: Gaussians over functions, their covariances and entropies."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from rdpgraph.gp.algebra import cholesky, noise
-from rdpgraph.gp.covariances import Covariance
-from rdpgraph.gp.entropy import EntropyBound
-from rdpgraph.gp.inducing import Conditional
-from rdpgraph.gp.labelling import Pieces
+from rdpgraph.gp.inducing import Conditional, cholesky, noise
+from rdpgraph.gp.likelihoods import Pieces
 
 _DTYPE = torch.float64
+
+
+class Covariance(nn.Module, ABC):
+    """The covariances of K components and V labels, each over M points.
+
+    An object without parameters says which kind is wanted; `started` makes the parameters.
+
+    Attributes:
+        log_scales: (K, V, M) logarithms of the diagonals of lower Cholesky factors.
+    """
+
+    log_scales: Tensor
+
+    def started(
+        self,
+        components: int,
+        labels: int,
+        points: int,
+        *,
+        scale: float,
+        device: torch.device | None = None,
+    ) -> Self:
+        """A new one with parameters, all covariances scale^2 times the identity."""
+        started, shape = type(self)(), (components, labels, points)
+        logs = torch.full(shape, math.log(scale), dtype=_DTYPE, device=device)
+        started.log_scales = nn.Parameter(logs)
+        started._complete()
+        return started
+
+    def _complete(self) -> None:
+        """Make the parameters beside the diagonals; none."""
+
+    @abstractmethod
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
+
+    @abstractmethod
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
+
+    @abstractmethod
+    def traces(self) -> Tensor:
+        """(K,) traces, summed over labels."""
+
+    def log_determinants(self) -> Tensor:
+        """(K,) log-determinants, summed over labels."""
+        return 2 * self.log_scales.sum((1, 2))
+
+    @abstractmethod
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, K) log-determinants of S_k + S_l, and distances of means (K, V, M) in their metric.
+
+        Distances are (m_k - m_l)^T (S_k + S_l)^-1 (m_k - m_l); both are summed over labels.
+        """
+
+
+class DiagonalCovariance(Covariance):
+    """Independent whitened functions at the inducing points: V M numbers for each component.
+
+    O(T^2 M V) for a sequence, and O(T M) memory beside that of the result.
+    """
+
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
+        return given.projected(self.log_scales[component])
+
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
+        return noise * self.log_scales[component].exp().to(noise)
+
+    def traces(self) -> Tensor:
+        """(K,) traces, summed over labels."""
+        return (2 * self.log_scales).exp().sum((1, 2))
+
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
+        variances = (2 * self.log_scales).exp()
+        total = variances.unsqueeze(1) + variances
+        apart = (means.unsqueeze(1) - means).square() / total
+        return total.log().sum((2, 3)), apart.sum((2, 3))
+
+
+class FullCovariance(Covariance):
+    """Any covariance for each component and label: V M^2 numbers for each component.
+
+    O(T M^2 V) for a sequence by `ScoreFunction`, O(S M^2 V) for a step by `Reparameterised`, and
+    O(V M^2) memory.
+
+    Attributes:
+        below: (K, V, M, M) entries below the diagonals of Cholesky factors, times M: a step of an
+            optimiser that moves all of them alike stays small beside the diagonals.
+    """
+
+    below: Tensor
+
+    def _complete(self) -> None:
+        logs = self.log_scales
+        self.below = nn.Parameter(logs.new_zeros(*logs.shape, logs.shape[-1]))
+
+    def roots(self) -> Tensor:
+        """(K, V, M, M) lower Cholesky factors."""
+        return torch.stack([self._root(component) for component in range(len(self.below))])
+
+    def projected(self, given: Conditional, component: int) -> Tensor:
+        """(B, V, T, T) covariances of the rows times the functions, of one component."""
+        root = self._root(component)
+        labels, points, _ = root.shape
+        wide = root.transpose(0, 1).reshape(points, labels * points)
+        scaled = (given.rows @ wide).unflatten(-1, (labels, points)).transpose(1, 2)
+        return scaled @ scaled.mT
+
+    def spread(self, noise: Tensor, component: int) -> Tensor:
+        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
+        root = self._root(component).to(noise)
+        return torch.einsum("svm,vnm->svn", noise, root)
+
+    def traces(self) -> Tensor:
+        """(K,) traces, summed over labels."""
+        return self.roots().square().sum((1, 2, 3))
+
+    def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
+        roots = self.roots()
+        dense = roots @ roots.mT
+        root = cholesky(
+            dense.unsqueeze(1) + dense,
+            "two components together",
+            "training has diverged; take smaller steps",
+        )
+        apart = (means.unsqueeze(1) - means).unsqueeze(-1)
+        apart = torch.linalg.solve_triangular(root, apart, upper=False).square()
+        log_determinants = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum((2, 3))
+        return log_determinants, apart.sum((2, 3, 4))
+
+    def _root(self, component: int) -> Tensor:
+        """(V, M, M)."""
+        below = self.below[component].tril(-1) / self.below.shape[-1]
+        return below + torch.diag_embed(self.log_scales[component].exp())
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """What bounds are made of: K components, and pairs of them.
+
+    Attributes:
+        log_weights: (K,) normalised.
+        single: (K,) entropies of the components.
+        log_determinants: (K, K) of the sums of their covariances.
+        distances: (K, K) squared, of their means, in the metric of those sums.
+        dimension: of the space.
+    """
+
+    log_weights: Tensor
+    single: Tensor
+    log_determinants: Tensor
+    distances: Tensor
+    dimension: int
+
+
+class EntropyBound(ABC):
+    """A lower bound of the entropy of a mixture, so that the ELBO stays one of the evidence."""
+
+    def entropy(self, log_weights: Tensor, means: Tensor, covariance: Covariance) -> Tensor:
+        """() nats; differentiable.
+
+        Args:
+            log_weights: (K,) normalised.
+            means: (K, V, M).
+            covariance: of the components.
+        """
+        dimension = means.shape[1] * means.shape[2]
+        single = (covariance.log_determinants() + dimension * (1 + math.log(2 * math.pi))) / 2
+        if len(log_weights) == 1:
+            return single.sum()
+        pairs = covariance.pairs(means)
+        return self.bound(Mixture(log_weights, single, *pairs, dimension))
+
+    @abstractmethod
+    def bound(self, mixture: Mixture) -> Tensor:
+        """() nats, of two components or more."""
+
+
+class JensenBound(EntropyBound):
+    """Equation 35 of the paper: - sum_k w_k log sum_l w_l N(m_k; m_l, S_k + S_l).
+
+    Low by D (1 - log 2) / 2 nats for D dimensions even where components are far apart or the same,
+    so two components may bound the evidence less tightly than one, whose entropy is exact.
+    """
+
+    def bound(self, mixture: Mixture) -> Tensor:
+        """() nats, of two components or more."""
+        constant = mixture.dimension * math.log(2 * math.pi)
+        densities = -(constant + mixture.log_determinants + mixture.distances) / 2
+        logs = mixture.log_weights
+        return -(logs.exp() * (logs + densities).logsumexp(-1)).sum()
+
+
+class PairwiseBound(EntropyBound):
+    """By Bhattacharyya distances between components: exact where they are the same or far apart.
+
+    Kolchinsky and Tracey 2017, "Estimating mixture entropy with pairwise distances", equation 10
+    and section 3.2.
+    """
+
+    def bound(self, mixture: Mixture) -> Tensor:
+        """() nats, of two components or more."""
+        own = mixture.log_determinants.diagonal()
+        wider = mixture.log_determinants - (own.unsqueeze(1) + own) / 2
+        overlap = (mixture.log_weights - mixture.distances / 4 - wider / 2).logsumexp(-1)
+        return (mixture.log_weights.exp() * (mixture.single - overlap)).sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,15 +10,18 @@ from torch import Tensor
 
 from rdpgraph._numbers import is_real
 from rdpgraph.errors import ModelError
-from rdpgraph.gp.covariances import Covariance, DiagonalCovariance
-from rdpgraph.gp.entropy import EntropyBound, PairwiseBound
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
-from rdpgraph.gp.features import Features, feature_list
-from rdpgraph.gp.inducing import chosen
-from rdpgraph.gp.kernels import Kernel, Linear
+from rdpgraph.gp.inducing import Basis, Group, chosen
+from rdpgraph.gp.kernels import Features, Kernel, Linear, feature_list
 from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood
-from rdpgraph.gp.posterior import Functions, VariationalPosterior
-from rdpgraph.gp.problem import Basis, Group
+from rdpgraph.gp.posterior import (
+    Covariance,
+    DiagonalCovariance,
+    EntropyBound,
+    Functions,
+    PairwiseBound,
+    VariationalPosterior,
+)
 from rdpgraph.gp.training import Objective, Training
 
 _SEQUENCES = 16  # of one bound, together

@@ -5,12 +5,16 @@ pytorch-crf's, with constraints on its tags, `HMM` as a language model, `Structu
 `FeatureMap`.
 """
 
-from rdpgraph.nn.constraints import Constraints, bio_constraints, bioes_constraints
-from rdpgraph.nn.crf import CRF
-from rdpgraph.nn.decoder import Decoder, Joint, LSTMDecoder
-from rdpgraph.nn.features import FeatureMap
-from rdpgraph.nn.hmm import HMM
-from rdpgraph.nn.vae import ImportanceEstimate, Objective, StructuredVAE
+from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
+from rdpgraph.nn.hmm import HMM, FeatureMap
+from rdpgraph.nn.vae import (
+    Decoder,
+    ImportanceEstimate,
+    Joint,
+    LSTMDecoder,
+    Objective,
+    StructuredVAE,
+)
 
 __all__ = [
     "CRF",

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rdpgraph.gp import RBF, Features, Functions, Labelling, VariationalPosterior
-from rdpgraph.gp.problem import Basis
+from rdpgraph.gp.inducing import Basis
 
 F64 = torch.float64
 

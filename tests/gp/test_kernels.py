@@ -7,8 +7,8 @@ import torch
 
 from rdpgraph.errors import ModelError
 from rdpgraph.gp import RBF, Features, Linear, Matern
-from rdpgraph.gp.features import feature_list
 from rdpgraph.gp.inducing import chosen, conditional, root_of
+from rdpgraph.gp.kernels import feature_list
 
 SPARSE = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 1.0, 1.0], [3.0, 0.0, 0.0, 0.0]])
 

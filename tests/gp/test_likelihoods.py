@@ -117,7 +117,7 @@ def test_graphs_are_solved_together_where_edges_are_among_those_of_a_longer_sequ
         solved.append(graph.batch_shape)
         return rg.infer(graph, **options)
 
-    monkeypatch.setattr("rdpgraph.gp.graphs.infer", counted)
+    monkeypatch.setattr("rdpgraph.gp.likelihoods.infer", counted)
     labels, unary, pairwise = problem()
     unary.requires_grad_()
     for edges, batches in (

@@ -18,7 +18,7 @@ from rdpgraph.gp import (
     PairwiseBound,
     Reparameterised,
 )
-from rdpgraph.gp.problem import Basis
+from rdpgraph.gp.inducing import Basis
 from rdpgraph.gp.training import Objective
 
 from . import models
