@@ -15,7 +15,7 @@ PACKAGE = Path(rdpgraph.__file__).parent
 # Rooms of one row know nothing of each other. `testing` and the package itself may import all.
 ROWS = (
     {"errors"},
-    {"_types", "_agreement", "_cache", "_compiler", "_numbers", "_portable", "_shapes"},
+    {"_types", "_cache", "_compiler", "_numbers", "_portable", "_shapes"},
     {"model"},
     {"io", "plan"},
     {"engines"},
@@ -29,8 +29,7 @@ ROWS = (
     {"gp", "nn"},
     {"cli"},
     {"answers", "extend", "loopy", "pruning", "randomized", "trees"},  # public names, no code
-    {"_enumeration", "_outcomes", "_public", "__main__"},
-    {"_choices", "_estimated", "_estimators", "_masking", "_optional"},
+    {"_public", "__main__"},
     {"testing", "__init__"},
 )
 COLUMN = {room: column for column, row in enumerate(ROWS) for room in row}

@@ -1,0 +1,277 @@
+"""Checks of estimators: answers about the model as declared, and on a few states of each site."""
+
+import copy
+import math
+import pickle
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.estimate.problem import Estimator, Model
+from rdpgraph.estimate.proposals import Local
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.selections import Top, TopSystematic
+from rdpgraph.infer import explain, infer
+from rdpgraph.model.factor import FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import Table
+from rdpgraph.plan.plan import Plan
+from rdpgraph.query.structured import StructuredPosterior
+from rdpgraph.testing.enumeration import (
+    NUMBERS,
+    QUESTIONS,
+    Enumeration,
+    agree,
+    agree_on_average,
+    alike,
+    close,
+    seeded,
+    tensors_of,
+    truth_of,
+)
+
+_ROUNDING = 1e-6
+"""Nats by which sums of few float64 numbers may differ from bounds of them."""
+
+
+def check_estimator(estimator: Estimator, model: Model, *, draws: int = 0) -> None:
+    """Hold an estimator to its promises, on a small model that exact inference answers.
+
+    The posterior is of the type that the model has without it, and so are its answers, in their
+    shapes; marginals are probabilities, modes and samples possible configurations. Where the
+    `Status` says exact, all agree with exact inference, and log Z is bounded where it says that. A
+    generator of one seed gives one answer; posteriors pickle and deep-copy, and log Z has a
+    gradient, which is the marginals where it is exact. What raises `UnsupportedError` is left out.
+
+    Args:
+        estimator: what is checked.
+        model: a small graph or structure of float64, possible in every item; no evidence.
+        draws: for an estimator whose Z is unbiased, from how many runs its mean is compared with Z,
+            by their own standard error; 0: it is not.
+
+    Raises:
+        AssertionError: what does not hold.
+
+    Example:
+        >>> import torch
+        >>> import rdpgraph as rg
+        >>> chain = rg.Chain(torch.randn(4, 3).double(), torch.randn(3, 3).double())
+        >>> check_estimator(rg.Randomized.default(keep=2, replicates=4), chain, draws=100)
+    """
+    name = type(estimator).__name__
+    truth, estimated = infer(model), _run(estimator, model, 1)
+    plan: Any = explain(model, estimator=estimator, generator=seeded(1))
+    agree(type(estimated) is type(truth), f"infer with {name} gives a {type(truth).__name__}")
+    agree(isinstance(plan, Plan), f"explain with {name} gives a Plan")
+    _check_asked(name, model, estimated, truth)
+    _check_worth(name, model, estimated, truth)
+    others = {
+        "run again from one seed": _run(estimator, model, 1),
+        "pickled": pickle.loads(pickle.dumps(estimated)),
+        "copied": copy.deepcopy(estimated),
+    }
+    for ask in QUESTIONS.values():
+        for what, other in others.items():
+            with suppress(UnsupportedError):
+                one, two = map(tensors_of, (ask(estimated), ask(other)))
+                for mine, theirs in zip(one, two, strict=True):
+                    close(theirs, mine, f"an answer of {name} {what}")
+    _check_gradient(name, estimator, model)
+    if draws:
+        _check_mean(name, estimator, model, truth.log_partition, draws)
+
+
+def _run(estimator: Estimator, model: Model, seed: int) -> Any:
+    return infer(model, estimator=estimator, generator=seeded(seed))
+
+
+def _check_asked(name: str, model: Model, estimated: Any, truth: Any) -> None:
+    for what, ask in QUESTIONS.items():
+        with suppress(UnsupportedError):
+            alike(ask(estimated), ask(truth), f"{what} with {name}")
+    for mine, theirs in zip(
+        tensors_of(estimated.marginals()), tensors_of(truth.marginals()), strict=True
+    ):
+        agree(bool((mine >= 0).all()), f"marginals with {name} are not negative")
+        if isinstance(model, FactorGraph):
+            close(mine.sum(-1), theirs.sum(-1), f"the sum of marginals with {name}")
+    for what in ("mode()", "sample()"):
+        with suppress(UnsupportedError):
+            possible = bool((model.score(QUESTIONS[what](estimated)) > -math.inf).all())
+            agree(possible, f"{what} with {name} is possible")
+
+
+def _check_worth(name: str, model: Model, estimated: Any, truth: Any) -> None:
+    status = estimated.status
+    agree(status.exact or status.biased, f"log Z with {name} is exact, or said to be biased")
+    if status.exact:
+        for what, ask in NUMBERS.items():
+            for mine, theirs in zip(
+                tensors_of(ask(estimated)), tensors_of(ask(truth)), strict=True
+            ):
+                close(mine, theirs, f"{what} with {name}, which its status says is exact,")
+        best = model.score(truth.mode())
+        close(model.score(estimated.mode()), best, f"the score of the mode with {name}")
+        if isinstance(model, FactorGraph):
+            above = estimated.mode_bound() >= best.detach().double().cpu() - _ROUNDING
+            agree(bool(above.all()), f"no score exceeds mode_bound() with {name}")
+    above = {"upper": 1.0, "lower": -1.0}.get(status.bound)
+    if above is not None:
+        gap = above * (estimated.log_partition - truth.log_partition)
+        agree(bool((gap > -1e-9).all()), f"log Z with {name} is a bound, {status.bound}")
+    if isinstance(model, FactorGraph):
+        with suppress(UnsupportedError):
+            lower, upper = estimated.bounds()
+            log_z = truth.log_partition
+            inside = (lower - _ROUNDING <= log_z) & (log_z <= upper + _ROUNDING)
+            agree(bool(inside.all()), f"log Z lies within bounds() with {name}")
+
+
+def _check_gradient(name: str, estimator: Estimator, model: Model) -> None:
+    if isinstance(model, Structure):
+        leaf = model.unary.detach().requires_grad_()
+        asked: Model = model.with_unary(leaf)
+    else:
+        entry = next(iter(model.variables))
+        zeros = torch.zeros(*entry.shape, entry.size, dtype=model.dtype, device=model.device)
+        leaf = zeros.requires_grad_()
+        slot = entry if entry.shape else [entry]
+        asked = model.with_factors(FactorBlock((slot,), Table(leaf if entry.shape else leaf[None])))
+    estimated = _run(estimator, asked, 1)
+    try:
+        log_z = estimated.log_partition
+    except UnsupportedError:
+        return
+    (gradient,) = torch.autograd.grad(log_z.sum(), leaf)
+    agree(bool(gradient.isfinite().all()), f"the gradient of log Z with {name} is finite")
+    if estimated.status.exact:
+        first = tensors_of(estimated.marginals())[0]
+        expected = first.reshape(-1, *gradient.shape).sum(0)
+        close(gradient, expected, f"the gradient of log Z with {name}, beside the marginals,")
+
+
+def _check_mean(name: str, estimator: Estimator, model: Model, log_z: Tensor, draws: int) -> None:
+    logs = torch.stack(
+        [_run(estimator, model, seed).log_partition.detach() for seed in range(draws)]
+    )
+    agree_on_average((logs - log_z).exp(), f"Z with {name} is right on average")
+
+
+_ESTIMATORS = {
+    "Top": Randomized(Local(), Top(2)),
+    "Randomized": Randomized(Local(), TopSystematic(1, 1), replicates=3),
+    "Randomized on all states": Randomized(Local(), TopSystematic(1.0, 0.5), replicates=2),
+}
+
+
+def check_on_few(structure: Structure) -> None:
+    """Hold the answers on a few states of each site against enumeration, type by type.
+
+    Every question is asked with `Randomized` estimators, one that keeps the likeliest states alone
+    among them: the answers are of the types and shapes that they have without it, and they are
+    those of the configurations whose states were kept, with their weights.
+
+    Args:
+        structure: small enough to enumerate, every item possible; it offers `sites`.
+    """
+    full = infer(structure)
+    assert isinstance(full, StructuredPosterior)
+    truth = truth_of(structure)
+    sites = full.marginals().detach().sum(-1, keepdim=True) > 0
+    # What an item lacks is held in a state in a graph.
+    present = torch.ones_like(sites) if truth.graph is None else sites
+    for name, estimator in _ESTIMATORS.items():
+        few = infer(structure, estimator=estimator, generator=seeded())
+        assert isinstance(few, StructuredPosterior)
+        _check_types(name, few, full)
+        _check_few(name, few, truth, present)
+
+
+def _log_weights(truth: Enumeration, present: Tensor, few: StructuredPosterior) -> Tensor:
+    """(replicates, C, *batch) of the states of each configuration, summed; -inf: not kept."""
+    structure, support = truth.structure, few.supports
+    shape, batch = structure.unary.shape, truth.scores.ndim - 1
+    places = structure.site_places()
+    states = shape[-1] if places is None else places.shape[-1]
+    same = support.states.unsqueeze(-1) == torch.arange(states, device=support.states.device)
+    logs = torch.where(same, support.log_weights.unsqueeze(-1), -math.inf).logsumexp(-2)
+    logs = logs.expand(len(logs), *shape[:batch], *logs.shape[batch + 1 :])
+    if places is not None:
+        flat = places.flatten()
+        by_place = logs.new_full((*logs.shape[: batch + 1], shape[-1]), -math.inf)
+        logs = by_place.index_copy(-1, flat[flat >= 0], logs.flatten(batch + 1)[..., flat >= 0])
+    logs = torch.where(present, logs, 0.0).reshape(len(logs), 1, shape[:batch].numel(), -1)
+    uses = truth.uses.flatten(1).to(logs).unsqueeze(1)
+    total = torch.where(uses > 0, logs * uses, 0.0).sum(-1)
+    return total.reshape(-1, *truth.scores.shape)
+
+
+def _two_sites(structure: Structure) -> list[tuple[int, ...]]:
+    sites = structure.factor_graph().variables[0].shape
+    if 0 in sites:
+        raise UnsupportedError("There are no sites.")
+    first = (0,) * len(sites)
+    return [first, (*first[:-1], sites[-1] - 1)] if sites and sites[-1] > 1 else [first]
+
+
+def _check_types(name: str, few: StructuredPosterior, full: StructuredPosterior) -> None:
+    """Each answer is of the type and shape that it has without the estimator."""
+    joint = {"joint()": lambda posterior: posterior.joint(_two_sites(posterior.structure))}
+    for what, ask in (QUESTIONS | joint).items():
+        with suppress(UnsupportedError):
+            expected = ask(full)
+            try:
+                got = ask(few)
+            except ImpossibleEvidenceError:
+                agree(bool((few.log_partition == -math.inf).any()), f"{what} with {name} answers")
+                continue
+            except UnsupportedError as error:
+                raise AssertionError(f"{what} has no answer with {name}: {error}") from None
+            alike(got, expected, f"{what} with {name}")
+
+
+def _check_few(name: str, few: StructuredPosterior, truth: Enumeration, present: Tensor) -> None:
+    """Hold answers against the configurations of kept states; `present`: (*batch, *sites, 1)."""
+    structure, weights = few.structure, _log_weights(truth, present, few)
+    logs = truth.scores + weights
+    log_zs = logs.logsumexp(1)
+    log_z = log_zs.logsumexp(0) - math.log(len(weights))
+    weighted = replace(truth, scores=logs.logsumexp(0))
+    kept = torch.where((weights > -math.inf).any(0), truth.scores, -math.inf)
+    unweighted = replace(truth, scores=kept)
+    chances = weighted.probabilities
+    mean = (chances * torch.where(chances > 0, truth.scores, 0.0)).sum(0)
+    marginals = torch.where(present, weighted.marginals, 0.0)
+    best = torch.where(present, unweighted.max_marginals, -math.inf)
+    for what, got, expected in (
+        ("log_partition", few.log_partition, log_z),
+        ("log_partitions", few.log_partitions, log_zs),
+        ("marginals()", few.marginals(), marginals),
+        ("entropy()", few.entropy(), torch.where(log_z > -math.inf, log_z, 0.0) - mean),
+        ("max_marginals()", few.max_marginals(), best),
+    ):
+        close(got, expected, f"{what} with {name}")
+    with suppress(UnsupportedError):
+        sites = _two_sites(structure)
+        shape = structure.states_shape[len(structure.batch_shape) :]
+        if structure.factor_graph().variables[0].shape == shape:
+            joint = few.joint(sites)
+            first = marginals[(..., *sites[0], slice(None))]
+            held = present[(..., *sites[0], slice(None))].squeeze(-1)
+            total = joint.flatten(first.ndim).sum(-1) if len(sites) > 1 else joint
+            close(total[held], first[held], f"joint() with {name}, summed over one site,")
+    if not bool((log_z > -math.inf).all()):
+        return
+    mode = structure.site_states(few.mode())
+    close(truth.score(mode), unweighted.maximum, f"the score of mode() with {name}")
+    drawn = structure.uses(structure.site_states(QUESTIONS["sample()"](few)))
+    agree(not bool(drawn[:, marginals == 0].any()), f"samples with {name} are of states kept")
+    with suppress(UnsupportedError):
+        relaxed = QUESTIONS["rsample()"](few)
+        spared = relaxed[marginals == 0]
+        close(spared, torch.zeros_like(spared), f"rsample() with {name} of states not kept")

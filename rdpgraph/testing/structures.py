@@ -1,0 +1,322 @@
+"""Checks of structures and of masks, against enumeration."""
+
+import math
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.problem import Model
+from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.infer import infer
+from rdpgraph.model.masks import Expected, Masks
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
+from rdpgraph.query.structured import StructuredPosterior
+from rdpgraph.structures.hypertree.rules import Rules
+from rdpgraph.testing.enumeration import QUESTIONS, Enumeration, agree, close, seeded, truth_of
+from rdpgraph.testing.estimators import check_on_few
+
+_ROUNDING = 1e-6
+"""How far above one the weights of a relaxed sample may come to, in float32 too."""
+
+_CERTAIN = 1e-9
+"""How near to 0 or 1 the probability that a site is used counts as that."""
+
+
+def check_structure(structure: Structure) -> None:
+    """Hold a structure against brute force: on its `factor_graph`, or by its `score` if none.
+
+    log Z, marginals, max-marginals, entropy, the mode, samples' support, relaxed samples,
+    log-probabilities, the k best, cross-entropy and KL if it has them, both derivatives of log Z in
+    `unary`, hard zeros in it, every batch item on its own, what its
+    `sites` make of all states in another order if it offers them, and every answer of `Randomized`
+    on a few of them, its masks if it has any, and, if its class recognises the graph, that it is
+    the same model.
+
+    Args:
+        structure: small enough to enumerate, every item possible; float64.
+    """
+    truth = truth_of(structure)
+    log_z = structure.log_partition()
+    close(log_z, truth.log_partition, "log_partition()")
+    posterior = infer(structure)
+    assert isinstance(posterior, StructuredPosterior)
+    _check_answers(posterior, truth)
+    _check_relaxed(posterior, truth)
+    _check_log_prob(structure, truth)
+    if hasattr(structure, "k_best"):
+        _check_best(structure, truth)
+    if hasattr(structure, "cross_entropy"):
+        _check_comparisons(structure, truth)
+    _check_curvature(structure, truth)
+    _check_numbers(structure)
+
+    unary = structure.unary.detach().requires_grad_()
+    if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
+        agree(
+            torch.autograd.gradcheck(lambda u: structure.with_unary(u).log_partition(), (unary,)),
+            "the gradient of log Z in unary",
+        )
+    hard = structure.unary.detach().clone()
+    hard[..., 0] = -math.inf
+    hard.requires_grad_()
+    hard_z = structure.with_unary(hard).log_partition()
+    (gradient,) = torch.autograd.grad(hard_z.sum(), hard)
+    agree(not bool(hard_z.isnan().any()), "no NaN in log Z with hard zeros")
+    agree(not bool(gradient.isnan().any()), "no NaN in the gradient with hard zeros")
+    forbidden = truth_of(structure.with_unary(hard.detach()))
+    close(hard_z, forbidden.log_partition, "log Z with hard zeros")
+
+    for item in range(log_z.shape[0] if log_z.ndim else 0):
+        one = _item(structure, item, log_z.ndim)
+        close(one.log_partition(), log_z[item], f"batch item {item} alone")
+    sites = structure.sites()
+    if sites is not None:
+        states = torch.arange(sites.states, device=unary.device).flip(0)
+        states = states.expand(sites.unary.shape)
+        same = sites.restrict(states, torch.zeros_like(sites.unary))
+        close(same.log_partition(), log_z, "log Z of sites() on all states in another order")
+        check_on_few(structure)
+    if type(structure).masks is not Structure.masks:
+        check_masks(structure)
+    if truth.graph is not None:
+        match = type(structure).recognise(truth.graph)
+        if match is not None:
+            close(match.structure.log_partition(), log_z, "what recognise() gives")
+
+
+def _check_numbers(structure: Structure) -> None:
+    """What was written over by NaN after it was declared is refused, whatever is asked."""
+    if not bool(structure.marginals().any()):
+        return  # nothing is read
+    for name, ask in QUESTIONS.items():
+        broken = structure.with_unary(structure.unary.detach().clone())
+        broken.unary.fill_(math.nan)
+        try:
+            ask(infer(broken))
+        except (ModelError, UnsupportedError):
+            continue
+        raise AssertionError(f"{name} answers of a structure whose unary potentials are NaN")
+
+
+def _check_answers(posterior: StructuredPosterior, truth: Enumeration) -> None:
+    """Every answer, in the shape of the sites."""
+    shape = posterior.structure.unary.shape
+    structure = posterior.structure
+    mode = structure.site_states(posterior.mode())
+    agree(structure.uses(mode).shape == shape, "mode() has the shape of unary without states")
+    close(truth.score(mode), truth.maximum, "the score of mode()")
+    # In a graph a site that an item lacks is held in a state.
+    fixed = truth.graph is not None
+    present = (mode >= 0).unsqueeze(-1) if fixed else mode.new_ones((), dtype=torch.bool)
+    marginals, best = posterior.marginals(), posterior.max_marginals()
+    for what, values, expected, absent in (
+        ("marginals()", marginals, truth.marginals, 0.0),
+        ("max_marginals()", best, truth.max_marginals, -math.inf),
+    ):
+        agree(values.shape == shape, f"{what} have the shape of unary")
+        close(values, torch.where(present, expected, absent), what)
+    close(posterior.entropy(), truth.entropy, "entropy()")
+    base = torch.linspace(-1.0, 1.0, shape.numel()).reshape(shape).to(marginals)
+    over = structure.entropy_over(base)
+    if over is not None:
+        mean = (torch.where(present, truth.marginals, 0.0) * base).flatten(over.ndim).sum(-1)
+        close(over, truth.entropy + mean, "entropy_over()")
+    drawn = posterior.sample(8, generator=seeded())
+    drawn = structure.site_states(drawn)
+    again = structure.site_states(structure.configuration(drawn))
+    agree(torch.equal(again, drawn), "site_states() gives what configuration() is made from")
+    agree(drawn.shape == (8, *mode.shape), "sample(8) has shape (8, *batch, *sites)")
+    if fixed:
+        agree(bool(((drawn < 0) == (mode < 0)).all()), "samples have the sites that the mode has")
+    agree(bool((truth.score(drawn) > -math.inf).all()), "samples are possible")
+
+
+def _check_relaxed(posterior: StructuredPosterior, truth: Enumeration) -> None:
+    """Uses made soft: weights that sum to one, or to zero where there is no site."""
+    structure = posterior.structure
+    if type(structure).rsample is Structure.rsample:
+        return
+    drawn = structure.rsample(4, temperature=0.7, generator=seeded()).detach()
+    agree(drawn.shape == (4, *structure.unary.shape), "rsample(4) has shape (4, *unary.shape)")
+    agree(bool((drawn >= 0).all()), "rsample() has weights >= 0")
+    total = drawn.sum(-1)
+    agree(
+        bool((total < truth.most + _ROUNDING).all()),
+        "the weights of rsample() sum to the uses of a site at most",
+    )
+    used = posterior.marginals().detach().sum(-1)
+    # A site that is used sometimes has a weight of its own.
+    sure = (used - used.round()).abs() < _CERTAIN
+    close(total, torch.where(sure, used.round(), total), "the sum of the weights of rsample()")
+
+
+def _item(structure: Structure, item: int, batch: int) -> Structure:
+    """One batch item of a structure; the tensors that say how many dims they have are cut too.
+
+    So are potentials of so many dims, rules, a structure of the same batch that it is made of, and
+    what has the shape of its unary.
+    """
+    changed: dict[str, Any] = {"unary": structure.unary[item]}
+    for field in fields(structure):
+        value, dims = getattr(structure, field.name), field.metadata.get("dims")
+        if isinstance(value, Structure) and value.batch_shape == structure.batch_shape:
+            changed[field.name] = _item(value, item, batch)
+        if isinstance(value, Rules) and len(value.batch_shape) == batch:
+            parts = [part[item if len(part) > 1 else 0] for part in value.parts]
+            changed[field.name] = value.with_parts(parts)
+        if dims == "unary":
+            dims = structure.unary.ndim - batch
+        if dims is not None:
+            changed[field.name] = _cut(value, item, dims + batch)
+    return replace(structure, **changed)
+
+
+def _cut(value: Any, item: int, dims: int) -> Any:
+    """One item of what has so many dims: a tensor, or a potential that is made of tensors."""
+    if isinstance(value, Potential) and is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: _cut(part, item, dims) for name, part in parts.items()})
+    if isinstance(value, Tensor) and value.ndim == dims:
+        return value[item if len(value) > 1 else 0]
+    return value
+
+
+_BEST = 5
+"""How many of the best configurations are asked for."""
+
+
+def _check_log_prob(structure: Structure, truth: Enumeration) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for what, configuration in (
+        ("the mode", structure.mode()),
+        ("samples", structure.sample(4, generator)),
+    ):
+        if configuration is None:
+            continue
+        with suppress(UnsupportedError):
+            scores = truth.score(structure.site_states(configuration))
+            chances = structure.log_prob(configuration)
+            close(chances, scores - truth.log_partition, f"log_prob() of {what}")
+
+
+def _check_best(structure: Any, truth: Enumeration) -> None:
+    """As many as there are, and none is left out that is better than the last; distinct states."""
+    best = structure.k_best(_BEST)
+    expected = truth.scores.sort(0, descending=True).values[:_BEST]
+    missing = expected.new_full((_BEST - len(expected), *expected.shape[1:]), -math.inf)
+    close(best.scores, torch.cat([expected, missing]), f"the scores of k_best({_BEST})")
+    there = (best.scores > -math.inf).reshape(_BEST, -1)
+    count = int(there.all(1).sum())
+    states = structure.site_states(_first(getattr(best, fields(best)[0].name), count))
+    again = truth.score(states)
+    close(again, best.scores[:count], f"the scores of the configurations of k_best({_BEST})")
+    if structure.listed() is None:  # what is listed may be made in several ways
+        sites = states.shape[again.ndim :].numel()
+        for item in states.reshape(count, -1, sites).unbind(1) if sites else ():
+            agree(len(item.unique(dim=0)) == count, "k_best() gives no configuration twice")
+
+
+def _first(configurations: Any, count: int) -> Any:
+    """Some of the configurations of `k_best`, tensors or a dataclass of them."""
+    if isinstance(configurations, Tensor):
+        return configurations[:count]
+    parts = {name: part[:count] for name, part in vars(configurations).items()}
+    return replace(configurations, **parts)
+
+
+def _check_comparisons(structure: Any, truth: Enumeration) -> None:
+    """Of another that allows the same: its potentials are scaled, those of -inf stay."""
+    other = structure.with_unary(structure.unary.detach() * 0.5)
+    change = torch.where(structure.unary > -math.inf, other.unary - structure.unary, 0.0).detach()
+    uses = truth.uses.flatten(1).to(change)
+    batch = truth.scores.shape[1:]
+    log_q = truth.scores + (uses @ change.reshape(batch.numel(), -1).mT).reshape(-1, *batch)
+    log_q = log_q - log_q.logsumexp(0)
+    chances = truth.probabilities
+    nats = -torch.where(chances > 0, chances * log_q, 0.0).sum(0)
+    close(structure.cross_entropy(other), nats, "cross_entropy()")
+    if hasattr(structure, "kl_divergence"):
+        close(structure.kl_divergence(other), nats - truth.entropy, "kl_divergence()")
+
+
+def _check_curvature(structure: Structure, truth: Enumeration) -> None:
+    """The derivative of log Z's gradient along a direction is a covariance of uses."""
+    unary = structure.unary.detach().requires_grad_()
+    if not unary.numel():
+        return
+    along = torch.linspace(-1.0, 1.0, unary.numel()).reshape(unary.shape).to(unary)
+    log_z = structure.with_unary(unary).log_partition()
+    (gradient,) = torch.autograd.grad(log_z.sum(), unary, create_graph=True)
+    curvature = torch.zeros_like(unary)
+    if gradient.requires_grad:  # else it is constant
+        (curvature,) = torch.autograd.grad((gradient * along).sum(), unary)
+    batch = truth.scores.shape[1:]
+    uses, chances = truth.uses.flatten(1).to(unary), truth.probabilities
+    rate = uses @ along.reshape(batch.numel(), -1).mT
+    weights = chances.reshape(len(uses), -1)
+    rate = weights * (rate - (weights * rate).sum(0))
+    close(curvature, (rate.mT @ uses).reshape(unary.shape), "the second derivative of log Z")
+
+
+_MOST = 12
+"""Questions that are answered both ways."""
+
+
+def check_masks(model: Model) -> None:
+    """Hold the masks of a model against the model itself.
+
+    Without a mask log Z, marginals and the expected score are the model's. Of every question the
+    masses of a yes and of a no add up to Z, and are what the expected answers say; and so they do
+    where answers of a draw are held. Draws keep to their masks.
+
+    Args:
+        model: small, of float64, every item possible.
+    """
+    masks, generator = masks_of(model, infer), seeded()
+    none = torch.zeros(1, *masks.batch_shape, *masks.questions, dtype=torch.bool)
+    unmasked = masks.masked(none, none)
+    exact = infer(model)
+    close(unmasked.log_partition[0], exact.log_partition.double(), "log Z without a mask")
+    averages = unmasked.expected()
+    if isinstance(model, Structure):
+        marginals = model.marginals().double()
+        close(_dense(averages, masks), marginals.flatten(), "marginals without a mask")
+        if model.entropy() is not None:
+            score = exact.log_partition - exact.entropy()
+            close(averages.score[0], score.double(), "the expected score without a mask")
+    drawn = unmasked.draw(generator).answers
+    asked = masks.open().expand_as(none)
+    for held in (none, asked & (torch.rand(none.shape, generator=generator) < 0.4)):
+        required, forbidden = held & drawn, held & ~drawn
+        within = masks.masked(required, forbidden)
+        base, answers = within.log_partition, within.expected().answers
+        again = within.draw(generator).answers
+        same = bool((again[held] == drawn[held]).all())
+        agree(same, "draws from a mask keep the answers held")
+        free = (asked & ~held).reshape(base.numel(), masks.questions_count)
+        places = free.any(0).nonzero()[:, 0]
+        order = torch.randperm(len(places), generator=generator)[:_MOST]
+        for place in places[order].tolist():
+            question = torch.zeros(masks.questions_count, dtype=torch.bool)
+            question[place] = True
+            question = question.reshape(masks.questions) & asked & ~held
+            yes = masks.masked(required | question, forbidden).log_partition
+            no = masks.masked(required, forbidden | question).log_partition
+            there = question.flatten(base.ndim).any(-1)
+            total = torch.where(there, torch.logaddexp(yes, no), base)
+            close(total, base, "the masses of a yes and a no add up to Z")
+            share = torch.where(question, answers, 0.0).flatten(base.ndim).sum(-1)
+            alive = there & (base > -math.inf)
+            expected = torch.where(alive, (yes - base).exp(), 0.0)
+            close(expected, torch.where(alive, share, 0.0), "the expected answer to a question")
+
+
+def _dense(averages: Expected, masks: Masks) -> Tensor:
+    size = math.prod(masks.batch_shape) * math.prod(masks.sites)
+    dense = torch.zeros(size, dtype=torch.float64)
+    return dense.index_add_(0, averages.places, averages.chances)
