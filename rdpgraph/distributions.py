@@ -1,17 +1,25 @@
-"""A linear chain as a distribution of torch's kind."""
+"""Distributions with the interface of `torch.distributions`, answered by structures.
+
+Here belong classes that take the place of a `torch.distributions.Distribution`: `log_prob`,
+`sample`, `entropy` and KL divergences over sequences of states.
+"""
 
 import math
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Categorical, Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from rdpgraph._numbers import is_real
+from rdpgraph._numbers import is_real, is_whole
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
+from rdpgraph.model.arrays import as_values
+from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.chain.model import Chain
+
+__all__ = ["HMM", "LinearChain", "StateSequences"]
 
 _EMPTY = torch.Size()
 _BELOW_INFINITY = constraints.independent(constraints.less_than(math.inf), 2)
@@ -170,3 +178,148 @@ def _kl_divergence(left: LinearChain, right: LinearChain) -> Tensor:  # pyright:
         )
     batch = broadcast_shapes(left.batch_shape, right.batch_shape)
     return left.expand(batch).chain.kl_divergence(right.expand(batch).chain)
+
+
+class _LogSimplex(constraints.Constraint):
+    """Vectors of log-probabilities that sum to one."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        return value.logsumexp(-1).abs() < 1e-4
+
+
+_LOG_SIMPLEX = _LogSimplex()
+
+
+class HMM(Distribution):
+    """Distribution of observed sequences, p(x) = sum_z p(z_1) prod_t p(z_t+1 | z_t) p(x_t | z_t).
+
+    Its batch_shape is (*batch,) and its event_shape (length,): an event is a sequence of symbols.
+    `posterior` is the distribution of the hidden states given one, and `filter` that of the last
+    state. The entropy of the observations and their mode have no tractable form, and are not
+    implemented.
+
+    Example:
+        >>> import torch
+        >>> from rdpgraph.distributions import HMM
+        >>> start = torch.tensor([0.5, 0.5]).log()
+        >>> transition = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()
+        >>> emission = torch.tensor([[0.8, 0.2], [0.3, 0.7]]).log()
+        >>> hmm = HMM(start, transition, emission, length=3)
+        >>> seen = torch.tensor([0, 0, 1])
+        >>> hmm.log_prob(seen).exp()
+        tensor(0.1091)
+        >>> hmm.posterior(seen).mode
+        tensor([0, 0, 0])
+        >>> hmm.filter(seen).probs
+        tensor([0.5045, 0.4955])
+
+    Args:
+        start: (*batch, states) log-probabilities of the first state.
+        transition: (states, states) log-probabilities [from, to].
+        emission: (states, symbols) log-probabilities of what a state shows.
+        length: number of steps.
+        validate_args: as for every distribution of torch.
+
+    Raises:
+        ModelError: shapes that do not fit.
+        ValueError: validation is on, and probabilities do not sum to one.
+    """
+
+    arg_constraints = {  # noqa: RUF012  # pyright: ignore
+        "start": _LOG_SIMPLEX,
+        "transition": constraints.independent(_LOG_SIMPLEX, 1),
+        "emission": constraints.independent(_LOG_SIMPLEX, 1),
+    }
+
+    def __init__(
+        self,
+        start: Tensor,
+        transition: Tensor,
+        emission: Tensor,
+        *,
+        length: int,
+        validate_args: bool | None = None,
+    ) -> None:
+        start, transition, emission = (
+            as_values(f"HMM's {name}", given)
+            for name, given in (
+                ("start", start), ("transition", transition), ("emission", emission),
+            )
+        )  # fmt: skip
+        states = start.shape[-1] if start.dim() else 0
+        if not states or transition.shape != (states, states):
+            raise ModelError(
+                f"An HMM needs start (*batch, states) and transition (states, states); "
+                f"got {tuple(start.shape)} and {tuple(transition.shape)}."
+            )
+        if emission.dim() != 2 or emission.shape[0] != states:
+            raise ModelError(
+                f"An HMM of {states} states needs emission ({states}, symbols); "
+                f"got {tuple(emission.shape)}."
+            )
+        if not is_whole(length):
+            raise ModelError(f"An HMM needs a length of 0 or more; got {length!r:.80}.")
+        self.start, self.transition, self.emission = start, transition, emission
+        super().__init__(start.shape[:-1], torch.Size([int(length)]), validate_args)
+
+    @property
+    def support(self) -> StateSequences:  # pyright: ignore
+        """Sequences of symbols; some may still be of probability zero."""
+        return StateSequences(self.emission.shape[-1])
+
+    def posterior(self, observations: Tensor) -> LinearChain:
+        """Distribution of the hidden states given observations (*lead, *batch, length).
+
+        A symbol of -1 is missing and says nothing; where all are missing this is the prior. O(T N)
+        memory; its answers take O(T N^2) operations.
+        """
+        if self._validate_args:
+            self._validate_sample(observations.where(observations != -1, 0))
+        lead = broadcast_shapes(observations.shape[:-1], self.batch_shape)
+        seen = observations.long().expand(*lead, -1)
+        unary = self.emission.t()[seen.clamp(min=0)].where((seen >= 0).unsqueeze(-1), 0)
+        first = unary[..., :1, :] + self.start.unsqueeze(-2)
+        unary = torch.cat([first, unary[..., 1:, :]], -2)
+        return LinearChain(unary, self.transition, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """(*lead, *batch) log-likelihoods in nats, differentiable; symbols of -1 are summed out."""
+        return self.posterior(value).chain.log_partition()
+
+    def filter(self, observations: Tensor) -> Categorical:
+        """Distribution of the last state given all observations, (*lead, *batch).
+
+        Raises:
+            ModelError: the length is zero.
+            ImpossibleEvidenceError: observations of probability zero.
+        """
+        if not self.event_shape[0]:
+            raise ModelError("An HMM of length 0 has no last state to filter; give it a length.")
+        last = self.posterior(observations).chain.filtered()[..., -1, :]
+        require_possible("There is no last state", last.sum(-1) > 0)
+        return Categorical(last, validate_args=False)
+
+    def sample(
+        self, sample_shape: Any = _EMPTY, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(*sample_shape, *batch, length) observations; hidden states are drawn first.
+
+        O(T N^2) operations for the states, and O(T V) memory for each draw's symbols.
+        """
+        missing = torch.full((*self.batch_shape, *self.event_shape), -1, device=self.start.device)
+        states = self.posterior(missing).sample(sample_shape, generator=generator)
+        chances = self.emission.detach().exp()[states.flatten()]
+        return torch.multinomial(chances, 1, generator=generator).reshape(states.shape)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
+        """The same distribution with its batch dims expanded; no memory is taken."""
+        new: Any = self._get_checked_instance(HMM, _instance)
+        start = self.start.expand(*batch_shape, self.start.shape[-1])
+        HMM.__init__(
+            new, start, self.transition, self.emission,
+            length=self.event_shape[0], validate_args=False,
+        )  # fmt: skip
+        new._validate_args = self._validate_args
+        return new
