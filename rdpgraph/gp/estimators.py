@@ -100,10 +100,7 @@ class Draws:
         whole = torch.linalg.solve_triangular(self.root, half, upper=False, left=False)
         scale = self.gaussians.pairwise_scale
         return Slopes(
-            mean.squeeze(-1),
-            whole / 2,
-            slopes.pairwise_mean / scale,
-            slopes.pairwise_scale / scale,
+            mean.squeeze(-1), whole / 2, slopes.pairwise_mean / scale, slopes.pairwise_scale / scale
         )
 
 

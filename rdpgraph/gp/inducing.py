@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -158,13 +159,7 @@ def root_of(covariance: Tensor) -> Tensor:
 
 
 def conditional(
-    kernel: Kernel,
-    root: Tensor,
-    cross: Products,
-    own: Products,
-    *,
-    inside: Tensor,
-    nugget: float,
+    kernel: Kernel, root: Tensor, cross: Products, own: Products, *, inside: Tensor, nugget: float
 ) -> Conditional:
     """Functions at the positions of sequences given those at the inducing points.
 
@@ -265,13 +260,14 @@ class Basis:
     points: Features
     kernel: Kernel
     nugget: float
-    _products: Products = field(init=False, repr=False)
-    _reused: dict[int, tuple[Group, Conditional]] = field(init=False, repr=False)
+    _reused: dict[int, tuple[Group, Conditional]] = field(
+        init=False, repr=False, default_factory=dict
+    )
     _root: Tensor | None = field(init=False, default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        self._products = self.points.products(self.points)
-        self._reused = {}
+    @cached_property
+    def _products(self) -> Products:
+        return self.points.products(self.points)
 
     def forget(self) -> None:
         """The hyperparameters have changed."""
@@ -332,11 +328,10 @@ class Basis:
         square = dots.new_zeros(len(places), longest, longest)
         for item, one in enumerate(within):
             square[item, : sizes[item], : sizes[item]] = one.dots
+        tied = None if edges is None else tuple(edges[place] for place in places)
         return Group(
             places,
-            Labelling(
-                padded, lengths, None if edges is None else tuple(edges[place] for place in places)
-            ),
+            Labelling(padded, lengths, tied),
             Products(dots, left, cross.right.expand(len(places), -1)),
             Products(square, left, left),
         )

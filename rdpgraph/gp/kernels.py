@@ -261,11 +261,7 @@ class Matern(Kernel):
     """
 
     def __init__(
-        self,
-        lengthscale: float = 1.0,
-        variance: float = 1.0,
-        *,
-        smoothness: float = 1.5,
+        self, lengthscale: float = 1.0, variance: float = 1.0, *, smoothness: float = 1.5
     ) -> None:
         super().__init__()
         if smoothness not in (0.5, 1.5, 2.5):

@@ -352,11 +352,7 @@ class Functions:
         )
 
     def drawn(
-        self,
-        samples: int,
-        *,
-        dtype: torch.dtype,
-        generator: torch.Generator | None = None,
+        self, samples: int, *, dtype: torch.dtype, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Samples (S, B, T, V) and (S, V, V) of the scores under one component.
 

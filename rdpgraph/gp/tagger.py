@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Self, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
 from rdpgraph.gp.inducing import Basis, Group, chosen
 from rdpgraph.gp.kernels import Features, Kernel, Linear, feature_list
-from rdpgraph.gp.likelihoods import ChainLikelihood, Likelihood
+from rdpgraph.gp.likelihoods import ChainLikelihood, Labelling, Likelihood
 from rdpgraph.gp.posterior import (
     Covariance,
     DiagonalCovariance,
@@ -217,12 +218,11 @@ class StructuredGP:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
         """
         likelihood = self._likelihood()
-        marginals: dict[int, Tensor] = {}
-        for group, unary, pairwise in self._draws(sequences, edges, generator):
-            average = likelihood.marginals(group.labels, unary, pairwise).double().mean(0)
-            for item, place in enumerate(group.places):
-                marginals[place] = average[item, : int(group.labels.lengths[item])]
-        return [marginals[place] for place in range(len(marginals))]
+
+        def ask(labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+            return likelihood.marginals(labels, unary, pairwise).double().mean(0)
+
+        return self._answers(ask, sequences, edges, generator)
 
     def sample(
         self,
@@ -237,15 +237,12 @@ class StructuredGP:
             ModelError: not fitted, an empty sequence, or features unlike those of training.
         """
         likelihood = self._likelihood()
-        draws: dict[int, list[list[Any]]] = {}
-        for group, unary, pairwise in self._draws(sequences, edges, generator):
-            drawn = likelihood.sample(group.labels, unary, pairwise, generator).tolist()
-            for item, place in enumerate(group.places):
-                length = int(group.labels.lengths[item])
-                draws[place] = [
-                    [self.labels[state] for state in states[item][:length]] for states in drawn
-                ]
-        return [draws[place] for place in range(len(draws))]
+
+        def ask(labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
+            return likelihood.sample(labels, unary, pairwise, generator).movedim(0, -1)
+
+        drawn = self._answers(ask, sequences, edges, generator)
+        return [[[self.labels[state] for state in row] for row in one.mT.tolist()] for one in drawn]
 
     def score(self, sequences: Iterable[Any], labels: Iterable[Sequence[Hashable]]) -> float:
         """The part of positions whose label is predicted."""
@@ -274,32 +271,37 @@ class StructuredGP:
         expected = sum(float(objective.expected(group, generator)) for group in groups)
         return expected - float(self.posterior_.divergence())
 
-    @torch.no_grad()
-    def _draws(
+    def _answers(
         self,
+        ask: Callable[[Labelling, Tensor, Tensor], Tensor],
         sequences: Iterable[Any],
         edges: Iterable[Tensor] | None,
         generator: torch.Generator | None,
-    ) -> Iterable[tuple[Group, Tensor, Tensor]]:
-        """Groups of sequences, and samples of the scores of each."""
+    ) -> list[Tensor]:
+        """For each sequence (positions, ...) of what `ask` makes (B, T, ...) of sampled scores."""
         groups = self._groups(sequences, None, edges)
         generator = generator or torch.Generator().manual_seed(0)
         begun = generator.get_state()
         posterior = self.posterior_
-        parts = _parts(posterior.weights(), self.predictive_samples)
+        # How many samples each component has, in proportion to its weight.
+        bounds = (posterior.weights().cumsum(0) * self.predictive_samples).round().long().tolist()
+        answers: dict[int, Tensor] = {}
         for group in groups:
             # The functions are the same for all sequences, and answers those of each by itself.
             generator.set_state(begun)
-            given = self._basis.conditional(group)
-            unary: list[Tensor] = []
-            pairwise: list[Tensor] = []
-            for component, count in enumerate(parts):
-                if count:
-                    functions = Functions(posterior, given, component)
-                    scores = functions.drawn(count, dtype=torch.float32, generator=generator)
-                    unary.append(scores[0])
-                    pairwise.append(scores[1])
-            yield group, torch.cat(unary), torch.cat(pairwise)
+            with torch.no_grad():
+                given = self._basis.conditional(group)
+                scores = [
+                    Functions(posterior, given, component).drawn(
+                        stop - start, dtype=torch.float32, generator=generator
+                    )
+                    for component, (start, stop) in enumerate(pairwise([0, *bounds]))
+                    if stop > start
+                ]
+            answer = ask(group.labels, *map(torch.cat, zip(*scores, strict=True)))
+            for item, place in enumerate(group.places):
+                answers[place] = answer[item, : int(group.labels.lengths[item])]
+        return [answers[place] for place in range(len(answers))]
 
     def _groups(
         self,
@@ -387,9 +389,3 @@ def _edge_list(edges: Iterable[Tensor] | None, features: list[Features]) -> list
                 f"Sequence {place} of {sequence.rows} positions has an edge out of range."
             )
     return [one.to(features[0].device) for one in pairs]
-
-
-def _parts(weights: Tensor, samples: int) -> list[int]:
-    """How many samples each component has, in proportion to its weight."""
-    bounds = (weights.cumsum(0) * samples).round().long().tolist()
-    return [stop - start for start, stop in zip([0, *bounds[:-1]], bounds, strict=True)]

@@ -189,7 +189,9 @@ class Training:
         parameters = [one for one in objective.posterior.parameters() if one.requires_grad]
         kernel = [one for one in objective.basis.kernel.parameters() if one.requires_grad]
         learned = kernel if self.kernel_every else []
-        optimiser = self._made([*parameters, *learned], len(groups))
+        saga = isinstance(self.optimiser, partial) and self.optimiser.func is SAGA
+        told = {"items": len(groups)} if saga else {}
+        optimiser = self.optimiser([*parameters, *learned], **told)
         rates = [group["lr"] for group in optimiser.param_groups]
         bounds: list[float] = []
         order: list[int] = []
@@ -207,7 +209,8 @@ class Training:
                 optimiser.step()
             else:
                 if not order:
-                    order = _order(len(groups), generator)
+                    device = "cpu" if generator is None else generator.device
+                    order = torch.randperm(len(groups), generator=generator, device=device).tolist()
                 item = order.pop()
                 bounds.append(_one(objective, groups, item, generator, moving=moving))
                 if isinstance(optimiser, SAGA):
@@ -220,18 +223,9 @@ class Training:
                 self.watch(step, bounds[-1])
         return bounds
 
-    def _made(self, parameters: list[Any], items: int) -> Optimizer:
-        if isinstance(self.optimiser, partial) and self.optimiser.func is SAGA:
-            return self.optimiser(parameters, items=items)
-        return self.optimiser(parameters)
-
 
 def _all(
-    objective: Objective,
-    groups: list[Group],
-    generator: torch.Generator | None,
-    *,
-    moving: bool,
+    objective: Objective, groups: list[Group], generator: torch.Generator | None, *, moving: bool
 ) -> float:
     """Gradients of minus the bound, group by group so that one is in memory; the bound."""
     root = objective.basis.root() if moving else None
@@ -259,9 +253,3 @@ def _one(
     bound = expected * len(groups) - objective.posterior.divergence()
     (-bound).backward()
     return bound.item()
-
-
-def _order(count: int, generator: torch.Generator | None) -> list[int]:
-    """Numbers in random order."""
-    device = "cpu" if generator is None else generator.device
-    return torch.randperm(count, generator=generator, device=device).tolist()

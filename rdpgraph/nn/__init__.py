@@ -17,16 +17,6 @@ from rdpgraph.nn.vae import (
 )
 
 __all__ = [
-    "CRF",
-    "HMM",
-    "Constraints",
-    "Decoder",
-    "FeatureMap",
-    "ImportanceEstimate",
-    "Joint",
-    "LSTMDecoder",
-    "Objective",
-    "StructuredVAE",
-    "bio_constraints",
-    "bioes_constraints",
-]
+    "CRF", "HMM", "Constraints", "Decoder", "FeatureMap", "ImportanceEstimate", "Joint",
+    "LSTMDecoder", "Objective", "StructuredVAE", "bio_constraints", "bioes_constraints",
+]  # fmt: skip

@@ -153,9 +153,9 @@ class CRF(nn.Module):
         ModelError: no tags, or constraints of another number of them.
     """
 
-    _may_start: Tensor | None
-    _may_follow: Tensor | None
-    _may_end: Tensor | None
+    _allowed_start: Tensor | None
+    _allowed_transitions: Tensor | None
+    _allowed_end: Tensor | None
 
     def __init__(
         self,
@@ -177,15 +177,10 @@ class CRF(nn.Module):
                 f"{len(constraints.start)}."
             )
         super().__init__()
-        given = constraints
-        self._constrained = given is not None
-        # No part of the checkpoints, which are those of pytorch-crf.
-        for name, allowed in (
-            ("_may_start", given and given.start),
-            ("_may_follow", given and given.transitions),
-            ("_may_end", given and given.end),
-        ):
-            self.register_buffer(name, allowed, persistent=False)
+        for part in ("start", "transitions", "end"):
+            allowed = None if constraints is None else getattr(constraints, part)
+            # No part of the checkpoints, which are those of pytorch-crf.
+            self.register_buffer(f"_allowed_{part}", allowed, persistent=False)
         self.num_tags = num_tags
         self.batch_first = batch_first
         self.start_transitions = nn.Parameter(torch.empty(num_tags))
@@ -227,11 +222,7 @@ class CRF(nn.Module):
                 f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r}."
             )
         _require_tensors(emissions=emissions, tags=tags)
-        if tags.shape != emissions.shape[:2]:
-            raise ModelError(
-                f"tags must be of the first two dimensions of emissions, "
-                f"{tuple(emissions.shape[:2])}; got {tuple(tags.shape)}."
-            )
+        _require_steps("tags", tags, emissions)
         chain = self.chain(emissions, mask)
         log_likelihood = chain.log_prob(tags if self.batch_first else tags.t())
         if reduction == "none":
@@ -276,32 +267,24 @@ class CRF(nn.Module):
             raise ModelError(
                 f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}."
             )
-        if mask is not None and mask.shape != emissions.shape[:2]:
-            raise ModelError(
-                f"mask must be of the first two dimensions of emissions, "
-                f"{tuple(emissions.shape[:2])}; got {tuple(mask.shape)}."
-            )
+        if mask is not None:
+            _require_steps("mask", mask, emissions)
         if not self.batch_first:
             emissions = emissions.transpose(0, 1)
             mask = None if mask is None else mask.t()
-        transitions = self.transitions
-        dtype = torch.promote_types(emissions.dtype, transitions.dtype)
-        start, end = self.start_transitions.to(dtype), self.end_transitions.to(dtype)
-        transitions = transitions.to(dtype)
-        if self._constrained:
-            transitions = _allowed(transitions, self._may_follow)
-            start, end = _allowed(start, self._may_start), _allowed(end, self._may_end)
+        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
+
+        def scores(given: Tensor, allowed: Tensor | None) -> Tensor:
+            given = given.to(dtype)
+            return given if allowed is None else torch.where(allowed, given, -math.inf)
+
         return Chain.crf(
             emissions.to(dtype),
-            transitions,
-            start=start,
-            end=end,
+            scores(self.transitions, self._allowed_transitions),
+            start=scores(self.start_transitions, self._allowed_start),
+            end=scores(self.end_transitions, self._allowed_end),
             lengths=None if mask is None else _lengths(mask),
         )
-
-
-def _allowed(scores: Tensor, where: Tensor | None) -> Tensor:
-    return scores if where is None else torch.where(where, scores, -math.inf)
 
 
 def _lengths(mask: Tensor) -> Tensor:
@@ -321,3 +304,11 @@ def _require_tensors(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise ModelError(f"{name} must be a tensor; got {value!r:.80}.")
+
+
+def _require_steps(name: str, given: Tensor, emissions: Tensor) -> None:
+    if given.shape != emissions.shape[:2]:
+        raise ModelError(
+            f"{name} must be of the first two dimensions of emissions, "
+            f"{tuple(emissions.shape[:2])}; got {tuple(given.shape)}."
+        )

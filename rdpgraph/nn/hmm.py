@@ -13,6 +13,7 @@ from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.structures.chain import lowrank_ranks
 from rdpgraph.structures.chain.checks import checked_lengths
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
 
@@ -242,23 +243,8 @@ class HMM(nn.Module):
 
     def _checked(self, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens, 0 beyond the lengths, and lengths."""
-        tokens = as_states("HMM's tokens", tokens)
-        if tokens.ndim != 2 or tokens.is_floating_point():
-            raise EvidenceError(
-                f"HMM needs integer tokens (B, T); got {tuple(tokens.shape)} of {tokens.dtype}."
-            )
-        batch, total = tokens.shape
-        if lengths is None:
-            lengths = torch.full((batch,), total, device=tokens.device)
-        lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
-        steps = torch.arange(total, device=tokens.device)
-        tokens = torch.where(steps < lengths.unsqueeze(1), tokens.long(), 0)
-        wrong = tokens[(tokens < 0) | (tokens >= len(self.tokens))]
-        if len(wrong):
-            raise EvidenceError(
-                f"HMM of {len(self.tokens)} tokens got token {int(wrong[0])}; use 0 to "
-                f"{len(self.tokens) - 1}."
-            )
+        tokens, lengths = checked_tokens("HMM", tokens, lengths)
+        require_known(f"HMM of {len(self.tokens)} tokens", tokens, len(self.tokens))
         return tokens, lengths
 
     def extra_repr(self) -> str:
@@ -272,3 +258,24 @@ def _some(values: Tensor, active: Tensor | None) -> Tensor:
 
 def _log_total(states: Tensor, tokens: Tensor, bias: Tensor) -> Tensor:
     return torch.logsumexp(states @ tokens.mT + bias, 1)
+
+
+def checked_tokens(name: str, tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T), 0 beyond the lengths, and lengths (B,), of a model that the errors name."""
+    tokens = as_states(f"{name}'s tokens", tokens)
+    if tokens.ndim != 2 or tokens.is_floating_point():
+        raise EvidenceError(
+            f"{name} needs integer tokens (B, T); got {tuple(tokens.shape)} of {tokens.dtype}."
+        )
+    batch, total = tokens.shape
+    if lengths is None:
+        lengths = torch.full((batch,), total, device=tokens.device)
+    lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
+    return torch.where(inside(lengths, total), tokens.long(), 0), lengths
+
+
+def require_known(what: str, tokens: Tensor, vocabulary: int) -> None:
+    """Raise an EvidenceError, what it is about first, where a token is out of range."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(wrong):
+        raise EvidenceError(f"{what} got token {int(wrong[0])}; use 0 to {vocabulary - 1}.")

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rdpgraph._numbers import is_whole
-from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.errors import ModelError
 from rdpgraph.estimate.problem import Estimator
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.nn.hmm import checked_tokens, require_known
 from rdpgraph.query.relaxed import RelaxedStates
-from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -91,13 +91,7 @@ class LSTMDecoder(nn.Module):
             EvidenceError: a token that is out of range.
         """
         vocabulary = self.words.num_embeddings
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            wrong = tokens[(tokens < 0) | (tokens >= vocabulary)][0]
-            raise EvidenceError(
-                f"LSTMDecoder of {vocabulary} words got token {int(wrong)}; use 0 to "
-                f"{vocabulary - 1}."
-            )
-        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+        require_known(f"LSTMDecoder of {vocabulary} words", tokens, vocabulary)
         states = draw.mean(self.states.weight)
         read = torch.cat([self.words(tokens), states], 2)
         # What is read at a step is of the step before; at the first, nothing.
@@ -106,7 +100,8 @@ class LSTMDecoder(nn.Module):
         told = draw.pick(self.state_logits(memory).log_softmax(-1))
         logits = self.word_logits(torch.cat([memory, states], 2))
         words = -nn.functional.cross_entropy(logits.mT, tokens, reduction="none")
-        return Joint(torch.where(inside, words, 0.0).sum(1), torch.where(inside, told, 0.0).sum(1))
+        within = inside(lengths, tokens.shape[1])
+        return Joint(torch.where(within, words, 0.0).sum(1), torch.where(within, told, 0.0).sum(1))
 
 
 def _network(inputs: int, hidden: int, outputs: int) -> nn.Module:
@@ -240,7 +235,7 @@ class StructuredVAE(nn.Module):
             EvidenceError: tokens of another shape or type.
             ModelError: lengths that do not fit, or an encoder that gives another shape.
         """
-        return self._chain(*_checked(tokens, lengths))
+        return self._chain(*checked_tokens("StructuredVAE", tokens, lengths))
 
     def forward(
         self,
@@ -271,7 +266,7 @@ class StructuredVAE(nn.Module):
             EvidenceError: as for `chain`.
             ModelError: as for `chain`; or a temperature that is not above 0.
         """
-        tokens, lengths = _checked(tokens, lengths)
+        tokens, lengths = checked_tokens("StructuredVAE", tokens, lengths)
         chain = self._chain(tokens, lengths)
         posterior = infer(chain, estimator=self.estimator, generator=generator)
         draw = posterior.rsample_kept(temperature=temperature, generator=generator)
@@ -313,7 +308,7 @@ class StructuredVAE(nn.Module):
         """
         if not isinstance(samples, int) or samples < 1:
             raise ModelError(f"importance_log_likelihood needs samples >= 1; got {samples!r}.")
-        tokens, lengths = _checked(tokens, lengths)
+        tokens, lengths = checked_tokens("StructuredVAE", tokens, lengths)
         chain = self._chain(tokens, lengths)
         if proposal is None:
             states = chain.sample(samples, generator).unsqueeze(1)
@@ -374,17 +369,3 @@ class StructuredVAE(nn.Module):
         draw = RelaxedStates.of(states.flatten(0, 1), self.embeddings)
         joint = self.decoder(tokens.repeat(count, 1), lengths.repeat(count), draw)
         return joint.words.reshape(count, batch), joint.states.reshape(count, batch)
-
-
-def _checked(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Tokens, 0 beyond the lengths, and lengths."""
-    if tokens.ndim != 2 or tokens.is_floating_point():
-        raise EvidenceError(
-            f"StructuredVAE needs integer tokens (B, T); got {tuple(tokens.shape)} of "
-            f"{tokens.dtype}."
-        )
-    batch, total = tokens.shape
-    if lengths is None:
-        lengths = torch.full((batch,), total, device=tokens.device)
-    lengths = checked_lengths(lengths, tokens.unsqueeze(-1))
-    return torch.where(inside(lengths, total), tokens.long(), 0), lengths
