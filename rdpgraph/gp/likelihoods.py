@@ -228,7 +228,7 @@ class GraphLikelihood(Likelihood):
         """(S, B, T, V) probabilities."""
 
         def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
-            return pad(solved.marginal(_LABEL), (0, 0, 0, unary.shape[2] - batch.length))
+            return pad(solved.marginal(_LABEL), (0, 0, 0, unary.shape[2] - batch.inside.shape[1]))
 
         probabilities = self._answers(labels, unary, pairwise, of_labels)
         return torch.where(labels.inside().unsqueeze(-1), probabilities, 0.0)
@@ -239,7 +239,9 @@ class GraphLikelihood(Likelihood):
         """(S, B, T) draws, where graphs are solved exactly."""
 
         def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
-            return pad(solved.sample(1, generator)[_LABEL][0], (0, unary.shape[2] - batch.length))
+            return pad(
+                solved.sample(1, generator)[_LABEL][0], (0, unary.shape[2] - batch.inside.shape[1])
+            )
 
         drawn = self._answers(labels, unary, pairwise, of_labels)
         return torch.where(labels.inside(), drawn, -1)
@@ -276,16 +278,12 @@ class _Batch:
     edges: Tensor
     there: Tensor
 
-    @property
-    def length(self) -> int:
-        """T, the number of positions of the longest sequence."""
-        return self.inside.shape[1]
-
     def graph(self, unary: Tensor, pairwise: Tensor) -> FactorGraph:
         """A batch (S, n). Positions that are not there are free, and sum to 1."""
-        array = VariableArray(_LABEL, (self.length,), unary.shape[-1])
+        length = self.inside.shape[1]
+        array = VariableArray(_LABEL, (length,), unary.shape[-1])
         free = -math.log(unary.shape[-1])
-        own = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, : self.length], free)
+        own = torch.where(self.inside.unsqueeze(-1), unary[:, self.rows, :length], free)
         blocks = [FactorBlock((array,), Table.from_logs(own))]
         if len(self.edges):
             table = pairwise[:, None, None]

@@ -174,10 +174,8 @@ def check_on_few(structure: Structure) -> None:
 
     Every question is asked with `Randomized` estimators, one that keeps the likeliest states alone
     among them: the answers are of the types and shapes that they have without it, and they are
-    those of the configurations whose states were kept, with their weights.
-
-    Args:
-        structure: small enough to enumerate, every item possible; it offers `sites`.
+    those of the configurations whose states were kept, with their weights. The structure is small
+    enough to enumerate, every item possible; it offers `sites`.
     """
     full = infer(structure)
     assert isinstance(full, StructuredPosterior)

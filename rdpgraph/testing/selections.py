@@ -84,11 +84,7 @@ def outcomes(selection: Inversion, log_q: Tensor) -> list[tuple[float, Support]]
 
 @dataclass(eq=False)
 class Recorder(Selection):
-    """Notes the scores that it is shown, and keeps the best state.
-
-    Attributes:
-        seen: the scores, one after the other.
-    """
+    """Notes the scores that it is shown, as `seen`, and keeps the best state."""
 
     seen: list[Tensor] = field(default_factory=list[Tensor])
 
@@ -100,11 +96,7 @@ class Recorder(Selection):
 
 @dataclass(eq=False)
 class Script(Selection):
-    """Gives out supports in order.
-
-    Attributes:
-        supports: those left.
-    """
+    """Gives out supports in order."""
 
     supports: list[Support]
 
