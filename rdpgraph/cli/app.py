@@ -79,6 +79,10 @@ Time = Annotated[
         "--time", parser=seconds, metavar="60s", help="Budget for the run, reading included."
     ),
 ]
+Whole = Annotated[
+    float,
+    typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may."),
+]
 Limit = Annotated[
     float | None,
     typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
@@ -155,7 +159,7 @@ def infer_command(
     from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
     from rdpgraph.cli.estimation import estimator_of, seeded
-    from rdpgraph.cli.loading import Files, queried
+    from rdpgraph.cli.loading import Files, queried, require_room_for_answers
     from rdpgraph.cli.many import about, answered_here, place, spread
     from rdpgraph.cli.solving import posterior_of, progress, scheduler_of, warn
     from rdpgraph.cli.targets import checked_target
@@ -167,48 +171,46 @@ def infer_command(
     ended = 0
     for model, target in answered_here(models, output, task, evidence):
         checked_target(target, model, evidence)
-        with (
-            about(model, models),
-            progress("reading", time_seconds) as tell,
-            ending(time_seconds, spent=started),
-        ):
-            scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
-            rewrite = estimator_of(estimator, keep, proposal, replicates)
-            generator = seeded(seed)
-            allowance = Allowance(time_seconds)
-            until = now() + time_seconds - started
-            with allowance.spending():
-                graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
-            tell("planning")
-            # To write of as many variables takes less than half as long as to read of them.
-            allowance.spent = 1.5 * allowance.spent + started
-            started = 0.0
-            scheduler = replace(scheduler, seconds=allowance.left())
-            asked = queried(graph, names)  # refused before anything is planned
-            if len(models) == 1 < place()[1]:
-                posterior = spread(graph, scheduler, rewrite, task)
-                until = inf  # all processes ask the same
+        with about(model, models), ending(time_seconds, spent=started):
+            with progress("reading", time_seconds) as tell:
+                scheduler = scheduler_of(method, memory_bytes, time_seconds, damping, sweeps, tell)
+                rewrite = estimator_of(estimator, keep, proposal, replicates)
+                generator = seeded(seed)
+                allowance = Allowance(time_seconds)
+                until = now() + time_seconds - started
+                with allowance.spending():
+                    graph = Files(limit, time_seconds).load(model, evidence, settings or (), device)
+                tell("planning")
+                # To write of as many variables takes less than half as long as to read of them.
+                allowance.spent = 1.5 * allowance.spent + started
+                started = 0.0
+                scheduler = replace(scheduler, seconds=allowance.left())
+                asked = queried(graph, names)  # refused before anything is planned
+                require_room_for_answers(graph, task, asked, style, memory_bytes)
+                if len(models) == 1 < place()[1]:
+                    posterior = spread(graph, scheduler, rewrite, task)
+                    until = inf  # all processes ask the same
+                else:
+                    posterior = posterior_of(graph, scheduler, rewrite, generator)
+                tell("solving")
+                answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
+            if not posterior.status.converged:
+                ended = 3 if strict else 0
+                warn(f"{model}: not converged. {posterior.status.remedy}")
+            if len(models) == 1 and place()[0]:
+                break  # all have the answer; the first writes it
+            if style is not Format.TABLE:
+                text = as_text(answered, style)
+            elif target is None:
+                console = plain(soft_wrap=not sys.stdout.isatty())
+                if len(models) > 1:
+                    console.print(f"{printable(str(model))}:")
+                print_table(answered, console)
+                continue
             else:
-                posterior = posterior_of(graph, scheduler, rewrite, generator)
-            tell("solving")
-            answered = answer(posterior, task, asked, sums=style is not Format.UAI, until=until)
-        if not posterior.status.converged:
-            ended = 3 if strict else 0
-            warn(f"{model}: not converged. {posterior.status.remedy}")
-        if len(models) == 1 and place()[0]:
-            break  # all have the answer; the first writes it
-        if style is not Format.TABLE:
-            text = as_text(answered, style)
-        elif target is None:
-            console = plain(soft_wrap=not sys.stdout.isatty())
-            if len(models) > 1:
-                console.print(f"{printable(str(model))}:")
-            print_table(answered, console)
-            continue
-        else:
-            console = plain(file=(lines := StringIO()), width=120)
-            print_table(answered, console)
-            text = lines.getvalue()
+                console = plain(file=(lines := StringIO()), width=120)
+                print_table(answered, console)
+                text = lines.getvalue()
         if target is None:
             sys.stdout.write(text)
         else:
@@ -245,16 +247,20 @@ def explain_command(
 def convert(
     model: Model,
     target: Annotated[Path, typer.Argument(metavar="OUT", help="A .uai or .bif name, or its .gz.")],
+    time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
 ) -> None:
     """Read a model in one format and write it in another."""
+    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.files import text_of, write
+    from rdpgraph.io.source import WAIT
 
     checked_target(target, model)
     text_of(target)  # refused before anything is read
-    write(Files(limit).load(model), target)
+    with ending(time_seconds):
+        write(Files(limit, min(WAIT, time_seconds)).load(model), target)
 
 
 @app.command()
@@ -266,19 +272,23 @@ def draw(
     marginals: Annotated[  # noqa: FBT002
         bool, typer.Option("--marginals/--no-marginals", help="Bars where the model is small.")
     ] = True,
+    time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
     limit: Limit = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
+    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.solving import posterior_of, progress
     from rdpgraph.cli.targets import checked_picture
+    from rdpgraph.io.source import WAIT
     from rdpgraph.schedulers import Auto
 
     checked_picture(output, model, evidence)
-    with progress("drawing"):
-        graph = Files(limit).load(model, evidence, settings or ())
-        posterior = posterior_of(graph, Auto()) if marginals and graph.num_variables <= 40 else None
+    with progress("drawing"), ending(time_seconds):
+        graph = Files(limit, min(WAIT, time_seconds)).load(model, evidence, settings or ())
+        barred = marginals and graph.num_variables <= 40
+        posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds)) if barred else None
         draw_graph(graph, output, posterior)
 
 
@@ -307,12 +317,14 @@ def parse_command(
     ] = None,
     limit: Limit = None,
     memory_bytes: Memory = None,
+    time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
 ) -> None:
     """Parse sentences by a weighted grammar."""
     if picture is not None and task in (ParseTask.LOGZ, ParseTask.MARGINALS):
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
         raise typer.BadParameter("--count is a number of draws and needs --task sample")
+    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.drawing import draw_tree
     from rdpgraph.cli.estimation import seeded
     from rdpgraph.cli.parse import answers, as_text, parsed
@@ -323,15 +335,16 @@ def parse_command(
     checked_target(output, grammar)
     checked_picture(picture, grammar, output=output)
     generator = seeded(seed)
-    rules = read_grammar(grammar, limit=int(limit or LIMIT), memory_bytes=memory_bytes or MEMORY)
-    draws = count or 1
-    parses = parsed(rules, sentences, draws=draws, memory_bytes=memory_bytes)
-    rows = answers(parses, task, count=draws, generator=generator)
-    text = as_text(rows, parses, style)
-    if output is not None:
-        write_text_atomically(output, text)
-    if picture is not None:
-        draw_tree(rows[0]["trees"][0]["tree"], picture)
+    draws, most = count or 1, int(limit or LIMIT)
+    with ending(time_seconds):
+        rules = read_grammar(grammar, limit=most, memory_bytes=memory_bytes or MEMORY)
+        parses = parsed(rules, sentences, task=task, draws=draws, memory_bytes=memory_bytes)
+        rows = answers(parses, task, count=draws, generator=generator)
+        text = as_text(rows, parses, style)
+        if output is not None:
+            write_text_atomically(output, text)
+        if picture is not None:
+            draw_tree(rows[0]["trees"][0]["tree"], picture)
     if output is None:
         sys.stdout.write(text)
 

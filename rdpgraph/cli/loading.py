@@ -1,5 +1,6 @@
 """From names of files to a model with its evidence."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import typer
 
-from rdpgraph.cli.options import Device
+from rdpgraph.cli.options import Device, Format, Task
 from rdpgraph.errors import EvidenceError
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
 from rdpgraph.io.evidence import read_evidence, read_query
@@ -19,6 +20,11 @@ from rdpgraph.model.domain import Named
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import State, names_of
+from rdpgraph.plan.budget import require_room
+
+_NUMBER, _PLAIN = 900.0, 120.0
+"""Bytes for each number that is written, from the evidence to the text: with names, and without;
+measured on 60,000 rows of eight variables as JSON, and on a million states."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,26 @@ def queried(graph: FactorGraph, names: Sequence[str]) -> list[str]:
             graph.domain.place(name)
             expanded.append(name)
     return expanded
+
+
+def require_room_for_answers(
+    graph: FactorGraph, task: Task, query: Sequence[str], style: Format, memory: float | None
+) -> None:
+    """Refuse evidence rows and states whose answers, as they are written, do not fit.
+
+    Raises:
+        BudgetError: they do not.
+    """
+    rows, numbers = math.prod(graph.batch_shape), 0
+    if task is Task.MAR:
+        sizes = graph.domain.sizes
+        places = [graph.domain.place(name) for name in query]
+        numbers = int(sizes[places].sum()) if places else graph.domain.total_states
+    elif task is not Task.PR:
+        numbers = len(query) or graph.num_variables
+    each = _PLAIN if style is Format.UAI else _NUMBER
+    what = f"Answers for {rows:,} rows of evidence, {numbers:,} numbers each,"
+    require_room(each * rows * (1 + numbers), what, memory)
 
 
 def _by_place(

@@ -9,7 +9,7 @@ import stat
 import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 from rdpgraph.errors import FileFormatError
 from rdpgraph.io.source import WAIT, Source, pour
@@ -21,6 +21,7 @@ LIMIT = 1 << 29
 """The most bytes of text that are read of a file by default: 512 MiB."""
 _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
+_WITH_HEADER = 31  # what zlib calls a gzip archive
 _CONTROLS = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r"))
 _END = b"\x1a"  # of a file on DOS
 _BOM = b"\xef\xbb\xbf"
@@ -58,7 +59,7 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
     whole = bytearray()
     ended = False
     with Source(path, wait) as file:
-        unpacked = gzip.GzipFile(fileobj=cast("BinaryIO", file)) if file.head == _GZIP else file
+        unpacked = _Unpacked(file) if file.head == _GZIP else file
         try:
             while piece := unpacked.read(_PIECE):
                 if len(whole) + len(piece) > limit:
@@ -72,11 +73,40 @@ def read_bytes(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> byt
                     _fail_at_control(source, whole, _END + piece if ended else piece)
                 ended = len(text) < len(piece)
                 whole += text
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (EOFError, zlib.error) as error:
             fail(source, f"a damaged gzip archive ({error}); expected a whole one.")
     if whole.startswith(_BOM):
         del whole[: len(_BOM)]
     return whole
+
+
+class _Unpacked:
+    """The text of a gzip archive; headers, of whatever length, are read in pieces."""
+
+    def __init__(self, file: Source) -> None:
+        self._file, self._ahead = file, b""
+        self._member: Any = None
+
+    def read(self, most: int) -> bytes:
+        """The next bytes, some at least, or none at the end."""
+        while True:
+            self._ahead = self._ahead or self._file.read(most)
+            if self._member is None:
+                self._ahead = self._ahead.lstrip(b"\0")  # between members
+                self._member = zlib.decompressobj(_WITH_HEADER) if self._ahead else None
+            if not self._ahead:
+                if self._member is not None:
+                    raise EOFError("it ends before its end marker")
+                if not (ahead := self._file.read(most)):
+                    return b""
+                self._ahead = ahead
+                continue
+            text = self._member.decompress(self._ahead, most)
+            self._ahead = self._member.unconsumed_tail or self._member.unused_data
+            if self._member.eof:
+                self._member = None
+            if text:
+                return text
 
 
 def read_text(path: PathLike, *, limit: int = LIMIT, wait: float = WAIT) -> str:

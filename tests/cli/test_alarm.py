@@ -84,3 +84,21 @@ def test_reading_for_ever_is_an_error_of_a_line(command, soon, monkeypatch, caps
     said = capsys.readouterr().err
     assert said.startswith("Error: There is no answer well after the time budget of 0.01 s")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["convert", "draw", "parse"])
+def test_every_command_ends(command, soon, monkeypatch, tmp_path, capsys):
+    del soon
+    grammar = tmp_path / "g.txt"
+    grammar.write_text('1.0 S -> A A\n1.0 A -> "a"\n')
+    given = {
+        "convert": [ASIA, str(tmp_path / "a.uai")],
+        "draw": [ASIA, "--output", str(tmp_path / "a.svg")],
+        "parse": [str(grammar), "a a"],
+    }[command]
+    monkeypatch.setattr(loading, "read", lambda *_, **__: stubborn())
+    monkeypatch.setattr("rdpgraph.io.grammar.read_grammar", lambda *_, **__: stubborn())
+    monkeypatch.setattr("sys.argv", ["rdpgraph", command, *given, "--time", "10ms"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "after the time budget of 0.01 s" in capsys.readouterr().err

@@ -619,3 +619,15 @@ def test_progress_is_the_phase_and_the_time_left_on_terminals_alone(monkeypatch)
             assert "messages: sweep 3, residual 1.0e-02" in shown
             assert " s left" in shown
     assert lines.getvalue() == shown
+
+
+def test_answers_that_do_not_fit_are_refused_before_anything_is_planned(run, tmp_path):
+    rows, model = tmp_path / "rows.evid", tmp_path / "wide.uai"
+    rows.write_text("2000 " + "1 0 0 " * 2000)
+    model.write_text("MARKOV\n1\n1000000\n0\n")
+    code, _, error = run("infer", ASIA, "--evidence", rows, "--memory", "17MB", "--format", "json")
+    assert code == 1
+    assert "Answers for 2,000 rows of evidence, 16 numbers each, would take 31 MB" in error
+    code, _, error = run("infer", model, "--memory", "100MB", "--format", "uai")
+    assert code == 1
+    assert "1,000,000 numbers each" in error

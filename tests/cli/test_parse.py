@@ -5,11 +5,17 @@ import json
 import math
 import re
 import sys
+import weakref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rdpgraph.cli import drawing
+from rdpgraph.cli.options import ParseTask
+from rdpgraph.cli.parse import answers, needed, parsed
+from rdpgraph.errors import BudgetError
+from rdpgraph.io.grammar import read_grammar
 from rdpgraph.trees import Trees
 
 GRAMMAR = """
@@ -148,3 +154,38 @@ def test_a_sentence_of_more_words_than_python_recurses(parse):
     assert written.startswith("(S " * 299 + "(N w)")
     assert written.count("(N w)") == 300
     assert drawing._place(drawing._nodes_of(written)) == 300
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of tensors that are there at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                if storage.data_ptr() not in self.sizes:
+                    self.sizes[storage.data_ptr()] = storage.nbytes()
+                    weakref.finalize(storage, self.sizes.pop, storage.data_ptr(), None)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return made
+
+
+@pytest.mark.parametrize("task", list(ParseTask))
+@pytest.mark.parametrize("words", [20, 60])
+def test_what_parsing_takes_is_predicted(task, words, tmp_path):
+    path = tmp_path / "g.txt"
+    path.write_text('0.5 S -> S S\n0.3 S -> A B\n0.2 S -> B A\n1.0 A -> "a"\n1.0 B -> "b"\n')
+    grammar, sentence = read_grammar(path), "a b " * (words // 2)
+    with pytest.raises(BudgetError, match="parse needs") as refused:
+        parsed(grammar, [sentence], task=task, draws=1, memory_bytes=1.0)
+    assert "words" in str(refused.value)
+    need = needed(grammar, [words], task=task, draws=1)
+    with Held() as held:
+        parses = parsed(grammar, [sentence], task=task, draws=1, memory_bytes=need)
+        answers(parses, task, count=1, generator=torch.Generator().manual_seed(0))
+    assert held.peak <= need

@@ -165,3 +165,22 @@ def test_the_same_bytes_each_time(tmp_path):
         write_text_atomically(tmp_path / name, UAI)
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
     assert read_text(tmp_path / "a.gz") == UAI
+
+
+def test_long_names_in_the_headers_of_archives_are_passed_over(tmp_path):
+    whole, reads = gzip.compress(UAI.encode(), mtime=0), []
+    named = whole[:3] + b"\x08" + whole[4:10] + b"n" * (1 << 22) + b"\0" + whole[10:]
+    path = tmp_path / "m.uai.gz"
+    path.write_bytes(named + b"\0" * 512 + gzip.compress(b"\n"))
+    read_once = os.read
+
+    def counted(*args):
+        reads.append(args)
+        return read_once(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rdpgraph.io.source.os.read", counted)
+        assert read(path).num_variables == 1
+    assert len(reads) < 20
+    path.write_bytes(named[:-4])
+    refused(lambda: read(path), "gzip")
