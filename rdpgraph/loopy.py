@@ -7,10 +7,18 @@ the old message is kept, and how the gradient is found. The scheduler itself is 
 """
 
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional, TreeReweighted
-from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import FromBeliefs, Gradient, Implicit, Unrolled
 from rdpgraph.engines.loopy.propagation import Sweep
-from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets, Residual, Schedule, Sequential
+from rdpgraph.engines.loopy.schedules import (
+    Damping,
+    Flooding,
+    LogDamping,
+    ProbabilityDamping,
+    RandomSubsets,
+    Residual,
+    Schedule,
+    Sequential,
+)
 
 __all__ = [
     "Bethe",

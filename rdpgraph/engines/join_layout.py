@@ -11,7 +11,7 @@ from rdpgraph.engines.loopy.build import reach
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges, edges_of
 from rdpgraph.engines.loopy.equations import Equations
-from rdpgraph.engines.loopy.schedules import Schedule
+from rdpgraph.engines.loopy.schedules import Schedule, Sets
 from rdpgraph.engines.network import Network
 from rdpgraph.plan.joingraph import ClusterGraph
 
@@ -25,15 +25,9 @@ class UpAndDown(Schedule):
     """
 
     sets: tuple[Tensor, ...]
+    covers_all = True
 
-    @property
-    def covers_all(self) -> bool:
-        """True: every sweep updates every message."""
-        return True
-
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """There and back."""
         yield from self.sets
 

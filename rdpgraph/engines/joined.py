@@ -11,10 +11,9 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.flat import factor_tables, variable_table
 from rdpgraph.engines.join_layout import JoinLayout, laid_out
-from rdpgraph.engines.loopy.damping import Damping, LogDamping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
-from rdpgraph.engines.loopy.schedules import Schedule
+from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Approximation, Solution
 from rdpgraph.engines.status import Status

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.counting import Bethe
-from rdpgraph.engines.loopy.interpolation import InterpolatedMessages
-from rdpgraph.engines.loopy.slots import started
+from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status

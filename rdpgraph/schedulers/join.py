@@ -7,10 +7,9 @@ from functools import partial
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.joined import JoinedSolution
-from rdpgraph.engines.loopy.damping import Damping, ProbabilityDamping
 from rdpgraph.engines.loopy.gradients import Implicit
 from rdpgraph.engines.loopy.propagation import Sweep
-from rdpgraph.engines.loopy.schedules import Schedule
+from rdpgraph.engines.loopy.schedules import Damping, ProbabilityDamping, Schedule
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError

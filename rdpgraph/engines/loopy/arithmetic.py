@@ -1,6 +1,12 @@
-"""Log-vectors over states: rescaled, summed softly, made probabilities. States are dim 1."""
+"""Log-vectors over states: rescaled, summed softly, multiplied by a matrix of every factor.
+
+States are dim 1; factors lie in the last dim, so that for small tables each operation is one long
+vector operation.
+"""
 
 import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -81,3 +87,94 @@ def neighbours(places: Tensor) -> slice | Tensor:
     """An ascending index, as a slice if it has no gaps: that reads where the values are."""
     first, last = int(places[0]), int(places[-1]) + 1
     return slice(first, last) if last - first == len(places) else places
+
+
+_CHUNK = 1 << 18  # elements of a temporary
+
+Contract: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(b, I, J, f) and (B, J, F) to (B, I, F), J eliminated; b is 1 or B, f is 1 or F."""
+
+
+def product(table: Tensor, vector: Tensor) -> Tensor:
+    """The sum over J of products: differentiable, saves only its operands."""
+    if torch.is_grad_enabled() and (table.requires_grad or vector.requires_grad):
+        return _Product.apply(table, vector)  # pyright: ignore
+    return _product(table, vector)
+
+
+def maximum(table: Tensor, vector: Tensor) -> Tensor:
+    """The maximum over J of sums (logs)."""
+    best: Tensor | None = None
+    for start, stop in _chunks(table, vector):
+        part = (table[:, :, start:stop] + vector[:, None, start:stop]).amax(2)
+        best = part if best is None else torch.maximum(best, part)
+    assert best is not None
+    return best
+
+
+def log_sum(table: Tensor, vector: Tensor) -> Tensor:
+    """The log of the sum over J of exponentials of sums: exact at any range, -inf included."""
+    with torch.no_grad():
+        peak = maximum(table, vector)
+        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    total = torch.zeros_like(shift)
+    for start, stop in _chunks(table, vector):
+        logs = table[:, :, start:stop] + vector[:, None, start:stop]
+        total = total + (logs - shift.unsqueeze(2)).exp().sum(2)
+    alive = total > 0
+    return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, table: Tensor, vector: Tensor) -> Tensor:  # pyright: ignore
+        ctx.save_for_backward(table, vector)  # pyright: ignore
+        return _product(table, vector)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # pyright: ignore
+        table, vector = ctx.saved_tensors  # pyright: ignore
+        for_table = for_vector = None
+        if ctx.needs_input_grad[1]:  # pyright: ignore
+            for_vector = product(table.transpose(1, 2), grad)  # pyright: ignore
+        if ctx.needs_input_grad[0]:  # pyright: ignore
+            for_table = _outer(grad, vector, table.shape)  # pyright: ignore
+        return for_table, for_vector  # pyright: ignore
+
+
+def _outer(left: Tensor, right: Tensor, shape: torch.Size) -> Tensor:
+    """(B, I, F) and (B, J, F) multiplied, summed over the dims that the table shares."""
+    if shape[3] == 1:
+        joint = torch.matmul(left, right.transpose(1, 2)).unsqueeze(3)
+        return joint if shape[0] > 1 else joint.sum(0, keepdim=True)
+    if shape[0] == 1 and left.shape[0] > 1:
+        return torch.einsum("bif,bjf->ijf", left, right).unsqueeze(0)
+    return left.unsqueeze(2) * right.unsqueeze(1)
+
+
+def _product(table: Tensor, vector: Tensor) -> Tensor:
+    rows, columns, factors = table.shape[1:]
+    batch = max(table.shape[0], vector.shape[0])
+    if factors == 1:
+        return torch.matmul(table[..., 0], vector)
+    if columns == 1:
+        return table[:, :, 0] * vector[:, :1]
+    if batch * rows * columns * factors <= _CHUNK // 8 and columns > 4:
+        return (table * vector.unsqueeze(1)).sum(2)
+    total = vector.new_empty(batch, rows, factors if factors > 1 else vector.shape[2])
+    step = max(1, _CHUNK // max(rows * total.shape[2], 1))  # items whose sums stay in the cache
+    for start in range(0, batch, step):
+        own = slice(start, start + step)
+        tables = table if table.shape[0] == 1 else table[own]
+        vectors = vector if vector.shape[0] == 1 else vector[own]
+        part = torch.mul(tables[:, :, 0], vectors[:, :1], out=total[own])
+        for column in range(1, columns):
+            torch.addcmul(part, tables[:, :, column], vectors[:, column : column + 1], out=part)
+    return total
+
+
+def _chunks(table: Tensor, vector: Tensor) -> Iterator[tuple[int, int]]:
+    cells = max(table.shape[0], vector.shape[0]) * table.shape[1] * vector.shape[2]
+    columns = table.shape[2]
+    step = max(1, _CHUNK // max(cells, 1))
+    return ((start, min(start + step, columns)) for start in range(0, columns, step))

@@ -94,31 +94,19 @@ class TreeReweighted(Counting):
 
     def numbers(self, edges: Edges) -> tuple[Tensor, ...]:
         """Per kernel (F,) the probabilities that a random spanning tree holds each factor."""
-        scopes = [_scopes(edges, kernel) for kernel in range(len(edges.ports))]
-        count = len(edges.home)
+        scopes, count = edges.scopes, len(edges.home)
         pairwise = all(scope.shape[1] == 2 and bool((scope >= 0).all()) for scope in scopes)
         if count <= _DENSE and pairwise:
             joined = torch.cat([*scopes, torch.zeros(0, 2, dtype=torch.long, device="cpu")])
             appearances = _uniform_trees(joined, count)
         else:
-            listed = [tuple(v for v in row if v >= 0) for s in scopes for row in s.tolist()]
-            appearances = _drawn_trees(listed, count, self.trees, self.seed)
+            appearances = _drawn_trees(edges.listed_scopes(), count, self.trees, self.seed)
         return torch.split(appearances, [len(scope) for scope in scopes])
 
     @property
     def bounds_above(self) -> bool:
         """True: log Z at a fixed point is an upper bound."""
         return True
-
-
-def _scopes(edges: Edges, kernel: int) -> Tensor:
-    """(F, ports) active variables of a kernel's factors, -1 where a slot takes no part."""
-    slots = sorted({port.slot for port in edges.ports[kernel]})
-    result = torch.full((edges.factors[kernel], len(slots)), -1, device="cpu")
-    for port in edges.ports[kernel]:
-        rows = slice(None) if port.rows is None else port.rows
-        result[rows, slots.index(port.slot)] = port.variables
-    return result
 
 
 def _uniform_trees(pairs: Tensor, count: int) -> Tensor:

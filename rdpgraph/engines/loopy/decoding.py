@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import first_best
-from rdpgraph.engines.loopy.damping import LogDamping
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 from rdpgraph.engines.loopy.orders import Order, orders, peeled
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
-from rdpgraph.engines.loopy.schedules import Flooding, Sequential
+from rdpgraph.engines.loopy.schedules import Flooding, LogDamping, Sequential
 from rdpgraph.engines.loopy.traceback import ascended, better, costs, scores, traced
 from rdpgraph.plan import clock
 

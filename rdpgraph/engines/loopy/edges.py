@@ -8,6 +8,7 @@ Within a class the edges of one slot of one kernel are contiguous (a segment).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import TypeVar, cast
 
 import torch
@@ -143,9 +144,36 @@ class Edges:
         return cast("T", self._memory[key])
 
     @cached_property
+    def scopes(self) -> tuple[Tensor, ...]:
+        """Per kernel (F, slots) the active variables of its factors, -1 where a slot takes no part.
+
+        Slots in which no factor takes part are left out.
+        """
+        scopes: list[Tensor] = []
+        for ports, count in zip(self.ports, self.factors, strict=True):
+            slots = sorted({port.slot for port in ports})
+            own = torch.full((count, len(slots)), -1, device="cpu")
+            for port in ports:
+                rows = slice(None) if port.rows is None else port.rows
+                own[rows, slots.index(port.slot)] = port.variables
+            scopes.append(own)
+        return tuple(scopes)
+
+    def listed_scopes(self) -> list[tuple[int, ...]]:
+        """The active variables of each factor, kernel by kernel."""
+        return [tuple(v for v in row if v >= 0) for own in self.scopes for row in own.tolist()]
+
+    @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
         """All ordered pairs of active variables that a factor joins, as two vectors."""
-        return _pairs(self.ports, self.factors)
+        empty = torch.zeros(0, dtype=torch.long, device="cpu")
+        pairs = [(empty, empty)]
+        for own in self.scopes:
+            for one, other in permutations(own.unbind(1), 2):
+                both = (one >= 0) & (other >= 0)
+                pairs.append((one[both], other[both]))
+        left, right = zip(*pairs, strict=True)
+        return torch.cat(left), torch.cat(right)
 
     @property
     def count(self) -> int:
@@ -208,24 +236,6 @@ def edges_of(
         numbers=numbers,
         num_variables=num_variables,
     )
-
-
-def _pairs(ports: Sequence[Sequence[Port]], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The variables that share a factor, both ways round."""
-    empty = torch.zeros(0, dtype=torch.long, device="cpu")
-    left, right = [empty], [empty]
-    for own, count in zip(ports, counts, strict=True):
-        columns: dict[int, Tensor] = {}
-        for port in own:
-            column = columns.setdefault(port.slot, torch.full((count,), -1, device="cpu"))
-            column[slice(None) if port.rows is None else port.rows] = port.variables
-        for one in columns:
-            for other in columns:
-                if one != other:
-                    both = (columns[one] >= 0) & (columns[other] >= 0)
-                    left.append(columns[one][both])
-                    right.append(columns[other][both])
-    return torch.cat(left), torch.cat(right)
 
 
 def _size_class(size: int, members: Tensor, ends: Tensor, first: int) -> SizeClass:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import share, take
-from rdpgraph.engines.loopy.contract import Contract, log_sum, maximum, product
+from rdpgraph.engines.loopy.arithmetic import Contract, log_sum, maximum, product, share, take
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
 from rdpgraph.model.semiring import safe_log, soft_sum

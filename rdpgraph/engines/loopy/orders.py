@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.pairs import Links, links_of
-from rdpgraph.engines.loopy.rows import Steps, steps_of
+from rdpgraph.engines.loopy.reading import Steps, steps_of
 
 _SMALL = 50_000
 """Edges up to which orders are kept for the next model of that shape: there they are small, and
@@ -152,7 +152,7 @@ def _peeled(edges: Edges) -> Order | None:
     return _order(edges, layers)
 
 
-def _factors(scopes: list[list[int]], count: int) -> list[list[int]]:
+def _factors(scopes: list[tuple[int, ...]], count: int) -> list[list[int]]:
     """Per variable its factors."""
     factors: list[list[int]] = [[] for _ in range(count)]
     for number, scope in enumerate(scopes):
@@ -174,23 +174,14 @@ def _orders(edges: Edges) -> tuple[Order, Order] | None:
     )
 
 
-def _scopes(edges: Edges) -> list[list[int]] | None:
-    """Per factor its variables."""
-    scopes: list[list[int]] = []
-    for kernel, ports in enumerate(edges.ports):
-        if len({port.slot for port in ports}) > _WIDEST:
-            return None
-        own: list[list[int]] = [[] for _ in range(edges.factors[kernel])]
-        for port in ports:
-            rows = range(len(own)) if port.rows is None else port.rows.tolist()
-            for row, variable in zip(rows, port.variables.tolist(), strict=True):
-                own[row].append(variable)
-        scopes += own
-    return scopes
+def _scopes(edges: Edges) -> list[tuple[int, ...]] | None:
+    """Per factor its variables; None where factors are too wide."""
+    wide = max((own.shape[1] for own in edges.scopes), default=0)
+    return None if wide > _WIDEST else edges.listed_scopes()
 
 
 def _breadth_first(
-    scopes: list[list[int]], factors: list[list[int]]
+    scopes: list[tuple[int, ...]], factors: list[list[int]]
 ) -> tuple[list[int], list[int]]:
     """The variables in the order that a search meets them, and how far each is from its root."""
     distance, met, queue = [-1] * len(factors), [False] * len(scopes), list[int]()
@@ -215,7 +206,7 @@ def _breadth_first(
 
 
 def _coloured(
-    scopes: list[list[int]], factors: list[list[int]], queue: list[int], levels: list[int]
+    scopes: list[tuple[int, ...]], factors: list[list[int]], queue: list[int], levels: list[int]
 ) -> list[int]:
     """The layer of every variable: by level, and there by colour."""
     colour, taken, level = [0] * len(factors), [0] * len(scopes), [-1] * len(scopes)

@@ -1,27 +1,39 @@
-"""Which messages are updated when."""
+"""Which messages are updated when, and how new ones are mixed with the old."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._numbers import is_real
 from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError
+
+Sets: TypeAlias = Iterator[Tensor | None]
+"""Numbers of edges (n,) int64 to update at once, or None for all; one set after the other."""
 
 
 class Schedule(ABC):
     """An order of message updates; yours needs one method.
 
     A message is that of a factor to a variable; `edges.variable` holds the variable of each.
+
+    Attributes:
+        looks_at_residuals: whether `sweep` calls ``residuals``; batch items are then solved one at
+            a time.
+        covers_all: whether every sweep updates every message; else all are looked at at its end.
     """
 
+    looks_at_residuals: ClassVar[bool] = False
+    covers_all: ClassVar[bool] = False
+
     @abstractmethod
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
-        """The sets of messages to update at once, one set after the other.
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
+        """Sets of messages to update, one set after the other.
 
         A sweep should update about as many messages as there are edges.
 
@@ -36,29 +48,14 @@ class Schedule(ABC):
             Numbers of edges (int64), or None for all of them.
         """
 
-    @property
-    def looks_at_residuals(self) -> bool:
-        """Whether `sweep` calls ``residuals``; batch items are then solved one at a time."""
-        return False
-
-    @property
-    def covers_all(self) -> bool:
-        """Whether every sweep updates every message; else all are looked at before it ends."""
-        return False
-
 
 @dataclass(frozen=True)
 class Flooding(Schedule):
     """All messages at once, from those of the sweep before: the fewest operations per message."""
 
-    @property
-    def covers_all(self) -> bool:
-        """True: every sweep updates every message."""
-        return True
+    covers_all = True
 
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """One set of all."""
         yield None
 
@@ -77,15 +74,9 @@ class Sequential(Schedule):
     """
 
     order: Tensor | None = None
+    covers_all = True
 
-    @property
-    def covers_all(self) -> bool:
-        """True: every sweep updates every message."""
-        return True
-
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """The messages into each set of variables in turn."""
         steps = edges.remembered(self, self._steps)
         yield from steps if number % 2 == 0 else reversed(steps)
@@ -119,22 +110,16 @@ class Residual(Schedule):
     """
 
     share: float = 0.05
+    looks_at_residuals = True
 
     def __post_init__(self) -> None:
         _checked_share("Residual", self.share)
 
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """Blocks of the largest residuals."""
         count = max(1, round(self.share * edges.count))
         for _ in range(0, edges.count, count):
             yield residuals().topk(count, sorted=False).indices
-
-    @property
-    def looks_at_residuals(self) -> bool:
-        """True: `sweep` calls ``residuals``."""
-        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,18 +133,12 @@ class RandomSubsets(Schedule):
 
     share: float = 0.25
     generator: torch.Generator | None = None
+    covers_all = True
 
     def __post_init__(self) -> None:
         _checked_share("RandomSubsets", self.share)
 
-    @property
-    def covers_all(self) -> bool:
-        """True: every sweep updates every message."""
-        return True
-
-    def sweep(
-        self, edges: Edges, residuals: Callable[[], Tensor], number: int
-    ) -> Iterator[Tensor | None]:
+    def sweep(self, edges: Edges, residuals: Callable[[], Tensor], number: int) -> Sets:
         """A random permutation in pieces."""
         size = max(1, round(self.share * edges.count))
         yield from torch.split(
@@ -209,3 +188,113 @@ def _levels(edges: Edges, places: Tensor) -> Tensor:
             for follower in followers.get(variable, ()):
                 level[follower] = max(level[follower], level[variable] + 1)
     return torch.tensor(level, device="cpu")[group]
+
+
+def sets_of(
+    schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int
+) -> Sets:
+    """What a schedule chooses in a sweep, checked; without ``residuals`` it must be blind."""
+    count, some = edges.count, False
+    sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
+    if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
+        raise ModelError(
+            f"{type(schedule).__name__}.sweep yields sets of messages, one after the other; it "
+            f"returned {sets!r:.80}."
+        )
+    for chosen in sets:
+        if chosen is not None:
+            fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.ndim == 1
+            if not fits or (
+                len(chosen) and not 0 <= int(chosen.amin()) <= int(chosen.amax()) < count
+            ):
+                raise ModelError(
+                    f"{type(schedule).__name__}.sweep yields numbers of messages, (n,) int64 "
+                    f"from 0 to {count - 1}, or None for all; got {chosen!r:.80}."
+                )
+            if not len(chosen):
+                continue
+        some = True
+        yield chosen
+    if not some:
+        raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
+
+
+def _no_tensor(*_: object, **__: object) -> NoReturn:
+    raise ModelError(
+        "A Schedule's residuals are a function: residuals() gives (E,) how much each message would "
+        "change now, where looks_at_residuals is True."
+    )
+
+
+class Residuals:
+    """The function that a schedule calls for residuals; taken for their tensor, it says so."""
+
+    def __init__(self, ask: Callable[[], Tensor]) -> None:
+        self._ask = ask
+
+    def __call__(self) -> Tensor:
+        """(E,) the residuals."""
+        return self._ask()
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __neg__ = __abs__ = _no_tensor
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __sub__ = __mul__ = __truediv__ = _no_tensor
+    __torch_function__ = classmethod(_no_tensor)
+
+
+def unasked() -> Tensor:
+    """Refuses: a schedule looks at residuals that did not say so."""
+    raise ModelError(
+        "A Schedule that calls residuals() needs a property looks_at_residuals that is True."
+    )
+
+
+class Damping(ABC):
+    """How an old message and a new one are mixed.
+
+    Attributes:
+        share: of the old one; at 0 nothing is mixed.
+    """
+
+    share: float
+
+    @abstractmethod
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """(B, K, n) log-messages whose maximum is 0 or near it."""
+
+
+@dataclass(frozen=True)
+class _Mean(Damping):
+    """Damping by a mean of two messages."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not is_real(self.share) or not 0 <= self.share < 1:
+            raise ModelError(
+                f"Damping keeps a share of the old message, 0 <= share < 1; got {self.share!r:.80}."
+            )
+
+
+@dataclass(frozen=True)
+class LogDamping(_Mean):
+    """A geometric mean: ``log m = (1 - share) log m_new + share log m_old``."""
+
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """Weighted sum of logs; a hard zero in either is one in the result."""
+        return new if self.share == 0 else ((1 - self.share) * new).add_(old, alpha=self.share)
+
+
+@dataclass(frozen=True)
+class ProbabilityDamping(_Mean):
+    """An arithmetic mean: ``m = (1 - share) m_new + share m_old``, messages scaled to maximum 1."""
+
+    def mix(self, new: Tensor, old: Tensor) -> Tensor:
+        """Weighted sum of values; a hard zero of the new message is one at once."""
+        if self.share == 0:
+            return new
+        pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
+        peak = pair.detach().amax(0)
+        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        total = (pair - shift).exp().sum(0)
+        alive = (total > 0) & (new > -math.inf)
+        return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)

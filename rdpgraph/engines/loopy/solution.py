@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
-from rdpgraph.engines.loopy.build import edges_in, equations_of, message_groups
+from rdpgraph.engines.loopy.build import carried, edges_in, equations_of, message_groups
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
@@ -19,7 +19,6 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
-from rdpgraph.engines.loopy.restart import carried
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.solution import possible_modes
@@ -188,15 +187,7 @@ class LoopySolution(Approximation):
         left, sizes = self.edges.variable, self.network.sizes
         if len(left) - sum(self.edges.factors) >= max(len(sizes), 1):
             return False  # more links than a forest has room for
-        scopes: list[list[int]] = []
-        for kernel, ports in enumerate(self.edges.ports):
-            own: list[list[int]] = [[] for _ in range(self.edges.factors[kernel])]
-            for port in ports:
-                rows = range(len(own)) if port.rows is None else port.rows.tolist()
-                for row, variable in zip(rows, port.variables.tolist(), strict=True):
-                    own[row].append(variable)
-            scopes += own
-        topology = Topology(tuple(tuple(scope) for scope in scopes if scope), sizes)
+        topology = Topology(tuple(filter(None, self.edges.listed_scopes())), sizes)
         return forest_order(topology) is not None
 
     @cached_property

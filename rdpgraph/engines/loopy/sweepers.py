@@ -1,17 +1,20 @@
 """Carrying out the sweeps of a schedule: which of several equal ways is fastest."""
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.arithmetic import take
+from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
 from rdpgraph.engines.loopy.binary import LogOdds
-from rdpgraph.engines.loopy.damping import Damping, LogDamping
+from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
-from rdpgraph.engines.loopy.paired import Paired
 from rdpgraph.engines.loopy.partial import (
+    Asked,
+    EdgeSubset,
     EdgeSubsets,
     affected,
     candidates,
@@ -19,10 +22,37 @@ from rdpgraph.engines.loopy.partial import (
     refreshed,
     written,
 )
-from rdpgraph.engines.loopy.schedules import Flooding, Schedule
-from rdpgraph.engines.loopy.sweeper import Residuals, Sweeper, unasked
-from rdpgraph.errors import ModelError
+from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule, unasked
 from rdpgraph.plan import clock
+
+
+class Sweeper(ABC):
+    """Carries out the sweeps of a schedule."""
+
+    def __init__(self, equations: Equations, damping: Damping) -> None:
+        self.equations = equations
+        self.damping = damping
+        self.updates = 0
+        self.deadline = math.inf  # on `clock.now`, for what takes a sweep in many parts
+        self.cut = False  # the last sweep ended at the deadline, before its end
+
+    @abstractmethod
+    def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
+        """The messages after one sweep of these sets, and (B,) the largest change."""
+
+    def finish(self, messages: Messages) -> Messages:
+        """The messages where `sweep` holds them in another form; sweeps may go on after it."""
+        return messages
+
+    def residuals(self) -> Tensor:
+        """(E,) how much every message of the one batch item would change now, within a sweep."""
+        return unasked()
+
+    def _mixed(self, new: Tensor, old: Tensor) -> Tensor:
+        """Damped, and rescaled again."""
+        if self.damping.share == 0:
+            return new
+        return rescaled(self.damping.mix(new, old), vanishing=self.equations.vanishing)[0]
 
 
 def sweeper_for(
@@ -32,42 +62,13 @@ def sweeper_for(
     if _by_log_odds(equations, schedule, damping):
         return _ByLogOdds(equations, damping)
     blind = not isinstance(schedule, Flooding) and not schedule.looks_at_residuals
-    if blind and Paired.applies(equations):
-        return Paired(equations, damping, known)
+    if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
+        return _Paired(equations, damping, known)
     if isinstance(schedule, Flooding) or equations.unary_device.type != "cpu":
         return _Masked(equations, damping, looks=schedule.looks_at_residuals)
     if schedule.looks_at_residuals:
         return _ByResidual(equations, damping)
     return _InTurn(equations, damping, known)
-
-
-def sets_of(
-    schedule: Schedule, edges: Edges, residuals: Callable[[], Tensor] | None, number: int
-) -> Iterator[Tensor | None]:
-    """What a schedule chooses in a sweep, checked; without ``residuals`` it must be blind."""
-    count, some = edges.count, False
-    sets: object = schedule.sweep(edges, Residuals(residuals or unasked), number)
-    if isinstance(sets, Tensor) or not isinstance(sets, Iterable):
-        raise ModelError(
-            f"{type(schedule).__name__}.sweep yields sets of messages, one after the other; it "
-            f"returned {sets!r:.80}."
-        )
-    for chosen in sets:
-        if chosen is not None:
-            fits = isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.ndim == 1
-            if not fits or (
-                len(chosen) and not 0 <= int(chosen.amin()) <= int(chosen.amax()) < count
-            ):
-                raise ModelError(
-                    f"{type(schedule).__name__}.sweep yields numbers of messages, (n,) int64 "
-                    f"from 0 to {count - 1}, or None for all; got {chosen!r:.80}."
-                )
-            if not len(chosen):
-                continue
-        some = True
-        yield chosen
-    if not some:
-        raise ModelError(f"{type(schedule).__name__}.sweep yielded no message.")
 
 
 def _by_log_odds(equations: Equations, schedule: Schedule, damping: Damping) -> bool:
@@ -90,9 +91,6 @@ class _ByLogOdds(Sweeper):
         largest = self._state.step(self.damping.share)
         self.updates += self.equations.edges.count
         return messages, largest
-
-    def residuals(self) -> Tensor:
-        return unasked()
 
     def finish(self, messages: Messages) -> Messages:
         return messages if self._state is None else self._state.messages()
@@ -118,7 +116,9 @@ class _Masked(Sweeper):
             mixed = tuple(self._mixed(new, old) for new, old in pairs)
             if chosen is None:
                 own = [equations.change(new, old) for new, old in pairs]
-                changes.append(_largest(own) if edges.count else _nothing(equations))
+                changes.append(
+                    _largest(own) if edges.count else torch.zeros(equations.batch, device="cpu")
+                )
                 self._current = mixed
                 self.updates += edges.count
                 continue
@@ -145,6 +145,79 @@ class _Masked(Sweeper):
         equations, current = self.equations, self._current
         pairs = zip(equations.update(current), current, strict=True)
         return torch.cat([equations.change(new, old)[0] for new, old in pairs]).cpu()
+
+
+class _Paired(Sweeper):
+    """Schedules that are blind to the messages, for clusters; each variable is between two.
+
+    Each hears what the other has said. Messages are kept edge by edge; `finish` gives them back.
+    """
+
+    def __init__(self, equations: Equations, damping: Damping, known: EdgeSubsets) -> None:
+        super().__init__(equations, damping)
+        self._known = known
+        self._held: list[Tensor] | None = None  # per class (B, E, K)
+
+    def sweep(self, messages: Messages, sets: Iterable[Tensor | None]) -> tuple[Messages, Tensor]:
+        edges = self.equations.edges
+        if self._held is None:
+            self._held = [message.transpose(1, 2).contiguous() for message in messages]
+        largest = messages[0].new_zeros(len(messages[0]))
+        for chosen in sets:
+            subset = self._known.of(edges, chosen)
+            # All are computed before one is written.
+            for number, places, new in list(self._new(subset)):
+                held = self._held[number]
+                old = held[:, places].transpose(1, 2)
+                largest = torch.maximum(largest, self.equations.change(new, old).amax(1))
+                held[:, places] = self._mixed(new, old).transpose(1, 2)
+            self.updates += edges.count if chosen is None else len(chosen)
+            if clock.now() > self.deadline:
+                self.cut = True
+                break
+        return messages, largest
+
+    def _new(self, subset: EdgeSubset) -> Iterator[tuple[int, slice | Tensor, Tensor]]:
+        """Per part its class, its edges there, and (B, K, n) their messages as they would be."""
+        assert self._held is not None
+        edges = self.equations.edges
+        for asked in subset.asked:
+            incoming = [self._heard(asked, number) for number in edges.by_kernel[asked.kernel]]
+            ports = [edges.segments[subset.parts[number].segment].port for number in asked.parts]
+            kernel = self.equations.kernels[asked.kernel]
+            answers = kernel.messages(incoming, rows=asked.rows, wanted=ports)
+            for number, port in zip(asked.parts, ports, strict=True):
+                answer, part = answers[port], subset.parts[number]
+                assert answer is not None
+                size_class = edges.segments[part.segment].size_class
+                yield size_class, neighbours(part.places), self.equations.message(answer)
+
+    def _heard(self, asked: Asked, number: int) -> Tensor:
+        """(B, K, n) what some factors hear at the port of a segment."""
+        assert self._held is not None
+        edges, segment = self.equations.edges, self.equations.edges.segments[number]
+        others = edges.remembered("partners", _partners)[segment.size_class]
+        rows = asked.rows
+        others = others[segment.start : segment.stop]
+        held = self._held[segment.size_class]
+        return held[:, others if rows is None else others[rows]].transpose(1, 2)
+
+    def finish(self, messages: Messages) -> Messages:
+        if self._held is None:
+            return messages
+        return tuple(held.transpose(1, 2).contiguous() for held in self._held)
+
+
+def _partners(edges: Edges) -> list[Tensor]:
+    """Per class (E,) the other edge at each edge's variable."""
+    partners: list[Tensor] = []
+    for c in edges.classes:
+        other = torch.empty_like(c.variable)
+        for bucket in c.buckets:
+            first, second = bucket.edges
+            other[first], other[second] = second, first
+        partners.append(other)
+    return partners
 
 
 class _InTurn(Sweeper):
@@ -177,9 +250,6 @@ class _InTurn(Sweeper):
                 self.cut = True
                 break
         return messages, torch.stack(largest).amax(0)
-
-    def residuals(self) -> Tensor:
-        return unasked()
 
 
 class _ByResidual(Sweeper):
@@ -249,11 +319,6 @@ def residual_of_all(equations: Equations, messages: Messages) -> Tensor:
     """(B,) the largest change that any message would make now."""
     pairs = zip(equations.update(messages), messages, strict=True)
     return _largest([equations.change(new, old) for new, old in pairs])
-
-
-def _nothing(equations: Equations) -> Tensor:
-    """(B,) the change of no message: of a part of a model that has none."""
-    return torch.zeros(equations.batch, device="cpu")
 
 
 def _largest(parts: list[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy.contract import product
+from rdpgraph.engines.loopy.arithmetic import product
 from rdpgraph.engines.loopy.gradients import gmres
 from rdpgraph.plan import clock
 from tests.engines.loopy.helpers import (

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rdpgraph as rg
-from rdpgraph.engines.loopy.arithmetic import rescaled
+from rdpgraph.engines.loopy.arithmetic import log_sum, maximum, rescaled
 from rdpgraph.engines.loopy.binary import LogOdds
-from rdpgraph.engines.loopy.contract import log_sum, maximum
 from rdpgraph.testing import brute_force
 from tests.engines.loopy.helpers import (
     SCHEDULES,
