@@ -25,15 +25,18 @@ def floored(logs: Tensor, lowest: float) -> Tensor:
 def rescaled(logs: Tensor, *, vanishing: bool) -> tuple[Tensor, Tensor]:
     """Logs whose maximum over states is 0, and what was taken off (B, 1, n)."""
     peak = logs.amax(1, keepdim=True)
-    if vanishing:
-        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    peak = finite_peak(peak) if vanishing else peak
     return logs - peak, peak
+
+
+def finite_peak(peak: Tensor) -> Tensor:
+    """Maxima as shifts: 0 in place of -inf."""
+    return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
 
 
 def share(logs: Tensor, temperature: float) -> Tensor:
     """Probabilities over dim 1; zero throughout where nothing is possible; maxima share at 0."""
-    peak = logs.detach().amax(1, keepdim=True)
-    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    peak = finite_peak(logs.detach().amax(1, keepdim=True))
     if temperature == 0:
         values = ((logs == peak) & (logs > -math.inf)).to(logs)
     else:
@@ -115,8 +118,7 @@ def maximum(table: Tensor, vector: Tensor) -> Tensor:
 def log_sum(table: Tensor, vector: Tensor) -> Tensor:
     """The log of the sum over J of exponentials of sums: exact at any range, -inf included."""
     with torch.no_grad():
-        peak = maximum(table, vector)
-        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        shift = finite_peak(maximum(table, vector))
     total = torch.zeros_like(shift)
     for start, stop in _chunks(table, vector):
         logs = table[:, :, start:stop] + vector[:, None, start:stop]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import neighbours
+from rdpgraph.engines.loopy.arithmetic import finite_peak, neighbours
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import CALL, Kernel
+from rdpgraph.engines.loopy.kernels import CALL, Kernel, Ports
 from rdpgraph.model.semiring import safe_log
 from rdpgraph.plan import clock
 
@@ -38,13 +38,9 @@ class ClusterKernel(Kernel):
     links: tuple[Tensor, ...]
     tables: tuple[tuple[Tensor, ...], ...]
 
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        """One for each separator."""
-        return self._ports
-
     @cached_property
-    def _ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One for each separator."""
         return tuple(
             Port(slot, None, links, math.prod(self.sizes[dim] for dim in dims))
             for slot, (dims, links) in enumerate(zip(self.separators, self.links, strict=True))
@@ -80,8 +76,7 @@ class ClusterKernel(Kernel):
 
     def _made(self, tables: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         total = self._total(tables)
-        peak = total.detach().flatten(1).amax(1)
-        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        peak = finite_peak(total.detach().flatten(1).amax(1))
         return (total - peak.reshape(-1, *(1,) * len(self.sizes))).exp(), peak
 
     def _total(self, tables: tuple[Tensor, ...]) -> Tensor:
@@ -149,19 +144,14 @@ class ClusterKernel(Kernel):
         places = self._deep(incoming, None)
         if len(places):
             logs = self._logs(incoming, None, places)
-            peak = logs.detach().flatten(2).amax(2)
-            peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            peak = finite_peak(logs.detach().flatten(2).amax(2))
             values = (logs - peak.reshape(*peak.shape, *(1,) * len(self.sizes))).exp()
             total = total.index_copy(1, places, values.expand(len(total), *values.shape[1:]))
             scale = scale.index_copy(1, places, peak.expand(len(total), -1))
         return total, scale
 
     def messages(
-        self,
-        incoming: Sequence[Tensor],
-        *,
-        rows: Tensor | None = None,
-        wanted: Sequence[int] | None = None,
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
         """The joint table summed over what the other cluster does not have, its own divided out."""
         total = self._product(incoming, rows)
@@ -179,18 +169,20 @@ class ClusterKernel(Kernel):
             answers[port] = torch.where(possible, sums - torch.where(possible, own, 0.0), -math.inf)
         return answers
 
+    def _gone(self, kept: Sequence[int]) -> list[int]:
+        return [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
+
     def _log_marginal(self, logs: Tensor, kept: Sequence[int]) -> Tensor:
         """(B, n, *sizes) the logs of sums over all dims but some."""
-        gone = [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
+        gone = self._gone(kept)
         if not gone:
             return logs
-        peak = logs.detach().amax(gone, keepdim=True)
-        peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        peak = finite_peak(logs.detach().amax(gone, keepdim=True))
         return safe_log((logs - peak).exp().sum(gone)) + peak.squeeze(gone)
 
     def marginal(self, joint: Tensor, kept: Sequence[int]) -> Tensor:
         """(B, F, *sizes) summed over all dims but some."""
-        gone = [dim + 2 for dim in range(len(self.sizes)) if dim not in kept]
+        gone = self._gone(kept)
         return joint.sum(gone) if gone else joint
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.loopy.kernels import CALL, FactorKernel
+from rdpgraph.engines.loopy.kernels import CALL, FactorKernel, Ports
 from rdpgraph.engines.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
@@ -44,13 +44,9 @@ class HighOrderKernel(FactorKernel):
         """The number of factors."""
         return len(self.block.scopes)
 
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        """For every slot one port for each number of states that its variables have left."""
-        return self._ports
-
     @cached_property
-    def _ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """For every slot one port for each number of states that its variables have left."""
         network, ports = self.network, list[Port]()
         sizes = torch.tensor(network.sizes, dtype=torch.long, device="cpu")
         for slot in range(self.block.scopes.shape[1]):
@@ -174,11 +170,7 @@ class HighOrderKernel(FactorKernel):
         return values[self.chosen.to(values.device)] if self._each else values
 
     def messages(
-        self,
-        incoming: Sequence[Tensor],
-        *,
-        rows: Tensor | None = None,
-        wanted: Sequence[int] | None = None,
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
         """By the potential; with ``rows`` each port holds only those of its factors among them."""
         if rows is not None:
@@ -216,7 +208,7 @@ class HighOrderKernel(FactorKernel):
                 ports.append(Port(port.slot, at[asked], port.variables[asked], port.size))
                 left.append(states[asked.to(states.device)])
                 some.append(number)
-        vars(own).update(_ports=tuple(ports), _states=tuple(left))
+        vars(own).update(ports=tuple(ports), _states=tuple(left))
         answers = own.messages([incoming[number] for number in some])
         for number, answer in zip(some, answers, strict=True):
             messages[number] = answer

@@ -4,12 +4,21 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.loopy.arithmetic import Contract, log_sum, maximum, product, share, take
+from rdpgraph.engines.loopy.arithmetic import (
+    Contract,
+    finite_peak,
+    log_sum,
+    maximum,
+    product,
+    share,
+    take,
+)
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
 from rdpgraph.model.semiring import safe_log, soft_sum
@@ -18,6 +27,8 @@ _OF_ENTRY = 5.0
 """Operations for each entry of a message, beside those of tables."""
 CALL = 1e5
 """Operations that a call of a kernel takes, however little it has to do."""
+Ports: TypeAlias = Sequence[int] | None
+"""Numbers of ports; None: all."""
 
 
 class Kernel(ABC):
@@ -64,18 +75,14 @@ class Kernel(ABC):
 
     @abstractmethod
     def messages(
-        self,
-        incoming: Sequence[Tensor],
-        *,
-        rows: Tensor | None = None,
-        wanted: Sequence[int] | None = None,
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
         """The outgoing messages.
 
         Args:
             incoming: per port (B, K, n) log-messages whose maximum over states is 0 (or -inf).
             rows: only these factors (every port then holds all its factors); None: all.
-            wanted: the ports asked for; None: all.
+            wanted: the ports asked for.
 
         Returns:
             Per port (B, K, n): the soft maximum over the other slots, up to one constant per
@@ -124,13 +131,9 @@ class TableKernel(FactorKernel):
     weights: Tensor | None
     temperature: float
 
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        """One for each slot."""
-        return self._ports
-
     @cached_property
-    def _ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One for each slot."""
         sizes = self.group.log_tables.shape[2:]
         return tuple(
             Port(slot, None, self.group.scopes[:, slot], size) for slot, size in enumerate(sizes)
@@ -168,9 +171,7 @@ class TableKernel(FactorKernel):
     @cached_property
     def _peak(self) -> Tensor:
         """(b, f) the largest log-value of each factor; 0 where there is none."""
-        flat = self._logs.detach().flatten(1, -2)
-        peak = flat.amax(1)
-        return torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        return finite_peak(self._logs.detach().flatten(1, -2).amax(1))
 
     @cached_property
     def scaled(self) -> Tensor:
@@ -182,13 +183,9 @@ class TableKernel(FactorKernel):
                 return logs
             return logs.exp() if logs.requires_grad else logs.exp_()
 
-    @property
-    def bounded(self) -> bool:
-        """Whether no product can leave the range of the floating type: then nothing is checked."""
-        return self._narrow
-
     @cached_property
-    def _narrow(self) -> bool:
+    def bounded(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Whether no product can leave the range of the floating type: then nothing is checked."""
         tables, most = self.group.log_tables.detach(), -math.log(self._least)
         if not tables.numel():
             return True
@@ -225,11 +222,7 @@ class TableKernel(FactorKernel):
         return total + self._peak * (self.temperature or 1.0)
 
     def messages(
-        self,
-        incoming: Sequence[Tensor],
-        *,
-        rows: Tensor | None = None,
-        wanted: Sequence[int] | None = None,
+        self, incoming: Sequence[Tensor], *, rows: Tensor | None = None, wanted: Ports = None
     ) -> list[Tensor | None]:
         """Scaled products; sums of logs where there are no products or they lose too much."""
         table = self.scaled
@@ -246,7 +239,7 @@ class TableKernel(FactorKernel):
         return [part if scale == 1 or part is None else part * scale for part in logs]
 
     def _repaired(
-        self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: Sequence[int] | None,
+        self, incoming: Sequence[Tensor], rows: Tensor | None, wanted: Ports,
         products: list[Tensor | None], logs: list[Tensor | None],
     ) -> list[Tensor | None]:  # fmt: skip
         """The factors whose products underflowed, again in logs."""
@@ -254,10 +247,10 @@ class TableKernel(FactorKernel):
         bad = torch.stack(low).any(0).nonzero().flatten()
         if not len(bad):
             return logs
-        table = self._logs
+        table, shift = self._logs, self._peak
         if table.shape[-1] > 1:
-            table = _columns(table, bad if rows is None else rows[bad])
-        shift = self._peak if self._peak.shape[1] == 1 else self._peak[:, _at(rows, bad)]
+            own = bad if rows is None else rows[bad]
+            table, shift = _columns(table, own), shift[:, own]
         table = table - shift.reshape(-1, *(1,) * (table.ndim - 2), shift.shape[-1])
         scale = self.temperature
         again = _exchanged(table, [take(part, bad) / scale for part in incoming], log_sum, wanted)
@@ -303,15 +296,11 @@ class TableKernel(FactorKernel):
         if len(tables) == 1:
             return self
         own = replace(self, group=replace(self.group, log_tables=tables[chosen]))
-        names = ["_logs", "_peak", "scaled"]
-        known = {
-            name: getattr(self, name)[chosen]
-            for name in names
-            if self.records or name in vars(self)
-        }
-        vars(own).update(known)
-        if vars(self).get("_narrow"):
-            vars(own)["_narrow"] = True
+        for name in ("_logs", "_peak", "scaled"):
+            if self.records or name in vars(self):
+                vars(own)[name] = getattr(self, name)[chosen]
+        if vars(self).get("bounded"):
+            vars(own)["bounded"] = True
         return own
 
 
@@ -321,12 +310,8 @@ def _columns(table: Tensor, rows: Tensor) -> Tensor:
     return flat.reshape(*table.shape[:-1], len(rows))
 
 
-def _at(rows: Tensor | None, chosen: Tensor) -> Tensor:
-    return chosen if rows is None else rows[chosen]
-
-
 def _exchanged(
-    table: Tensor, vectors: list[Tensor], contract: Contract, wanted: Sequence[int] | None
+    table: Tensor, vectors: list[Tensor], contract: Contract, wanted: Ports
 ) -> list[Tensor | None]:
     """For every slot the table contracted with the vectors of all other slots.
 
@@ -337,7 +322,7 @@ def _exchanged(
         table: (b, *sizes, f).
         vectors: per slot (B, size, F).
         contract: the arithmetic.
-        wanted: the slots asked for; None: all.
+        wanted: the slots asked for.
     """
     count = len(vectors)
     if count == 1:
@@ -347,18 +332,11 @@ def _exchanged(
     left, right = math.prod(sizes[:half]), math.prod(sizes[half:])
     matrix = table.reshape(table.shape[0], left, right, table.shape[-1])
     wanted = range(count) if wanted is None else wanted
-    sides: list[tuple[Tensor, list[Tensor], list[Tensor], Sequence[int], list[int]]] = [
-        (matrix, vectors[:half], vectors[half:], sizes[:half], [w for w in wanted if w < half]),
-        (
-            matrix.transpose(1, 2),
-            vectors[half:],
-            vectors[:half],
-            sizes[half:],
-            [w - half for w in wanted if w >= half],
-        ),
-    ]
+    one, other = (vectors[:half], sizes[:half], 0), (vectors[half:], sizes[half:], half)
+    sides = (matrix, one, other[0]), (matrix.transpose(1, 2), other, one[0])
     results: list[Tensor | None] = []
-    for table, own, others, dims, here in sides:
+    for table, (own, dims, first), others in sides:
+        here = [w - first for w in wanted if first <= w < first + len(own)]
         if not here:
             results += [None] * len(own)
             continue

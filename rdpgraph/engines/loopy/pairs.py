@@ -192,41 +192,28 @@ def traced_pairs(
     unary = equations.unary[0].expand(batch, -1, -1)
     tables, first = _rows(equations, links)
     hard = any(bool((part == -math.inf).any()) for part in (answers, unary, tables))
-    rows, heard = _Sums.of(tables, hard=hard), _Sums.of(answers.movedim(1, 2), hard=hard)
-    sums = _Sums.of(unary.movedim(1, 2), hard=hard).plus(
-        *(
-            arriving(c, part.movedim(1, 2)).movedim(1, 2)
-            for part in map(torch.from_numpy, (heard.finite, heard.zeros))
-            if part.numel()
-        )
-    )
+    rows = _parts(tables, hard=hard)
+    heard, sums = (_parts(part.movedim(1, 2), hard=hard) for part in (answers, unary))
+    more = [arriving(c, torch.from_numpy(part).movedim(1, 2)).movedim(1, 2) for part in heard]
+    sums = np.ascontiguousarray(sums + torch.stack(more).numpy())
     order = c.variables
     values, open_ = states[:, order].numpy().copy(), free[:, order].numpy()
     items = np.arange(batch).reshape(-1, 1) if len(tables) > 1 else np.zeros((1, 1), np.int64)
     every = bool(open_.all())
-    heard = heard.at(links.edge)
+    heard = heard[:, :, links.edge]
 
-    def said(some: slice | _Whole) -> "_Sums":
+    def said(some: slice | _Whole) -> _Reals:
         """What the speakers say in their states, less what was heard before."""
-        index = (items, first[some] + values[:, links.speaker[some]])
-        finite = rows.finite[index] - heard.finite[:, some]
-        return _Sums(finite, rows.zeros[index] - heard.zeros[:, some] if hard else heard.zeros)
+        at = first[some] + values[:, links.speaker[some]]
+        return rows[:, items, at] - heard[:, :, some]
 
     def along(step: Step, told: _Whole) -> _Whole:
         """(B, n) the states of the variables of a step, each given the one before it."""
-        index = (items[:, :, None], first[told][:, None] + np.arange(c.size))
-        mine, before = sums.at(step.variables), heard.at(told)
-        part = _Sums(
-            rows.finite[index] - before.finite[:, :, None],
-            rows.zeros[index] - before.zeros[:, :, None] if hard else heard.zeros,
-        )
+        at = first[told][:, None] + np.arange(c.size)
+        part = rows[:, items[:, :, None], at] - heard[:, :, told, None]
         if not every:
-            part = part.times(open_[:, links.speaker[told], None, None])
-        part = _Sums(
-            part.finite + mine.finite[:, :, None],
-            part.zeros + mine.zeros[:, :, None] if hard else heard.zeros,
-        )
-        chosen = part.best(slice(None), hard=hard)  # (B, n, K) given the state before
+            part = part * open_[:, links.speaker[told], None, None]
+        chosen = _best(part + sums[:, :, step.variables, None])  # (B, n, K) given the state before
         if not every:
             own = step.variables
             chosen = np.where(open_[:, own, None], chosen, values[:, own, None])
@@ -238,10 +225,8 @@ def traced_pairs(
         return chosen[:, :, 0]
 
     if not every:  # variables that are not free speak first
-        spoken = said(slice(None)).times(~open_[:, links.speaker, None])
-        for total, part in ((sums.finite, spoken.finite), (sums.zeros, spoken.zeros)):
-            if part.size:
-                np.add.at(total.swapaxes(0, 1), links.hearer, part.swapaxes(0, 1))
+        spoken = said(slice(None)) * ~open_[:, links.speaker, None]
+        np.add.at(np.moveaxis(sums, 2, 0), links.hearer, np.moveaxis(spoken, 2, 0))
     for step in links.steps:
         mine = open_[:, step.variables]
         if not every and not mine.any():
@@ -249,62 +234,37 @@ def traced_pairs(
         if clock.now() > end:
             break
         own, told = step.variables, step.told
-        best = sums.best(own, hard=hard) if told is None else along(step, told)
+        best = _best(sums[:, :, own]) if told is None else along(step, told)
         if not every:
             best = np.where(mine, best, values[:, step.variables])
         values[:, step.variables] = best
         if len(step.starts):
             spoken = said(step.links)
             if not every:
-                spoken = spoken.times(open_[:, links.speaker[step.links], None])
-            sums.finite[:, step.hearers] += np.add.reduceat(spoken.finite, step.starts, axis=1)
-            if hard:
-                sums.zeros[:, step.hearers] += np.add.reduceat(spoken.zeros, step.starts, axis=1)
+                spoken = spoken * open_[:, links.speaker[step.links], None]
+            sums[:, :, step.hearers] += np.add.reduceat(spoken, step.starts, axis=2)
     result = states.clone()
     result[:, order] = torch.from_numpy(values)
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
-    """Sums of log-values (b, n, K): of those that are finite, and how many are hard zeros.
+def _parts(logs: Tensor, *, hard: bool) -> _Reals:
+    """(1 or 2, b, n, K) of log-values (b, n, K): those that are finite, and which are hard zeros.
 
     The latter are left out where there are none anywhere.
     """
+    if not hard:
+        return logs.double().contiguous().unsqueeze(0).numpy()
+    zeros = logs == -math.inf
+    return torch.stack([logs.double().masked_fill(zeros, 0.0), zeros.double()]).numpy()
 
-    finite: _Reals
-    zeros: _Reals
 
-    @staticmethod
-    def of(logs: Tensor, *, hard: bool) -> "_Sums":
-        """Of log-values (b, n, K), among which there are hard zeros or not."""
-        if not hard:
-            return _Sums(logs.double().contiguous().numpy(), np.empty(0))
-        zeros = logs == -math.inf
-        finite = logs.double().masked_fill(zeros, 0.0)
-        return _Sums(finite.contiguous().numpy(), zeros.double().contiguous().numpy())
-
-    def plus(self, finite: Tensor, zeros: Tensor | None = None) -> "_Sums":
-        """With more of both."""
-        more = self.zeros if zeros is None else self.zeros + zeros.numpy()
-        return _Sums(np.ascontiguousarray(self.finite + finite.numpy()), more)
-
-    def at(self, places: _Whole) -> "_Sums":
-        """At places of the second dim."""
-        zeros = self.zeros
-        return _Sums(self.finite[:, places], zeros[:, places] if zeros.size else zeros)
-
-    def times(self, mask: NDArray[np.bool_]) -> "_Sums":
-        """Where the mask holds, else nothing."""
-        return _Sums(self.finite * mask, self.zeros * mask if self.zeros.size else self.zeros)
-
-    def best(self, variables: _Whole | slice, *, hard: bool) -> _Whole:
-        """(b, m) the best of the states with the fewest hard zeros."""
-        finite = self.finite[:, variables]
-        if hard:
-            zeros = self.zeros[:, variables]
-            finite = np.where(zeros > zeros.min(-1, keepdims=True), -math.inf, finite)
-        return finite.argmax(-1)
+def _best(sums: _Reals) -> _Whole:
+    """(b, ...) the best of the states with the fewest hard zeros, of sums (1 or 2, b, ..., K)."""
+    if len(sums) == 1:
+        return sums[0].argmax(-1)
+    finite, zeros = sums
+    return np.where(zeros > zeros.min(-1, keepdims=True), -math.inf, finite).argmax(-1)
 
 
 def _rows(equations: Equations, links: Links) -> tuple[Tensor, _Whole]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.partial import EdgeSubsets
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, Schedule, Sequential, sets_of
@@ -43,19 +42,14 @@ class Shares:
     """A batch in shares, and what has become of its items."""
 
     def __init__(
-        self,
-        equations: Equations,
-        start: Messages,
-        schedule: Schedule,
-        damping: Damping,
+        self, equations: Equations, start: Messages, schedule: Schedule, damping: Damping,
         deadline: float,
-    ) -> None:
-        self._field = equations
-        self._start = start
+    ) -> None:  # fmt: skip
+        self._edges = equations.edges
         self._schedule = schedule
         self._damping = damping
         self._deadline = deadline
-        self._known = equations.edges.remembered("selections", _nothing_selected)
+        self._known = equations.edges.remembered("selections", lambda _: EdgeSubsets())
         self._ended: list[tuple[Tensor, Messages]] = []
         self.updates = 0
         size = items_at_once(equations, schedule)
@@ -74,7 +68,7 @@ class Shares:
 
     def sweep(self, number: int) -> Iterator[tuple[Share, Tensor]]:
         """Every share after its sweep, and (n,) float64 the largest change of its messages."""
-        edges, looks = self._field.edges, self._schedule.looks_at_residuals
+        edges, looks = self._edges, self._schedule.looks_at_residuals
         # Sets that look at no messages are the same for all items, though they may be random.
         blind = [] if looks else list(sets_of(self._schedule, edges, None, number))
         for share in list(self._shares):
@@ -113,16 +107,9 @@ class Shares:
         return tuple(torch.cat(column)[order.to(column[0].device)] for column in columns)
 
 
-def _nothing_selected(edges: Edges) -> EdgeSubsets:
-    del edges
-    return EdgeSubsets()
-
-
 def items_at_once(equations: Equations, schedule: Schedule) -> int:
     """How many items make a share."""
-    if schedule.looks_at_residuals:
-        return 1
-    return equations.at_once
+    return 1 if schedule.looks_at_residuals else equations.at_once
 
 
 def _some(

@@ -168,10 +168,15 @@ def _sorted(rows: Sequence[tuple[Whole, ...]]) -> list[Whole]:
     return [column[order] for column in columns]
 
 
-def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
-    count = int(layers.max(initial=-1)) + 1
+def members_of(layers: Whole) -> list[Whole]:
+    """The variables in each of the layers (V,)."""
     members = np.argsort(layers, kind="stable")
-    own = np.split(members, np.searchsorted(layers[members], np.arange(1, count)))
+    return np.split(members, np.searchsorted(layers[members], np.arange(1, layers.max() + 1)))
+
+
+def _in_steps(layers: Whole, every: list[Whole], links: list[Whole]) -> Steps:
+    own = members_of(layers)
+    count = len(own)
     cuts = [np.searchsorted(part[0], np.arange(count + 1)).tolist() for part in (every, links)]
     steps: list[Step] = []
     for number, variables in enumerate(own):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._numbers import is_real
+from rdpgraph.engines.loopy.arithmetic import finite_peak
 from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError
 
@@ -293,8 +294,7 @@ class ProbabilityDamping(_Mean):
         if self.share == 0:
             return new
         pair = torch.stack([new + math.log1p(-self.share), old + math.log(self.share)])
-        peak = pair.detach().amax(0)
-        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+        shift = finite_peak(pair.detach().amax(0))
         total = (pair - shift).exp().sum(0)
         alive = (total > 0) & (new > -math.inf)
         return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)

@@ -8,7 +8,7 @@ much as one sweep. With all variables decided it is coordinate ascent.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -45,15 +45,11 @@ def traced(
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
         logs[number] = torch.where(open_, logs[number], _held(equations, number, states))
     if order.steps is not None and readable(equations):
-        every = torch.arange(equations.batch, device="cpu")
-        if readable(equations) >= len(every):
-            return traced_rows(equations, logs, states, free, order.steps, end)
         return torch.cat([
             traced_rows(
-                equations.items(part), [own[part] for own in logs], states[part], free[part],
-                order.steps, end,
+                own, [log[part] for log in logs], states[part], free[part], order.steps, end
             )
-            for part in every.split(readable(equations))
+            for part, own in _readable_parts(equations)
         ])  # fmt: skip
     _decide(equations, logs, states, free, order, end)
     return states
@@ -67,12 +63,9 @@ def ascended(
     Of several best states a variable takes any, so that level ground is crossed.
     """
     if order.steps is not None and readable(equations):
-        every = torch.arange(equations.batch, device="cpu")
-        if readable(equations) >= len(every):
-            return climbed(equations, states, order.steps, passes, end)
         return torch.cat([
-            climbed(equations.items(part), states[part], order.steps, passes[part], end)
-            for part in every.split(readable(equations))
+            climbed(own, states[part], order.steps, passes[part], end)
+            for part, own in _readable_parts(equations)
         ])  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     most = max(c.size for c in equations.edges.classes)
@@ -89,6 +82,16 @@ def ascended(
         _decide(equations, logs, own, torch.ones_like(own, dtype=torch.bool), order, end, luck)
         every[rows] = own
     return every
+
+
+def _readable_parts(equations: Equations) -> Iterator[tuple[slice | Tensor, Equations]]:
+    """As many items at once as can be read."""
+    most = readable(equations)
+    if most >= equations.batch:
+        yield slice(None), equations
+        return
+    for part in torch.arange(equations.batch, device="cpu").split(most):
+        yield part, equations.items(part)
 
 
 def _cavities(equations: Equations, messages: Messages) -> tuple[Tensor, ...]:
