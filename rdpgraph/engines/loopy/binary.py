@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.kernels import TableKernel
 
@@ -38,21 +37,15 @@ class LogOdds:
         # The numerator and denominator of both directions, as a line in the other end's odds.
         self._lines = [torch.cat(pair, 1) for pair in ((x, b), (y, y), (a, a), (b, x))]
         self._variable = c.variable[order].expand(equations.batch, -1)
-        self._buckets = [
-            (*bucket.edges.shape, self._padded_place[bucket.edges.reshape(-1)])
-            for bucket in c.buckets
-        ]
+        # One more place stands for a missing edge.
+        places = torch.cat([self._place, self._place.new_tensor([len(self._place)])])
+        self._buckets = [(*b.edges.shape, places[b.edges.reshape(-1)]) for b in c.buckets]
         self._padded = c.padded
         self._unary = equations.unary[0][:, 1] - equations.unary[0][:, 0]
         self._boundary = equations.boundary
         self.odds = (messages[0][:, 1] - messages[0][:, 0])[:, order]
         # Room for a sweep: allocated again, it would cost more than what is computed in it.
         self._room = tuple(torch.empty_like(self.odds) for _ in range(3))
-
-    @cached_property
-    def _padded_place(self) -> Tensor:
-        """Where each edge lies here; one more place stands for a missing edge."""
-        return torch.cat([self._place, self._place.new_tensor([len(self._place)])])
 
     @staticmethod
     def applies(equations: Equations) -> bool:

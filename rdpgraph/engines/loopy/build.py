@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -104,9 +103,6 @@ def _unary(network: Network, edges: Edges) -> tuple[Tensor, ...]:
     return tuple(unaries)
 
 
-_Ends: TypeAlias = dict[tuple[int, int, int], tuple[int, Tensor, Tensor]]
-
-
 def carried(old: tuple[Network, Edges, Messages], new: tuple[Network, Edges]) -> Messages:
     """Messages for a new network, those that it shares with an old one at their old values.
 
@@ -143,7 +139,7 @@ def carried(old: tuple[Network, Edges, Messages], new: tuple[Network, Edges]) ->
 
 def ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Segment]]:
     """For every segment of edges: the block, the slot, and which of the block's factors."""
-    tables = [n for n, group in enumerate(network.groups) if group.scopes.shape[1] > 1]
+    tables = message_groups(network)
     for block, origins in enumerate(network.origins):
         for members, group, slots in origins:
             if group in tables:
@@ -157,18 +153,15 @@ def ends(network: Network, edges: Edges) -> Iterator[tuple[int, int, Tensor, Seg
             yield block.number, port.slot, port.rows, edges.segments[segment]
 
 
-def _ends(network: Network, edges: Edges) -> _Ends:
+def _ends(network: Network, edges: Edges) -> dict[tuple[int, int, int], tuple[int, Tensor, Tensor]]:
     """Per block, slot and size: the class, and each factor's variable and edge (or -1)."""
-    by_slot: _Ends = {}
+    by_slot = dict[tuple[int, int, int], tuple[int, Tensor, Tensor]]()
     for block, slot, members, segment in ends(network, edges):
         scopes = network.graph.blocks[block].scopes
         # The factors of a slot may differ in the states that their variables have left.
         key = (block, slot, edges.classes[segment.size_class].size)
         if key not in by_slot:
-            by_slot[key] = (
-                segment.size_class,
-                scopes[:, slot],
-                torch.full((len(scopes),), -1, device="cpu"),
-            )
+            none = torch.full((len(scopes),), -1, device="cpu")
+            by_slot[key] = (segment.size_class, scopes[:, slot], none)
         by_slot[key][2][members] = torch.arange(segment.start, segment.stop, device="cpu")
     return by_slot

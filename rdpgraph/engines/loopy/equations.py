@@ -112,17 +112,14 @@ class Equations:
 
     def beliefs(self, messages: Messages) -> tuple[Tensor, ...]:
         """Per class (B, K, n) log-beliefs of the variables, unnormalised."""
-        own = tuple(
-            unary + arriving(c, message if weight is None else weight * message)
-            for unary, c, message, weight in zip(
-                self.unary, self.edges.classes, messages, self._weights, strict=True
-            )
-        )
+        parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
+        own = tuple(unary + arriving(c, message) for unary, c, message in parts)
         return own if self.boundary is None else self.boundary.joined(own)
 
-    @property
-    def _weights(self) -> Sequence[Tensor | None]:
-        return (None,) * len(self.unary) if self.weights is None else self.weights
+    def _weighted(self, messages: Messages) -> Messages:
+        if self.weights is None:
+            return messages
+        return tuple(w * message for w, message in zip(self.weights, messages, strict=True))
 
     def cavities(self, messages: Messages, beliefs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Per class (B, K, E): the belief at each edge's variable less the edge's own message."""
@@ -136,12 +133,8 @@ class Equations:
         """Per class what the messages and the unary log-potentials come to at the variables."""
         if not self.vanishing:
             return [Sums(belief, None) for belief in self.beliefs(messages)]
-        own = [
-            sums_of(unary, partial(arriving, c), message if weight is None else weight * message)
-            for unary, c, message, weight in zip(
-                self.unary, self.edges.classes, messages, self._weights, strict=True
-            )
-        ]
+        parts = zip(self.unary, self.edges.classes, self._weighted(messages), strict=True)
+        own = [sums_of(unary, partial(arriving, c), message) for unary, c, message in parts]
         return own if self.boundary is None else _joined(own, self.boundary)
 
     def update(self, messages: Messages) -> Messages:
@@ -284,9 +277,8 @@ class Equations:
     def _variable_counts(self) -> list[Tensor]:
         """Per class (n,): one less the counting numbers of the factors at each variable."""
         counts: list[Tensor] = []
-        places = zip(self.edges.classes, self.unary, self._weights, strict=True)
-        for number, (c, unary, weight) in enumerate(places):
-            each = unary.new_ones(c.count) if weight is None else weight
+        for number, (c, unary) in enumerate(zip(self.edges.classes, self.unary, strict=True)):
+            each = unary.new_ones(c.count) if self.weights is None else self.weights[number]
             own = 1.0 if self.boundary is None else self.boundary.counted(number)
             counts.append(own - arriving(c, each.reshape(1, 1, -1)).reshape(-1))
         return counts
@@ -368,14 +360,10 @@ def arriving(c: SizeClass, values: Tensor) -> Tensor:
 
 def _joined(sums: Sequence[Sums], boundary: Boundary) -> list[Sums]:
     """Sums with hard zeros counted apart, each with those of the other parts."""
-    both = boundary.joined([torch.cat([s.total, _zeros(s)], 1) for s in sums])
+    pairs = [(s.total, s.zeros) for s in sums if s.zeros is not None]
+    both = boundary.joined([torch.cat(pair, 1) for pair in pairs])
     halves = (values.split(values.shape[1] // 2, 1) for values in both)
     return [Sums(total, zeros) for total, zeros in halves]
-
-
-def _zeros(sums: Sums) -> Tensor:
-    assert sums.zeros is not None
-    return sums.zeros
 
 
 def _added(

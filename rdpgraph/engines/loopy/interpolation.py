@@ -25,9 +25,7 @@ BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
 
 def arriving_messages(solution: LoopySolution) -> BySlot:
     """What each factor says to the variable at each slot; 0 where no message is passed."""
-    network = solution.network
-    filled = _filled(network, 0.0)
-    return _with_edges(solution, filled, solution.outcome.messages)
+    return _with_edges(solution, _filled(solution.network, 0.0), solution.outcome.messages)
 
 
 def cavities(solution: LoopySolution) -> BySlot:

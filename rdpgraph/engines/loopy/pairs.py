@@ -16,9 +16,9 @@ from torch import Tensor
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, arriving
 from rdpgraph.engines.loopy.kernels import TableKernel
+from rdpgraph.engines.loopy.reading import Hearers, Whole, members_of
 from rdpgraph.plan import clock
 
-_Whole = NDArray[np.int64]
 _Reals = NDArray[np.float64]
 _MOST = 1 << 22
 """Entries of tables that are worth a copy."""
@@ -41,12 +41,12 @@ class Links:
         steps: per layer its variables, and its links to later layers.
     """
 
-    kernel: _Whole
-    factor: _Whole
-    slot: _Whole
-    speaker: _Whole
-    hearer: _Whole
-    edge: _Whole
+    kernel: Whole
+    factor: Whole
+    slot: Whole
+    speaker: Whole
+    hearer: Whole
+    edge: Whole
     steps: "tuple[Step, ...]"
 
 
@@ -65,12 +65,12 @@ class Step:
             back, a variable's own where there is none.
     """
 
-    variables: _Whole
-    links: slice | _Whole
-    starts: _Whole
-    hearers: _Whole
-    told: _Whole | None = None
-    above: tuple[_Whole, ...] = ()
+    variables: Whole
+    links: slice | Whole
+    starts: Whole
+    hearers: Whole
+    told: Whole | None = None
+    above: tuple[Whole, ...] = ()
 
 
 def links_of(edges: Edges, numbers: Tensor) -> Links | None:
@@ -80,7 +80,7 @@ def links_of(edges: Edges, numbers: Tensor) -> Links | None:
         return None
     c = edges.classes[0]
     variable, layers = c.variable.cpu().numpy(), numbers[c.variables.cpu()].numpy()
-    columns: list[list[_Whole]] = [[] for _ in range(6)]
+    columns: list[list[Whole]] = [[] for _ in range(6)]
     for kernel, (first, second) in enumerate(edges.by_kernel):
         ends = edges.segments[first].start, edges.segments[second].start
         factor = np.arange(edges.factors[kernel])
@@ -99,19 +99,17 @@ def links_of(edges: Edges, numbers: Tensor) -> Links | None:
     speaker, hearer = speaker[order], hearer[order]
     count, known = int(layers.max(initial=-1)) + 1, int(onwards.sum())
     cuts = np.searchsorted(layers[speaker[:known]], np.arange(count + 1)).tolist()
-    members = np.argsort(layers, kind="stable")
-    own = np.split(members, np.searchsorted(layers[members], np.arange(1, count)))
+    own = members_of(layers)
     steps: list[Step] = []
     for variables, first, last in zip(own, cuts[:-1], cuts[1:], strict=True):
-        heard = hearer[first:last]
-        starts = np.flatnonzero(np.diff(heard, prepend=-1))
-        steps.append(Step(variables, slice(first, last), starts, heard[starts]))
+        heard = Hearers.of(hearer[first:last])
+        steps.append(Step(variables, slice(first, last), heard.starts, heard.variables))
     steps = _joined(steps, speaker[:known], hearer[:known], len(layers)) if known else steps
     kernel, factor, slot, _, _, edge = (column[order] for column in joined)
     return Links(kernel, factor, slot, speaker, hearer, edge, tuple(steps))
 
 
-def _joined(steps: list[Step], speaker: _Whole, hearer: _Whole, count: int) -> list[Step]:
+def _joined(steps: list[Step], speaker: Whole, hearer: Whole, count: int) -> list[Step]:
     """Steps with many layers in a row made one, if they hold few variables, one heard by each."""
     heard = np.bincount(hearer, minlength=count)
     thin = [bool((heard[step.variables] == 1).all()) for step in steps]
@@ -127,7 +125,7 @@ def _joined(steps: list[Step], speaker: _Whole, hearer: _Whole, count: int) -> l
 
 
 def _in_one(
-    head: Step, steps: list[Step], speaker: _Whole, hearer: _Whole
+    head: Step, steps: list[Step], speaker: Whole, hearer: Whole
 ) -> tuple[Step, Step] | None:
     """A layer, and those after it in one; None where that is not worth while."""
     variables = np.concatenate([step.variables for step in (head, *steps)])[len(head.variables) :]
@@ -157,12 +155,11 @@ def _in_one(
     )
 
 
-def _step(variables: _Whole, links: _Whole, hearer: _Whole) -> Step:
+def _step(variables: Whole, links: Whole, hearer: Whole) -> Step:
     """Variables that speak on some links."""
     links = links[np.argsort(hearer[links], kind="stable")]
-    heard = hearer[links]
-    starts = np.flatnonzero(np.diff(heard, prepend=-1))
-    return Step(variables, links, starts, heard[starts])
+    heard = Hearers.of(hearer[links])
+    return Step(variables, links, heard.starts, heard.variables)
 
 
 def applies(equations: Equations) -> bool:
@@ -202,12 +199,12 @@ def traced_pairs(
     every = bool(open_.all())
     heard = heard[:, :, links.edge]
 
-    def said(some: slice | _Whole) -> _Reals:
+    def said(some: slice | Whole) -> _Reals:
         """What the speakers say in their states, less what was heard before."""
         at = first[some] + values[:, links.speaker[some]]
         return rows[:, items, at] - heard[:, :, some]
 
-    def along(step: Step, told: _Whole) -> _Whole:
+    def along(step: Step, told: Whole) -> Whole:
         """(B, n) the states of the variables of a step, each given the one before it."""
         at = first[told][:, None] + np.arange(c.size)
         part = rows[:, items[:, :, None], at] - heard[:, :, told, None]
@@ -259,7 +256,7 @@ def _parts(logs: Tensor, *, hard: bool) -> _Reals:
     return torch.stack([logs.double().masked_fill(zeros, 0.0), zeros.double()]).numpy()
 
 
-def _best(sums: _Reals) -> _Whole:
+def _best(sums: _Reals) -> Whole:
     """(b, ...) the best of the states with the fewest hard zeros, of sums (1 or 2, b, ..., K)."""
     if len(sums) == 1:
         return sums[0].argmax(-1)
@@ -267,7 +264,7 @@ def _best(sums: _Reals) -> _Whole:
     return np.where(zeros > zeros.min(-1, keepdims=True), -math.inf, finite).argmax(-1)
 
 
-def _rows(equations: Equations, links: Links) -> tuple[Tensor, _Whole]:
+def _rows(equations: Equations, links: Links) -> tuple[Tensor, Whole]:
     """(b, R, K) the rows of all tables, either way round, and (L,) the first of each link."""
     size = equations.edges.classes[0].size
     tables = [kernel.scaled for kernel in equations.kernels if isinstance(kernel, TableKernel)]

@@ -59,22 +59,18 @@ def sweeper_for(
     equations: Equations, schedule: Schedule, damping: Damping, known: EdgeSubsets
 ) -> Sweeper:
     """The fastest way for a model and a schedule."""
-    if _by_log_odds(equations, schedule, damping):
+    floods = isinstance(schedule, Flooding)
+    plain = floods and not (torch.is_grad_enabled() and equations.records)
+    if plain and isinstance(damping, LogDamping) and LogOdds.applies(equations):
         return _ByLogOdds(equations, damping)
-    blind = not isinstance(schedule, Flooding) and not schedule.looks_at_residuals
+    blind = not floods and not schedule.looks_at_residuals
     if blind and all(isinstance(kernel, ClusterKernel) for kernel in equations.kernels):
         return _Paired(equations, damping, known)
-    if isinstance(schedule, Flooding) or equations.unary_device.type != "cpu":
+    if floods or equations.unary_device.type != "cpu":
         return _Masked(equations, damping, looks=schedule.looks_at_residuals)
     if schedule.looks_at_residuals:
         return _ByResidual(equations, damping)
     return _InTurn(equations, damping, known)
-
-
-def _by_log_odds(equations: Equations, schedule: Schedule, damping: Damping) -> bool:
-    if not isinstance(schedule, Flooding) or not isinstance(damping, LogDamping):
-        return False
-    return not (torch.is_grad_enabled() and equations.records) and LogOdds.applies(equations)
 
 
 class _ByLogOdds(Sweeper):
