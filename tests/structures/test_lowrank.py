@@ -285,7 +285,7 @@ def test_segments_by_embeddings():
         own, other = ask(model), ask(dense)
         assert torch.allclose(own.double(), other.double(), rtol=1e-5, atol=1e-5), query
     generator = torch.Generator().manual_seed(0)
-    low = rg.infer(model, estimator=rg.LowRankFactors(4096), generator=generator)
+    low = rg.infer(model, estimator=rg.LowRankFactors(4096, shared=True), generator=generator)
     assert isinstance(low.solved.structure.transition, rg.LowRank)
     assert not low.status.exact
     assert torch.allclose(low.log_partition, dense.log_partition(), atol=0.1)
