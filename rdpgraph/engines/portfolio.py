@@ -21,8 +21,9 @@ from rdpgraph.plan.clock import Allowance
 _PLAIN = 0.1
 """The part of the time for plain messages."""
 
-_DECODED = 0.4
-"""The part of what is left in which plain messages are decoded, unless hard zeros are met."""
+_CHEAPLY, _DECODED = 0.1, 0.4
+"""The part of what is left in which plain messages are decoded: without hard zeros, and with zeros
+that nothing found so far meets."""
 
 _MODES = 0.8
 """The part of the time that is for modes, where sums have not begun."""
@@ -131,7 +132,8 @@ class FirstConverged(SearchedMarginalModes, Delegate):
             best = best_of(network, every)
             if plain is not None and bool(best.found.all()):
                 return best.states
-            other = self.plainly(self.allowance.left(_DECODED)).mode()
+            part = _CHEAPLY if plain is None else _DECODED
+            other = self.plainly(self.allowance.left(part)).mode()
             return best_of(network, [best.states, other]).states
 
     @cached_property
