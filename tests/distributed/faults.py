@@ -83,7 +83,7 @@ def apart_in_slices(rank: int) -> None:
     """The same of slices."""
     with group(seconds=LIMIT) as mesh:
         x = rg.VariableArray("x", (8, 8), 2)
-        near = rg.Table([[0.5, 0.0], [0.0, 0.5]])
+        near = rg.Table.from_logs([[0.5, 0.0], [0.0, 0.5]])
         factors = [rg.FactorBlock(both, near) for both in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1]))]
         spread = SpreadSlices(mesh, memory=20_000)
         posterior = rg.infer(rg.FactorGraph(factors), scheduler=spread)

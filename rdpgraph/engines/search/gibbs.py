@@ -18,6 +18,8 @@ from rdpgraph.plan.cutset import conditioned_order
 
 _CHAINS, _SWEEPS, _FEWEST = 64, 24, 6
 """Chains that are cooled side by side, how often each visits all variables, and the least of it."""
+_VISIT = 6e3
+"""Operations that a variable, or a factor of it, takes at each visit by all chains."""
 _LOOK = 100
 """Variables between two looks at the clock."""
 _FLAT = 3.0
@@ -97,6 +99,7 @@ def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Intege
         power = least ** (1.0 - sweep / (sweeps - 1))
         for place, v in enumerate(rng.permutation(len(sizes)).tolist()):
             log_values = np.zeros((tables.sizes[v], _CHAINS))
+            clock.count(_VISIT * (1 + len(near[v])))
             for values, others, strides, along in near[v]:
                 log_values += values[along[:, None] + strides @ states[others]]
             log_values -= log_values.max(0)
