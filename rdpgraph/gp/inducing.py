@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rdpgraph._cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.kernels import Features, Kernel, Products
 from rdpgraph.gp.likelihoods import Labelling, Pieces

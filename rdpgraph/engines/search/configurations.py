@@ -40,7 +40,8 @@ def best_of(network: Network, every: Iterable[Tensor]) -> Searched:
 def likeliest(solution: Solution, graph: FactorGraph) -> Tensor:
     """(B, V) the likeliest state of each variable by itself, by the marginals of a solution."""
     flat = solution.variable_marginals().detach().cpu()
-    sizes, states = graph.domain.sizes, torch.zeros(len(flat), graph.num_variables).long()
+    sizes = graph.domain.sizes.cpu()
+    states = torch.zeros(len(flat), graph.num_variables, dtype=torch.long, device="cpu")
     starts = sizes.cumsum(0) - sizes
     for size in torch.unique(sizes).tolist():
         numbers = (sizes == size).nonzero().flatten()
