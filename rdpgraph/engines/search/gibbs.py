@@ -109,9 +109,11 @@ def _cooled(tables: Tables, rng: np.random.Generator, deadline: float) -> Intege
                 return None
         sweep += 1
         if sweep == 1:
-            sweeps = int(min((deadline - begin) / max(clock.now() - begin, 1e-9), _SWEEPS))
-            if sweeps < _FEWEST:
+            took = clock.now() - begin
+            if _FEWEST * took > deadline - begin:
                 return None
+            if _SWEEPS * took > deadline - begin:
+                sweeps = int((deadline - begin) / took)
     return states.T.copy()
 
 
