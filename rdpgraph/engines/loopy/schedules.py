@@ -245,7 +245,7 @@ class Residuals:
 def unasked() -> Tensor:
     """Refuses: a schedule looks at residuals that did not say so."""
     raise ModelError(
-        "A Schedule that calls residuals() needs a property looks_at_residuals that is True."
+        "A Schedule that calls residuals() needs looks_at_residuals = True."
     )
 
 

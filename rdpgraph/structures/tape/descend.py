@@ -62,7 +62,7 @@ def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, name: str) ->
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
-    possible = reader.values[-1].reshape(tape.lead) > -math.inf
+    possible = (reader.values[-1].reshape(-1) > -math.inf).expand(tape.batch).reshape(tape.lead)
     require_possible(f"{name} has no samples and no mode", possible)
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 
