@@ -244,9 +244,7 @@ class Residuals:
 
 def unasked() -> Tensor:
     """Refuses: a schedule looks at residuals that did not say so."""
-    raise ModelError(
-        "A Schedule that calls residuals() needs looks_at_residuals = True."
-    )
+    raise ModelError("A Schedule that calls residuals() needs looks_at_residuals = True.")
 
 
 class Damping(ABC):
