@@ -58,6 +58,7 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 	$(BIN)/python tests/benchmarks/crf.py --large
 	$(BIN)/python tests/benchmarks/hypertree.py
 	$(BIN)/python tests/benchmarks/alignment.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/recursions.py
 	$(BIN)/python tests/benchmarks/randomized.py
 	$(BIN)/python tests/benchmarks/randomized_grid.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/distributed.py chain

@@ -78,6 +78,13 @@ RUNS = {
     "randomized": Tiny("", shrunk=settings),
     "randomized_grid": Tiny("--size 3 --states 20 --runs 1"),
     "reading": Tiny("--megabytes 0.004 --runs 1"),
+    "recursions": Tiny(
+        "--seconds 0.001",
+        {
+            "CHAINS": [(1, 3, 2)], "SEGMENTS": [(1, 3, 2, 2)], "GRAMMARS": [(1, 3, 2)],
+            "TREES": (1, 3), "BITEXT": (2, 2), "FRAMES": 5, "LABELS": 2, "BATCH": 2, "CLASSES": 4,
+        },
+    ),
     "small": Tiny("asia --repeats 1 --rounds 1"),
     "uai": Tiny("", {"SHARED": Path("absent")}),
     "uai2022": Tiny("", {"SHARED": Path("absent")}),

@@ -1,0 +1,155 @@
+"""Structures of every kind, and some written on the tape by a user beside them.
+
+    python tests/benchmarks/recursions.py [--seconds 0.5] [--only WORD]
+
+One process, one thread, float32, standard normal log-potentials; milliseconds of CPU time, the
+least of calls made in turns: log Z, log Z and its gradient, the mode. ``own`` is the same model as
+a `Recursion` of a user, as docs/extending.md writes it; ratios are its time over that of ours.
+Fails where the two disagree.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+import rdpgraph as rg
+
+CHAINS = [(4, 64, 8), (4, 64, 32), (4, 64, 128)]  # items, steps, states
+SEGMENTS = [(4, 60, 8, 16), (4, 60, 8, 64)]  # items, steps, durations, labels
+GRAMMARS = [(4, 8, 3), (4, 20, 10)]  # items, words, symbols
+TREES = (4, 20)  # items, words
+BITEXT = (8, 8)  # words of either side
+FRAMES, LABELS, BATCH, CLASSES = 200, 50, 16, 40
+
+Make = Callable[..., rg.extend.Structure]
+
+
+@dataclass(frozen=True, eq=False)
+class Tags(rg.extend.Recursion):
+    """A chain of a user's own."""
+
+    transition: torch.Tensor
+
+    def recursion(self, tape):
+        state = tape.sites[0]
+        for place in range(1, tape.site_shape[0]):
+            site = tape.sites[place]
+            state = tape.total((site, tape.link(state, self.transition, to=site)))
+        return tape.sum(state)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(rg.extend.Recursion):
+    """A semi-Markov chain of a user's own."""
+
+    transition: torch.Tensor
+    site_dims = 2
+
+    def recursion(self, tape):
+        steps, durations = tape.site_shape
+        ending = []
+        for last in range(steps):
+            ways = []
+            for d in range(min(durations, last + 1)):
+                segment = tape.sites[last, d]
+                if d < last:
+                    entering = tape.link(ending[last - d - 1], self.transition, to=segment)
+                    segment = tape.total((segment, entering))
+                ways.append(segment)
+            ending.append(tape.merge(*ways))
+        return tape.sum(ending[-1])
+
+
+def rows() -> dict[str, tuple[list[torch.Tensor], Make, Make | None]]:
+    """For each name the leaves, what is made of them, and a user's own way to make it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def named(name: str, size: tuple[int, ...]) -> str:
+        return f"{name} {' x '.join(map(str, size))}"
+
+    found: dict[str, tuple[list[torch.Tensor], Make, Make | None]] = {}
+    for size in CHAINS:
+        found[named("chain", size)] = drawn(size, (size[-1],) * 2), rg.Chain, Tags
+    for size in SEGMENTS:
+        leaves = drawn(size, (size[-1],) * 2)
+        found[named("segments", size)] = leaves, rg.SemiMarkov, Segments
+    for items, words, symbols in GRAMMARS:
+        leaves = drawn((items, words, words, symbols), (symbols,) * 3)
+        found[named("grammar", (items, words, symbols))] = (
+            leaves, lambda unary, rules: rg.Hypertree(unary, rg.trees.DenseRules(rules)), None,
+        )  # fmt: skip
+    items, words = TREES
+    found[named("projective trees", TREES)] = (
+        drawn((items, words, words + 1)), rg.ProjectiveDependencies, None,
+    )  # fmt: skip
+    source, target = BITEXT
+    alone = torch.zeros(source), torch.zeros(target)
+    found[named("bitext", BITEXT)] = (
+        drawn(BITEXT), lambda pairs: rg.Bitext.words(pairs, *alone), None,
+    )  # fmt: skip
+    targets = torch.randint(1, CLASSES, (BATCH, LABELS), generator=generator)
+    sizes = torch.full((BATCH,), FRAMES), torch.full((BATCH,), LABELS)
+    found[named("alignment", (BATCH, FRAMES, LABELS))] = (
+        [part.log_softmax(-1) for part in drawn((FRAMES, BATCH, CLASSES))],
+        lambda log_probs: rg.Alignment.ctc(log_probs, targets, *sizes), None,
+    )  # fmt: skip
+    return found
+
+
+def questions(make: Make, leaves: list[torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
+    """Log Z, log Z and its gradient, the mode; the structure is made anew for each."""
+    watched = [leaf.clone().requires_grad_() for leaf in leaves]
+
+    def gradient() -> torch.Tensor:
+        value = make(*watched).log_partition()
+        torch.autograd.grad(value.sum(), watched)
+        return value.detach()
+
+    return [lambda: make(*leaves).log_partition(), gradient, lambda: make(*leaves).mode()]
+
+
+def least(works: list[Callable], seconds: float) -> list[float]:
+    """The least milliseconds of each, called in turns."""
+    best, until = [float("inf")] * len(works), time.process_time() + seconds * len(works)
+    for turn in range(10**9):
+        if turn > 2 and time.process_time() > until:
+            break
+        for place, work in enumerate(works):
+            start = time.process_time_ns()
+            work()
+            best[place] = min(best[place], (time.process_time_ns() - start) / 1e6)
+    return best
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--only", default="", help="a word of the names of the rows")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    heads = ["log Z", "gradient", "mode"]
+    heads += [f"{own}{head}" for head in heads for own in ("own ", "ratio of ")]
+    print(f"| | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 1)}")
+    for name, (leaves, make, own) in rows().items():
+        if options.only not in name:
+            continue
+        ours = questions(make, leaves)
+        theirs = [] if own is None else questions(own, leaves)
+        for work, other in zip(ours[:1], theirs[:1], strict=False):
+            torch.testing.assert_close(other(), work(), rtol=1e-4, atol=1e-3)
+        times = least([*ours, *theirs], options.seconds)
+        pairs = zip(times[3:], times, strict=False)
+        cells = times[:3] + [cell for other, one in pairs for cell in (other, other / one)]
+        shown = [f"{cell:.2f}" for cell in cells] + ["-"] * (len(heads) - len(cells))
+        print(f"| {name} | {' | '.join(shown)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
