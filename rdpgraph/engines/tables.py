@@ -164,8 +164,7 @@ def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
 def _ranges(values: Floats) -> list[float]:
     """Of each factor, the largest finite value less the smallest, and how far it is from zero."""
     flat = values.reshape(len(values), -1)
-    finite = np.isfinite(flat)
-    most = np.where(finite, flat, -math.inf).max(1)
-    least = np.where(finite, flat, math.inf).min(1)
-    alive = finite.any(1)
-    return (most - least + abs(most))[alive].tolist()
+    flat = flat[(flat > -math.inf).any(1)]
+    most = flat.max(1)
+    least = np.where(flat > -math.inf, flat, most[:, None]).min(1)
+    return (most - least + abs(most)).tolist()

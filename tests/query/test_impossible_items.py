@@ -99,6 +99,35 @@ def test_marginals_of_impossible_items_are_zeros_with_a_warning(model, name):
         possible.entropy()
 
 
+@pytest.mark.parametrize("model", [of_tables, of_evidence, of_cycles])
+def test_estimates_of_the_other_items_are_theirs(model):
+    x, graph = model()
+    truth = brute_force(graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        posterior = rg.infer(graph, scheduler=rg.MiniBuckets(seconds=0.1, memory=1e6))
+        torch.testing.assert_close(posterior.log_partition, truth.log_partition, atol=0.1, rtol=0)
+        bounds = posterior.bounds()
+    lost = truth.log_partition == -INF
+    assert bool((bounds.upper[lost] == -INF).all())
+    with pytest.warns(UserWarning, match="No configuration is possible"):
+        marginals = posterior.marginals()
+    for variable in x:
+        torch.testing.assert_close(marginals[variable].sum(-1), (~lost).double())
+    assert bool((posterior.entropy()[lost] == 0).all())
+
+
+def test_estimates_name_the_items_that_nothing_was_drawn_for():
+    x = [rg.Variable(f"x{i}", 3) for i in range(8)]
+    differ = torch.zeros(3, 3, 3)
+    differ[1] = torch.where(torch.eye(3) > 0, -INF, 0.0)  # three colours for eight that all differ
+    pairs = [rg.Factor(pair, rg.Table(differ)) for pair in itertools.combinations(x, 2)]
+    posterior = rg.infer(rg.FactorGraph(pairs), scheduler=rg.MiniBuckets(seconds=0.1, memory=500.0))
+    for ask in (lambda: posterior.log_partition, posterior.marginals):
+        with pytest.raises(BudgetError, match=r"possible in 1 of 3 batch items \(1\), .* raise"):
+            ask()
+
+
 def test_certain_answers_are_no_cause_for_a_warning():
     x, graph = grid(torch.zeros(2, 2, dtype=torch.float64))
     posterior = rg.infer(graph.condition(dict.fromkeys(x, 0)))

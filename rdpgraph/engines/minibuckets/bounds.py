@@ -23,7 +23,7 @@ Factor: TypeAlias = tuple[tuple[int, ...], Floats]
 _STEP = 1e-4
 """Seconds of a pass for each variable and factor; measured on 100,000 and 200,000 of these."""
 
-_PART, _ENTRY = 1500.0, 24.0
+_PART, ENTRY = 1500.0, 24.0
 """Bytes of a pass for each variable and factor, and for each entry of its tables; measured too."""
 
 _CONSTANT = 2e-6
@@ -143,7 +143,7 @@ def pass_cells(tables: Tables | Network, memory: float) -> float:
     """
     parts = _PART * _count(tables)
     require_room(parts, f"Bounds of {len(tables.sizes):,} variables", memory)
-    return max((memory - max(parts - SMALL, 0.0)) / (_ENTRY * max(len(tables.sizes), 1)), 2.0)
+    return max((memory - max(parts - SMALL, 0.0)) / (ENTRY * max(len(tables.sizes), 1)), 2.0)
 
 
 def _count(tables: Tables | Network) -> int:

@@ -1,4 +1,4 @@
-"""What no configuration exceeds: bounds of the best score, or of the largest sum."""
+"""Bounds that no configuration exceeds: of the best score, or of the largest sum."""
 
 import math
 from collections.abc import Set
@@ -8,7 +8,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.minibuckets.bounds import bounded, pass_cells, pass_seconds
+from rdpgraph.engines.minibuckets.bounds import ENTRY, bounded, pass_cells, pass_seconds
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import meets
@@ -19,7 +19,6 @@ from rdpgraph.plan import clock
 _CELLS, _GROWTH = 2.0**12, 8.0
 _ORDER = 0.3
 """The part of the time in which orders are compared."""
-_BYTES = 24.0
 _LATE = 10.0
 """How many times the time the first pass may take, which is there or is not."""
 
@@ -78,7 +77,7 @@ def _ceiling(
             met = known is not None and bool(meets(known, torch.tensor(best, device="cpu")))
             if passed.exact or met or clock.now() + _GROWTH * took > begin + seconds:
                 return best
-            if _GROWTH * used * _BYTES > memory:
+            if _GROWTH * used * ENTRY > memory:
                 return best
             cells *= _GROWTH
     return best

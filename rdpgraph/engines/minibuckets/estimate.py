@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
+from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
 from rdpgraph.engines.minibuckets.interval import Draws, interval
 from rdpgraph.engines.minibuckets.ordering import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
@@ -22,8 +22,6 @@ _ORDER = 0.15
 """The part of the time in which orders are compared."""
 _PASSES = 0.45
 """The part of the time in which passes end."""
-_BYTES = 24.0
-"""Bytes for each entry of a pass: tables, messages and what is made on the way."""
 FEW = 500
 """Members of the first populations."""
 _MOST = 1 << 20
@@ -175,7 +173,7 @@ class _Work:
     def _passed(self) -> Elimination:
         """The tightest pass, with populations of few members after each."""
         tables, sampling, begin = self.tables, self.sampling, self.begin
-        most = max(sampling.memory / (_BYTES * max(len(tables.sizes), 1)), 2.0)
+        most = max(sampling.memory / (ENTRY * max(len(tables.sizes), 1)), 2.0)
         soon = begin + _ORDER * sampling.seconds
         order = tight_order(tables, cells=most, seconds=0.0, rng=self.choice, deadline=soon)
         cells, best = min(_CELLS, most), None
@@ -197,7 +195,7 @@ class _Work:
                         break
             cells_used = sum(part.values.size for bucket in passed.buckets for part in bucket)
             late = clock.now() + _GROWTH * took > begin + _PASSES * sampling.seconds
-            if self.is_settled or late or _GROWTH * cells_used * _BYTES > sampling.memory:
+            if self.is_settled or late or _GROWTH * cells_used * ENTRY > sampling.memory:
                 return best
             if cells <= _CELLS:
                 seconds = _ORDER * sampling.seconds

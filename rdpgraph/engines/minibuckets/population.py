@@ -11,7 +11,7 @@ members are drawn); Broka, Dechter, Ihler and Kask (2018), Abstraction sampling.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,10 @@ class Grown:
     log_chances: Floats = field(default_factory=lambda: np.zeros(0))
 
 
+NOTHING = Grown(-math.inf, -math.inf, True, (), np.zeros(0))  # noqa: FBT003
+"""No configuration is possible."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Members:
     """A population.
@@ -119,6 +123,8 @@ def grown(
             depends are summed out exactly.
         deadline: on `clock.now`; None is the answer if it comes first.
     """
+    if passed.bound == -math.inf:
+        return NOTHING
     skipped = frozenset[int]() if recorded else _summed_exactly(passed)
     buckets = [bucket for bucket in reversed(passed.buckets) if bucket[0].scope[0] not in skipped]
     last = {u: at for at, bucket in enumerate(buckets) for part in bucket for u in part.scope[1:]}
@@ -142,7 +148,7 @@ def grown(
             total = log_sum(each, 0)
             alive = np.flatnonzero(total > -math.inf)
             if not len(alive):
-                return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
+                return replace(NOTHING, exact=exact)
             weights, products = members.weights + total, members.products + total
             followed.move(_ranks(total > -math.inf))
             members = _Members(
@@ -153,7 +159,7 @@ def grown(
         possible = each > -math.inf
         states, parents = np.nonzero(possible)
         if not len(states):
-            return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
+            return replace(NOTHING, exact=exact)
         followed.extend(v, possible)
         gains, keys = each[states, parents], members.keys[parents]
         weights, products = members.weights[parents] + gains, members.products[parents] + gains
@@ -199,7 +205,7 @@ def grown(
         members = _Members(left, keys[firsts], weights, products[survivors], proposed)
     total, lower = float(log_sum(members.weights, 0)), float(log_sum(members.products, 0))
     if total == -math.inf:
-        return Grown(-math.inf, -math.inf, exact, (), np.zeros(0))
+        return replace(NOTHING, exact=exact)
     return Grown(
         total, lower, exact, tuple(steps), np.exp(members.weights - total), followed.log_chances
     )

@@ -21,6 +21,7 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.engines.tables import Floats, tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
+from rdpgraph.model.soundness import items_named
 from rdpgraph.plan import clock
 
 _SUMS = 0.6
@@ -89,12 +90,25 @@ class MiniBucketSolution(Solution):
     def _averages(self) -> tuple[_Means, ...]:
         """Of each batch item."""
         end = clock.now() + (1.0 - _SUMS) * self.sampling.seconds
-        every: list[_Means] = []
+        alive, every = (self.bounds()[1] > -math.inf).tolist(), list[list[_Run]]()
         for item, one in enumerate(self.estimates):
             left = self.network.batch - item
             until = clock.now() + (end - clock.now()) / left
-            every.append(_mixed(self._runs(item, one, until)))
-        return tuple(every)
+            every.append(self._runs(item, one, until) if alive[item] else [])
+        self._require_drawn([bool(runs) for runs in every])
+        return tuple(_mixed(runs, sum(self.network.sizes)) for runs in every)
+
+    def _require_drawn(self, drawn: Sequence[bool]) -> None:
+        """Refuse items with no draw that is possible, unless none can be."""
+        lost = ~torch.tensor(drawn, device="cpu") & (self.bounds()[1] > -math.inf)
+        if bool(lost.any()):
+            lost = lost.reshape(self.network.graph.batch_shape)
+            where = f" in {items_named(lost)}" if lost.ndim else ""
+            raise BudgetError(
+                f"No configuration that was drawn is possible{where}, or none was drawn in time: "
+                "raise the memory budget, so that larger tables see more of the hard zeros, or the "
+                "time."
+            )
 
     def _runs(self, item: int, one: Estimate, until: float) -> list[_Run]:
         """What populations say of an item: one of few members, then those there is time for."""
@@ -159,11 +173,7 @@ class MiniBucketSolution(Solution):
         """(B,) the log of the mean of estimates whose exponentials are unbiased."""
         if self.network.impossible:
             return self._impossible()
-        if any(one.log_partition == -math.inf for one in self.estimates):
-            raise BudgetError(
-                "No configuration that was drawn is possible, or none was drawn in time: raise the "
-                "memory budget, so that larger tables see more of the hard zeros, or the time."
-            )
+        self._require_drawn([one.log_partition > -math.inf for one in self.estimates])
         return self._each([one.log_partition for one in self.estimates])
 
     def log_partitions(self) -> Tensor:
@@ -192,24 +202,15 @@ class MiniBucketSolution(Solution):
 
     def bounds(self) -> tuple[Tensor, Tensor]:
         """(B,) and (B,), in float64."""
-        if self.network.impossible:
-            return self._impossible().double(), self._impossible().double()
-        lower = torch.tensor(
-            [one.lower for one in self.estimates], dtype=torch.float64, device="cpu"
-        )
-        upper = torch.tensor(
-            [one.upper for one in self.estimates], dtype=torch.float64, device="cpu"
-        )
-        return lower + self._constant, upper + self._constant
+        return self.interval(1.0)
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,), in float64, by the estimates and the bounds."""
         if self.network.impossible:
-            return self.bounds()
+            return self._impossible().double(), self._impossible().double()
         ends = [one.interval(confidence) for one in self.estimates]
-        lower, upper = (
-            torch.tensor(ends, dtype=torch.float64, device="cpu").reshape(-1, 2).unbind(1)
-        )
+        each = torch.tensor(ends, dtype=torch.float64, device="cpu").reshape(-1, 2)
+        lower, upper = each.unbind(1)
         return lower + self._constant, upper + self._constant
 
     def variable_marginals(self) -> Tensor:
@@ -235,7 +236,8 @@ class MiniBucketSolution(Solution):
             numbers = (sizes == size).nonzero().flatten()
             places = starts[numbers].unsqueeze(1) + torch.arange(size, device="cpu")
             parts.append((numbers, flat[:, places.to(flat.device)]))
-        return variable_table(network, parts, 0.0, settled)
+        certain = torch.where(self.bounds()[1] > -math.inf, settled, 0.0)
+        return variable_table(network, parts, 0.0, certain.to(flat))
 
     def expected_score(self) -> Tensor:
         """(B,) the mean over the same configurations."""
@@ -269,12 +271,10 @@ def _mean(logs: Sequence[float]) -> float:
     return float(log_sum(np.array(logs), 0)) - math.log(len(logs))
 
 
-def _mixed(runs: list[_Run]) -> _Means:
-    """Marginals and score over populations, each by its estimate of Z."""
+def _mixed(runs: list[_Run], states: int) -> _Means:
+    """Marginals and score over populations, each by its estimate of Z; of none, zeros."""
     if not runs:
-        raise BudgetError(
-            "No configuration that was drawn is possible: raise the memory or the time budget."
-        )
+        return _Means(np.zeros(states), np.zeros(states), 0.0)
     logs = np.array([run.log_partition for run in runs])
     shares = np.exp(logs - logs.max())
     shares /= shares.sum()
