@@ -1,22 +1,24 @@
-"""What every posterior says, of a graph and of a structure alike."""
+"""Answers that every posterior gives, of a graph and of a structure alike."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph._compiler import Opaque
-from rdpgraph._portable import Portable
+from rdpgraph._portable import Portable, tensors_in
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
-from rdpgraph.errors import BudgetError, UnsupportedError
+from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.plan import Plan
 
@@ -34,6 +36,9 @@ class Inferred(Portable, Opaque, ABC):
     marginals, joints and entropy are zeros, with a warning, and their max-marginals -inf. Modes and
     draws of such a batch are refused with `ImpossibleEvidenceError`, which names these items.
 
+    A posterior is that of the tensors as they were: log Z and marginals that were asked for stay
+    after a write to one of them, and other questions are refused with `ModelError`.
+
     Attributes:
         planned: the plan, or what makes it.
         solution: the answers in numbers, about the model as declared.
@@ -41,6 +46,12 @@ class Inferred(Portable, Opaque, ABC):
 
     planned: Plan | Callable[[], Plan] = field(repr=False)
     solution: Solution = field(repr=False)
+
+    def __post_init__(self) -> None:
+        model: Any = self._declared
+        read = (model.blocks, model.observed) if isinstance(model, FactorGraph) else model
+        parts = [part for part in tensors_in(read) if not part.is_inference()]
+        vars(self)["_versions"] = [(part, part.detach(), part._version) for part in parts]
 
     @property
     @abstractmethod
@@ -51,6 +62,22 @@ class Inferred(Portable, Opaque, ABC):
     @abstractmethod
     def _declared(self) -> Model:
         """The model as declared."""
+
+    @property
+    def _answers(self) -> Solution:
+        """The solution, unless what it would read is no longer what it has read."""
+        for part, seen, version in vars(self).get("_versions", ()):  # a copy has none
+            if part._version != version or not seen.is_set_to(part):
+                raise ModelError(
+                    "A tensor of this model was changed in place, as by an optimizer, after its "
+                    "posterior was made: ask infer(model) for another one, or ask this one before."
+                )
+        return self.solution
+
+    @differentiable_property
+    def _log_z(self) -> Tensor:
+        _ = self._sound
+        return self._answers.log_partition()
 
     @cached_property
     def _sound(self) -> bool:
@@ -100,13 +127,12 @@ class Inferred(Portable, Opaque, ABC):
         Raises:
             ModelError: NaN or +inf was written into a table, or its values overflow their type.
         """
-        _ = self._sound
-        return self.solution.log_partition().reshape(self.batch_shape)
+        return self._log_z.reshape(self.batch_shape)
 
     @property
     def replicates(self) -> Replicates:
         """The estimates of Z behind the answers: one, if no estimator made more."""
-        return Replicates(self.solution.log_partitions().reshape(-1, *self.batch_shape))
+        return Replicates(self._answers.log_partitions().reshape(-1, *self.batch_shape))
 
     @property
     def log_partitions(self) -> Tensor:
@@ -120,7 +146,7 @@ class Inferred(Portable, Opaque, ABC):
         It says nothing of the error of message passing.
         """
         deviation = self.replicates.standard_error
-        known = self.solution.log_partition_errors()
+        known = self._answers.log_partition_errors()
         if known is not None:
             deviation = known.reshape(self.batch_shape).to(deviation)
         return torch.zeros_like(deviation) if self.status.exact else deviation

@@ -72,7 +72,7 @@ class Posterior(Inferred):
         """
         if not isinstance(confidence, int | float) or not 0.0 < confidence <= 1.0:
             raise ModelError(f"bounds needs 0 < confidence <= 1; got {confidence!r:.80}.")
-        known = self.solution
+        known = self._answers
         ends = known.bounds() if confidence == 1.0 else known.interval(confidence)
         return Bounds(*(end.reshape(self.graph.batch_shape) for end in ends))
 
@@ -83,7 +83,7 @@ class Posterior(Inferred):
     @differentiable_property
     def _flat(self) -> Tensor:
         self._require_room()
-        return self._with_word(self.solution.variable_marginals())
+        return self._with_word(self._answers.variable_marginals())
 
     def _require_room(self, size: int | None = None, what: str = "Marginals") -> None:
         """Refuse tables of so many numbers, times the batch, that the plan's memory does not hold.
@@ -151,7 +151,7 @@ class Posterior(Inferred):
                 "only; infer(graph, scheduler=Contraction()) has others, where it fits."
             )
         try:
-            values = self.solution.joint(wanted[0], self.solve)
+            values = self._answers.joint(wanted[0], self.solve)
             if values is None:
                 wider = with_joint(self.solved, wanted[0], self.solved.num_factors)
                 values = self.solve(wider).factor_marginals(len(wider.blocks) - 1)
@@ -216,9 +216,9 @@ class Posterior(Inferred):
             if place is None:
                 continue
             rows, slots = place
-            self.solution.check_factor_marginals(number)
+            self._answers.check_factor_marginals(number)
             self._require_room(block.count * math.prod(block.sizes), "The marginals of a factor")
-            values = self._with_word(self.solution.factor_marginals(number))
+            values = self._with_word(self._answers.factor_marginals(number))
             values = values[:, rows.to(self.graph.device)]
             others = [slot + 2 for slot in range(block.arity) if slot not in slots]
             values = values.sum(others) if others else values
@@ -230,7 +230,7 @@ class Posterior(Inferred):
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats: log Z less the expected score; 0 where log Z is -inf."""
         _ = self._sound
-        return self._with_word(self.solution.entropy()).reshape(self.graph.batch_shape)
+        return self._with_word(self._answers.entropy()).reshape(self.graph.batch_shape)
 
     def mode(self) -> Assignment:
         """One most probable configuration (MAP): a state index (*batch, *shape) per variable.
@@ -249,7 +249,7 @@ class Posterior(Inferred):
             BudgetError: `Search` found no possible configuration.
         """
         self._require_mode("mode")
-        states = self.solution.possible_mode()
+        states = self._answers.possible_mode()
         self._require_mode("mode")  # a search may have proved that there is none
         return self._assigned(states)
 
@@ -260,7 +260,7 @@ class Posterior(Inferred):
         a tree, and under `TreeReweighted` on any graph; else it is a sign of a good mode.
         """
         self._require_mode("mode")
-        return self.solution.mode_is_consistent().reshape(self.graph.batch_shape)
+        return self._answers.mode_is_consistent().reshape(self.graph.batch_shape)
 
     def mode_bound(self) -> Tensor:
         """(*batch,) what no configuration's score exceeds, nats; the gap of a mode to it.
@@ -269,22 +269,22 @@ class Posterior(Inferred):
         mini-buckets where exact inference does not fit: its part of the time is small. In float64.
         """
         self._require_mode("mode")
-        known = self.solution.mode_bound().reshape(self.graph.batch_shape)
+        known = self._answers.mode_bound().reshape(self.graph.batch_shape)
         if bool(known.isfinite().all()):
             return known
-        states = self.solution.mode().reshape(*self.graph.batch_shape, -1)
+        states = self._answers.mode().reshape(*self.graph.batch_shape, -1)
         score = self.graph.score_states(states).detach().double().cpu()
         return torch.where(self.mode_is_optimal(), score, known)
 
     def mode_is_optimal(self) -> Tensor:
         """(*batch,) bool: whether it is proved that no configuration is better than the mode."""
         self._require_mode("mode")
-        return self.solution.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
+        return self._answers.mode_is_optimal().reshape(self.graph.batch_shape).cpu()
 
     def max_marginals(self) -> StateValues:
         """For every state the largest score (nats, unnormalised) of a configuration with it."""
         self._require_room()
-        flat = self.solution.max_marginals()
+        flat = self._answers.max_marginals()
         best = flat.detach().amax(1) if flat.shape[1] else flat.detach().sum(1)
         if not bool(best.isfinite().all()):
             _ = self._sound
@@ -309,7 +309,7 @@ class Posterior(Inferred):
         if not places:
             raise ModelError("marginal_mode needs at least one variable to maximise over.")
         numbers = torch.cat([place.reshape(-1) for place in places])
-        states = self.solution.marginal_mode(numbers)
+        states = self._answers.marginal_mode(numbers)
         parts = states.split([place.numel() for place in places], 1)
         result = {
             graph[item] if isinstance(item, str) else item: part.reshape(
@@ -318,7 +318,7 @@ class Posterior(Inferred):
             for item, place, part in zip(items, places, parts, strict=True)
         }
         answer = Assignment(result, graph.domain, graph.labels)
-        scores = self.solution.marginal_mode_scores(numbers)
+        scores = self._answers.marginal_mode_scores(numbers)
         answer.score, answer.bound = (values.reshape(graph.batch_shape) for values in scores)
         answer.optimal = meets(answer.score, answer.bound)
         return answer
@@ -331,7 +331,7 @@ class Posterior(Inferred):
         """
         count = checked_draws(count, generator, (*self.batch_shape, self.graph.num_variables))
         self._require_possible("sample")
-        return self._assigned(self.solution.sample(count, generator), count)
+        return self._assigned(self._answers.sample(count, generator), count)
 
     def rsample(
         self, *, temperature: float, generator: torch.Generator | None = None
@@ -361,16 +361,16 @@ class Posterior(Inferred):
         self._require_possible("relaxed sample")
         self._require_room()
         if self.solved is not self.graph:
-            return self._of_states(self.solution.rsample(temperature, generator))
+            return self._of_states(self._answers.rsample(temperature, generator))
         return self.again(perturbed_graph(self.graph, temperature, generator)).marginals()
 
     def _require_mode(self, what: str) -> None:
-        self._require_possible(what, self.solution.mode_exists())
+        self._require_possible(what, self._answers.mode_exists())
 
     def _require_possible(self, what: str, known: Tensor | None = None) -> None:
         if known is None or not bool(known.all()):
             _ = self._sound
-            known = self.solution.possible() if known is None else known
+            known = self._answers.possible() if known is None else known
             require_possible(f"There is no {what}", known.reshape(self.graph.batch_shape))
 
     def _assigned(self, states: Tensor, *lead: int) -> Assignment:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
@@ -47,12 +48,18 @@ class StructuredPosterior(Inferred):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """The batch dims of the structure."""
-        return (self._direct or self.structure).batch_shape
+        own = self.solved if self.solution is self.solved else None
+        return (own or self.structure).batch_shape
 
     @property
     def _direct(self) -> StructureSolution | None:
         """The structure's own answers, where nothing stands between: in the type that they have."""
-        return self.solved if self.solution is self.solved else None
+        return self.solved if self._checked is self.solved else None
+
+    @property
+    def _checked(self) -> Solution:
+        _ = self._numbers
+        return self._answers
 
     @property
     def _declared(self) -> Structure:
@@ -67,9 +74,11 @@ class StructuredPosterior(Inferred):
 
     def marginals(self) -> Tensor:
         """(*batch, *sites, states) probabilities."""
-        _ = self._numbers
-        marginals = self._with_word(self.solution.variable_marginals())
-        return marginals.reshape(self.structure.unary.shape)
+        return self._flat.reshape(self.structure.unary.shape)
+
+    @differentiable_property
+    def _flat(self) -> Tensor:
+        return self._with_word(self._checked.variable_marginals())
 
     def joint(self, sites: Iterable[int | tuple[int, ...]]) -> Tensor:
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
@@ -88,7 +97,7 @@ class StructuredPosterior(Inferred):
         """
         if not isinstance(sites, Iterable):
             raise ModelError(f"joint needs a list of sites, as [{sites!r}]; got {sites!r} alone.")
-        asked, solution = list(sites), self.solution
+        asked, solution = list(sites), self._checked
         if isinstance(solution, RestrictedSolution) and self.solved is not None:
             each = [self.solved.solve(replicate).joint(asked) for replicate in solution.on_all()]
             rows = torch.stack(each).reshape(len(each), -1, *each[0].shape[len(self.batch_shape) :])
@@ -109,13 +118,11 @@ class StructuredPosterior(Inferred):
 
     def entropy(self) -> Tensor:
         """(*batch,) entropy in nats; 0 where log Z is -inf."""
-        _ = self._numbers
-        return self._with_word(self.solution.entropy()).reshape(self.batch_shape)
+        return self._with_word(self._checked.entropy()).reshape(self.batch_shape)
 
     def max_marginals(self) -> Tensor:
         """(*batch, *sites, states) the largest score with each state (nats, unnormalised)."""
-        _ = self._numbers
-        return self.solution.max_marginals().reshape(self.structure.unary.shape)
+        return self._checked.max_marginals().reshape(self.structure.unary.shape)
 
     def mode(self) -> Any:
         """One most probable configuration: states (*batch, *sites), or what the structure has.
@@ -126,10 +133,9 @@ class StructuredPosterior(Inferred):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_mode()
-        states = self.solution.mode().reshape(self.structure.states_shape)
+        states = self._checked.mode().reshape(self.structure.states_shape)
         return self.structure.configuration(states)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
@@ -139,10 +145,9 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
         """
         count = checked_draws(count, generator, self.structure.states_shape)
-        _ = self._numbers
         if self._direct is not None:
             return self._direct.shaped_sample(count, generator)
-        states = self.solution.sample(count, generator)
+        states = self._checked.sample(count, generator)
         return self.structure.configuration(states.reshape([count, *self.structure.states_shape]))
 
     def rsample(self, *, temperature: float, generator: torch.Generator | None = None) -> Tensor:
@@ -154,8 +159,7 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
-        _ = self._numbers
-        relaxed = self.solution.rsample(temperature, generator)
+        relaxed = self._checked.rsample(temperature, generator)
         return relaxed.reshape(self.structure.unary.shape)
 
     def rsample_kept(
@@ -170,10 +174,10 @@ class StructuredPosterior(Inferred):
             ImpossibleEvidenceError: an item has no configuration.
             UnsupportedError: the structure has none.
         """
-        if not isinstance(self.solution, RestrictedSolution):
+        solution = self._checked
+        if not isinstance(solution, RestrictedSolution):
             return RelaxedStates(self.rsample(temperature=temperature, generator=generator))
-        _ = self._numbers
-        states, weights = self.solution.rsample_kept(temperature, generator)
+        states, weights = solution.rsample_kept(temperature, generator)
         shape = self.supports.states.shape[1:]
         return RelaxedStates(weights.reshape(shape), states.reshape(shape))
 

@@ -40,6 +40,34 @@ def test_bounds_hold(low):
             assert posterior.log_partition >= log_z - slack
 
 
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize(
+    "scheduler",
+    [rg.Loopy(damping=0.3), rg.JoinGraph(memory=300.0), rg.Contraction()],
+    ids=["loopy", "join", "contraction"],
+)
+def test_answers_are_those_of_scores_that_are_low_enough(scheduler, low):
+    for seed in range(3):
+        near, far = (rg.infer(pairs(each, seed), scheduler=scheduler) for each in (-1e4, low))
+        if not near.status.converged or rg.infer(near.graph).log_partition < -1e3:
+            continue  # nothing is possible without one of them
+        assert far.status.converged
+        torch.testing.assert_close(far.log_partition, near.log_partition, atol=1e-4, rtol=1e-6)
+        for variable in near.graph.variables:
+            one, other = near.marginal(variable), far.marginal(variable)
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_estimates_that_converged_are_within_their_error(low):
+    for seed in range(3):
+        posterior = rg.infer(pairs(low, seed), scheduler=rg.MiniBuckets(memory=600.0, seconds=0.2))
+        exact = rg.infer(pairs(low, seed)).log_partition
+        if posterior.status.converged:
+            reach = max(0.1, 5 * float(posterior.standard_error))
+            assert abs(float(posterior.log_partition - exact)) < reach
+
+
 def test_tree_reweighted_messages_say_where_digits_are_lost():
     messages = rg.Loopy(counting=rg.loopy.TreeReweighted(), sweeps=200, damping=0.3)
     lost = rg.infer(pairs(-1e30, 1), scheduler=messages).status

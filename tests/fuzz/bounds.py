@@ -9,7 +9,7 @@ from tests.fuzz.compare import holds
 
 
 def case(rng: np.random.Generator) -> int:
-    """One model, between the bounds of mini-buckets and below that of messages."""
+    """One model between the bounds of mini-buckets, near their estimate, below that of messages."""
     count, states, arity = (int(rng.integers(*ends)) for ends in ((4, 9), (2, 4), (2, 4)))
     low = -float(10 ** rng.choice([9, 10, 12, 17, 30, 100, 300]))
     spread, share = 10 ** rng.uniform(-1, 2), rng.uniform(0, 0.4)
@@ -27,9 +27,14 @@ def case(rng: np.random.Generator) -> int:
     graph, log_z = rg.FactorGraph(factors), float(compare.log_sum(scores.reshape(1, -1))[0])
     slack = 1e-6 * (1 + abs(log_z))
     small = rg.MiniBuckets(memory=float(10 ** rng.uniform(2, 4)), seconds=0.01)
-    bounds = rg.infer(graph, scheduler=small).bounds()
+    posterior = rg.infer(graph, scheduler=small)
+    bounds = posterior.bounds()
     holds(f"a lower bound {bounds.lower} of {log_z}", float(bounds.lower) <= log_z + slack)
     holds(f"an upper bound {bounds.upper} of {log_z}", float(bounds.upper) >= log_z - slack)
+    if posterior.status.converged:
+        reach = max(0.5, 10 * float(posterior.standard_error)) + slack
+        off = abs(float(posterior.log_partition) - log_z)
+        holds(f"an estimate {posterior.log_partition} of {log_z}", off < reach)
     messages = rg.Loopy(counting=rg.loopy.TreeReweighted(), sweeps=50, damping=0.3)
     found = rg.infer(graph, scheduler=messages)
     if found.status.bound == "upper":
