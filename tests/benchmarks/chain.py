@@ -31,10 +31,10 @@ memory is the growth of the largest resident set from before the first run. Peer
 
 The last table is of scale: 10,000 steps, 512 states, one chain.
 
-With ``--device`` the table is of ours alone, on that device: with the kernels that it has, and in
-torch; and the fraction that the first reaches of the rate of ``torch.mm``, measured on the spot, on
-the products of a step, (B, N) by (N, N), and on square ones, (N, N) by (N, N). A run has three
-products for each step: forwards, backwards, and for the gradient in the transition.
+With ``--device`` the table is of ours alone, on that device: with the compiled kernel, if it is the
+CPU, and in torch; and the fraction that the first reaches of the rate of ``torch.mm``, measured on
+the spot, on the products of a step, (B, N) by (N, N), and on square ones, (N, N) by (N, N). A run
+has three products for each step: forwards, backwards, and for the gradient in the transition.
 """
 
 import argparse
@@ -373,17 +373,15 @@ def scale(bench: Bench) -> None:
 
 def in_torch(run: Run) -> Run:
     """The same without kernels of our own."""
-    from rdpgraph.structures.chain import fused, native
+    from rdpgraph.structures.chain import native
 
     def plain() -> tuple:
-        kept = [(module, module.serves) for module in (fused, native)]
+        applies = native.applies
         try:
-            for module, _ in kept:
-                module.serves = lambda factors: False
+            native.applies = lambda unary, transition: False
             return run()
         finally:
-            for module, serves in kept:
-                module.serves = serves
+            native.applies = applies
 
     return plain
 
@@ -393,12 +391,11 @@ def on_device(name: str, batches: list[int], counts: list[int]) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.structures.chain import fused, library
+    from rdpgraph.structures.chain import library
 
     device = torch.device(name)
     cuda = device.type == "cuda"
-    kernels = fused.status() if cuda else library.status()
-    print(torch.cuda.get_device_name(device) if cuda else device.type, "-", kernels)
+    print(torch.cuda.get_device_name(device) if cuda else f"{device.type} - {library.status()}")
 
     def seconds(work: Callable) -> float:
         def finished() -> tuple:

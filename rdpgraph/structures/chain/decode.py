@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain import array_paths, arrays, deviations, native
+from rdpgraph.structures.chain import deviations, native
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
 _CELLS = 1 << 20  # elements of a block of sums
+_LEVELLED = 8  # steps whose scores add up before the largest is taken off
 _MOST_PLACES = 2**31  # in the lists of a step
 
 
@@ -62,11 +63,8 @@ def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) 
 @torch.no_grad()
 def prefixes(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Unary:
     """(B, T, N) the best score of what ends in each state, less a constant for each step."""
-    if isinstance(transition, Tensor):
-        if native.applies(unary, transition):
-            return native.prefixes(unary, transition, lengths)
-        if unary.shape[1] and arrays.applies(unary, transition):
-            return array_paths.prefixes(_levelled(unary, lengths), transition)
+    if isinstance(transition, Tensor) and native.applies(unary, transition):
+        return native.prefixes(unary, transition, lengths)
     values = _levelled(unary, lengths)
     return values + _arriving(values, as_steps(transition), lengths, backwards=False)
 
@@ -164,21 +162,27 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
         return unary
     steps, way = (steps.turned(), -1) if backwards else (steps, 1)
     values, numbers = unary.unbind(1)[::way], range(total - 1)[::way]
-    # Whether anything lies between a step and the one after it.
-    ends = (~inside(lengths - 1, total)).unsqueeze(2).unbind(1)
+    ends = set(lengths.tolist()) if backwards else set[int]()
     watched = torch.is_grad_enabled()
     parts = [torch.zeros_like(values[0])]
     chosen: list[Tensor] = []
+
+    def levelled(best: Tensor, number: int) -> Tensor:
+        best = best if number % _LEVELLED else best - peak(best.detach(), (1,))
+        if number + 1 not in ends:
+            return best
+        return best.masked_fill((lengths == number + 1).unsqueeze(1), 0.0)
+
     with torch.no_grad():
         for own, number in zip(values[:-1], numbers, strict=True):
             sums = _sums(parts[-1] + own, steps, number)
             if watched:
-                pairs = [block.max(1) for block in sums]
+                pairs = [block.max(0) for block in sums]
                 best = _beside([values for values, _ in pairs])
                 chosen.append(_beside([sources for _, sources in pairs]))
             else:
-                best = _beside([block.amax(1) for block in sums])
-            parts.append((best - peak(best, (1,))).masked_fill(ends[number], 0.0))
+                best = _beside([block.amax(0) for block in sums])
+            parts.append(levelled(best, number))
     if chosen:
         before = torch.stack(chosen[::way], 1).movedim(2, 0)
         after = torch.arange(len(before), device=before.device).reshape(-1, 1, 1)
@@ -186,15 +190,15 @@ def _arriving(unary: Tensor, steps: Steps, lengths: Tensor, *, backwards: bool) 
         edges = edges.movedim(0, 2).unbind(1)[::way]
         for step, (number, sources) in enumerate(zip(numbers, chosen, strict=True)):
             best = (parts[step] + values[step]).gather(1, sources) + edges[step]
-            best = best - peak(best.detach(), (1,))
-            parts[step + 1] = best.masked_fill(ends[number], 0.0)
+            parts[step + 1] = levelled(best, number)
     return torch.stack(parts[::way], 1)
 
 
 def _sums(state: Tensor, steps: Steps, step: int) -> Iterator[Tensor]:
-    """``state_i + value_ij`` in blocks of columns, (B, N, width)."""
-    width = max(1, _CELLS // max(1, state.numel()))
-    return (state.unsqueeze(2) + block for block in steps.blocks(step, width))
+    """``state_i + value_ij`` in blocks of columns, (N, B, width): maxima are over whole rows."""
+    width, state = max(1, _CELLS // max(1, state.numel())), state.mT.unsqueeze(2)
+    for block in steps.blocks(step, width):
+        yield state + (block.unsqueeze(1) if block.ndim == 2 else block.transpose(0, 1))
 
 
 def _beside(blocks: list[Tensor]) -> Tensor:

@@ -9,13 +9,14 @@ models*). A sequence costs O(T N), where lists at every state cost O(T N k) and 
 """
 
 import heapq
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rdpgraph.structures.chain.array_steps import Array, dense
-from rdpgraph.structures.chain.arrays import as_array
+Array: TypeAlias = NDArray[Any]
 
 
 def quicker(size: torch.Size, k: int, *, compiled: bool) -> bool:
@@ -43,10 +44,10 @@ def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, best: Tensor, 
         k: at least 1.
     """
     states = np.full((k, *best.shape), -1)
-    turned, firsts = dense(as_array(transition).T), as_array(best)
+    turned, firsts = transition.detach().mT.contiguous().numpy(), best.numpy()
     for item, length in enumerate(lengths.tolist()):
         if length and firsts[item, 0] >= 0:
-            scores = as_array(messages[item, :length])
+            scores = messages[item, :length].numpy()
             _ranked(scores, turned, firsts[item, :length], states[:, item, :length])
     return torch.from_numpy(states)
 

@@ -77,9 +77,9 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
 def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
     """(N, N) sums of edge marginals, of one matrix for all steps."""
     matrix, states, ahead = _dense(matrix), _dense(states), _dense(ahead)
-    result = torch.empty_like(matrix)
     count = len(matrix)
     steps = states.numel() // count
+    result = torch.empty_like(matrix) if steps else torch.zeros_like(matrix)
     _call("edges", states, ahead, matrix, result, steps, count, _threads(steps * count * count))
     return result
 

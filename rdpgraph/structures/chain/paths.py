@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.model.potential import Potential
-from rdpgraph.structures.chain import array_paths, arrays, native
+from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps
 from rdpgraph.structures.draws import Noise
@@ -35,46 +35,43 @@ def traceback(
             (steps, count, B, N), the last first; asked once for each step, the last first.
     """
     batch, total, width = messages.shape
-    if not isinstance(transition, Tensor):
-        return _traced(messages, transition, lengths, count, noise)
-    if not native.applies(messages, transition):
-        if arrays.applies(messages, transition):
-            return array_paths.traced(messages, transition, lengths, count, noise)
-        return _traced(messages, as_steps(transition), lengths, count, noise)
+    many = max(1, _CELLS // max(1, count * batch * width))
+    if not isinstance(transition, Tensor) or not native.applies(messages, transition):
+        return _traced(messages, as_steps(transition), lengths, count, noise, many)
     states = lengths.new_empty(count, batch, total)
     messages, turned = messages.contiguous(), transition.mT.contiguous()
     lengths, last = lengths.contiguous(), total - 1
     while last >= 0:
-        steps = min(last + 1, max(1, _CELLS // max(1, count * batch * width)))
+        steps = last + 1 if noise is None else min(last + 1, many)
         shaken = None if noise is None else noise(last, steps).contiguous()
         native.trace(messages, turned, lengths, states, shaken, last)
-        last -= last + 1 if noise is None else steps
+        last -= steps
     return states
 
 
 def _traced(
-    messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None
+    messages: Tensor, steps: Steps, lengths: Tensor, count: int, noise: Noise | None, many: int
 ) -> Tensor:
-    """`traceback` step by step in torch."""
+    """`traceback` step by step in torch, with the noise of so many steps at a time."""
     batch, total, width = messages.shape
-    within = inside(lengths, total)
-    # The state after the last one is one more, which anything leads to.
-    none = torch.full((count, batch), width, device=messages.device)
-    goes_on, rows, decided = within.unbind(1), messages.unbind(1), list[Tensor]()
-    for step in range(total - 1, -1, -1):
-        logs = rows[step]
-        if decided:
-            following = torch.where(goes_on[step + 1], decided[-1], none)
-            logs = logs + steps.column(step, following)
-        if noise is not None:
-            logs = logs + noise(step, 1)[0]
-        decided.append(logs.argmax(-1).expand(count, batch))
-    if not decided:
+    if not total:
         return torch.empty(count, batch, 0, dtype=torch.long, device=messages.device)
+    ends, rows = set(lengths.tolist()), messages.unbind(1)
+    decided, shaken = list[Tensor](), list[Tensor]()
+    for step in range(total - 1, -1, -1):
+        logs = rows[step].expand(count, -1, -1)
+        if decided:
+            following = decided[-1]
+            if step + 1 in ends:  # the state after the last one is one more: anything leads to it
+                following = following.masked_fill(lengths == step + 1, width)
+            logs = rows[step] + steps.column(step, following)
+        if noise is not None:
+            shaken = shaken or list(noise(step, min(step + 1, many)).unbind(0))[::-1]
+            logs = logs + shaken.pop()
+        decided.append(logs.argmax(-1))
     lasts = messages[torch.arange(batch, device=messages.device), (lengths - 1).clamp(min=0)]
-    possible = (lasts > -math.inf).any(-1)
-    states = torch.stack(decided[::-1], -1)
-    return torch.where(within & possible.unsqueeze(1), states, -1)
+    told = inside(lengths, total) & (lasts > -math.inf).any(-1).unsqueeze(1)
+    return torch.where(told, torch.stack(decided[::-1], -1), -1)
 
 
 def conditionals(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.model.semiring import finite
-from rdpgraph.structures.chain import logs, scaled, scan
+from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
 from rdpgraph.structures.chain.steps import RankSteps, Steps, TableSteps, stepping
 from rdpgraph.structures.chain.tensors import of_items
@@ -55,7 +55,7 @@ def log_partition(unary: Unary, transition: Transition | RankSteps, lengths: Len
     # Bounds that certify are those of tables, and need doubles, which not every device has.
     certified = () if low or unary.device.type == "mps" else (scaled.certified,)
     attempts = stages(dtype, unary.device, scaled.log_partition, *certified, _in_logs)
-    if not low and scan.worthwhile(unary, step=scaled.step_seconds(unary, transition)):
+    if not low and scan.worthwhile(unary, compiled=native.applies(unary, transition)):
         attempts = [(attempts[0][0], scan.log_partition), *attempts]
     return first_safe(attempts, unary, *sides, lengths).to(dtype)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rdpgraph._types import Doubt, LogZ, Unary
 from rdpgraph.model.gradients import regradient
-from rdpgraph.structures.chain import arrays, fused, logs, native, ranges, sweeps
+from rdpgraph.structures.chain import logs, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, StepFactors, masked
 from rdpgraph.structures.chain.steps import RankSteps, stepping
 from rdpgraph.structures.chain.sweeps import Forward
@@ -86,13 +86,6 @@ def _autocast(device: str) -> torch.autocast:
     )
 
 
-def step_seconds(unary: Tensor, transition: Tensor) -> float:
-    """What the calls of a step take, forward and backward, on a CPU."""
-    if native.applies(unary, transition):
-        return 1e-6
-    return arrays.step_seconds(unary) if arrays.applies(unary, transition) else 11e-6
-
-
 def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
     """Scaled factors of log-potentials, by the compiled kernel if it serves, or in torch."""
     if native.applies(unary, transition):
@@ -101,26 +94,16 @@ def factors(unary: Tensor, transition: Tensor, lengths: Tensor) -> Factors:
 
 
 def forward(factors: StepFactors, *, floor: float = 0.0, upward: bool = False) -> Forward:
-    """A forward sweep: compiled, on arrays or fused, if one of these serves, or in torch."""
-    if isinstance(factors, Factors):
-        if native.serves(factors):
-            return native.forward(factors, floor=floor, upward=upward)
-        if not floor and arrays.serves(factors):
-            return arrays.forward(factors)
-        if fused.serves(factors):
-            return fused.forward(factors, floor=floor, upward=upward)
+    """A forward sweep: by the compiled kernel, or in torch."""
+    if isinstance(factors, Factors) and native.serves(factors):
+        return native.forward(factors, floor=floor, upward=upward)
     return sweeps.forward(factors, floor=floor, upward=upward)
 
 
 def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """A backward sweep, likewise: marginals, and the other side of each edge."""
-    if isinstance(factors, Factors):
-        if native.serves(factors):
-            return native.backward(factors, swept, gradient)
-        if arrays.serves(factors):
-            return arrays.backward(factors, swept, gradient)
-        if fused.serves(factors):
-            return fused.backward(factors, swept, gradient)
+    if isinstance(factors, Factors) and native.serves(factors):
+        return native.backward(factors, swept, gradient)
     return sweeps.backward(factors, swept, gradient)
 
 

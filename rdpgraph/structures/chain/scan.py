@@ -15,18 +15,20 @@ from rdpgraph.structures.chain.factors import inside, masked, peak
 
 _LEVEL, _MATRIX = 165e-6, 1.2e-6
 """Seconds of a level of the tree and each of its matrices, on a CPU."""
+_STEP, _COMPILED = 11e-6, 1e-6
+"""The same of the calls of a step of the recursion, in torch and in the compiled kernel."""
 _LAUNCH, _STEP_LAUNCHES, _LEVEL_LAUNCHES = 5e-6, 7, 22
 """The same on a GPU, and that of a step, where launches are what takes the time."""
 _MEMORY = 2**28
 """Bytes of matrices."""
 
 
-def worthwhile(unary: Tensor, *, step: float) -> bool:
+def worthwhile(unary: Tensor, *, compiled: bool) -> bool:
     """Whether a scan is expected to be faster than the recursion.
 
     Args:
         unary: (B, T, N).
-        step: seconds of the calls of a step of the recursion, on a CPU.
+        compiled: whether the recursion would be that of the kernel.
     """
     batch, steps, states = unary.shape
     if steps < 8 or 4 * batch * steps * states**2 * unary.element_size() > _MEMORY:
@@ -34,7 +36,7 @@ def worthwhile(unary: Tensor, *, step: float) -> bool:
     levels = math.ceil(math.log2(steps))
     if unary.device.type == "cpu":
         work = 6 * batch * steps * states**2 / 2e10
-        recursion = steps * step
+        recursion = steps * (_COMPILED if compiled else _STEP)
         scan = levels * _LEVEL + batch * steps * _MATRIX
     else:
         work = 6 * batch * steps * states**2 / 1e12

@@ -117,8 +117,7 @@ class TableSteps(Steps):
     def column(self, step: int, after: Tensor) -> Tensor:
         """Looked up; a state N is one more, of zeros."""
         if self.table.ndim == 2:
-            rows = self._padded.index_select(0, after.reshape(-1))
-            return rows.reshape(*after.shape, len(self.table))
+            return torch.embedding(self._padded, after)
         return self._padded[self._items, step, after]
 
     def _at(self, step: int) -> Tensor:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rdpgraph import Chain
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain import decode, library, native, paths, ranges, sampling, sweeps
 from rdpgraph.structures.chain.factors import Factors
@@ -160,6 +161,40 @@ def test_draws_do_not_depend_on_the_kernel(monkeypatch):
         return sampling.draw(*parts, 20, torch.Generator().manual_seed(0))
 
     assert torch.equal(drawn(), by_torch(monkeypatch, drawn))
+
+
+@needs_kernel
+def test_nothing_is_added_for_no_items(monkeypatch):
+    unary, transition = torch.zeros(0, 4, 3), torch.zeros(3, 3, requires_grad=True)
+
+    def gradient():
+        value = Chain(unary, transition).log_partition().sum()
+        return torch.autograd.grad(value, transition)[0]
+
+    for found in (gradient(), by_torch(monkeypatch, gradient)):
+        assert torch.equal(found, torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_long_chains_in_single_precision_without_the_kernel(persistent, monkeypatch):
+    """The best sequence scores what it does in doubles, and so do log Z and its gradient."""
+    unary, transition, _ = parts_of((2, 700, 5), torch.float32)
+    if persistent:  # what came first is never forgotten
+        transition = torch.full((5, 5), -200.0).fill_diagonal_(0.0)
+
+    def answers(unary, transition):
+        unary = unary.clone().requires_grad_()
+        chain = Chain(unary, transition)
+        value = chain.log_partition()
+        return value.detach(), torch.autograd.grad(value.sum(), unary)[0], chain.mode()
+
+    wide = unary.double(), transition.double()
+    found = by_torch(monkeypatch, lambda: answers(unary, transition))
+    expected = by_torch(monkeypatch, lambda: answers(*wide))
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(found[1].double(), expected[1], rtol=0, atol=1e-4)
+    scores = (Chain(*wide).score(states) for states in (found[2], expected[2]))
+    torch.testing.assert_close(*scores, rtol=1e-6, atol=0)
 
 
 @needs_kernel
