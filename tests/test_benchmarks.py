@@ -59,6 +59,7 @@ RUNS = {
     "budgets": Tiny("--task PR --method auto", shrunk=grids),
     "chain": Tiny("--batch 1 --states 4 --memory 1e8", {"STEPS": 5, "LONG": (20, 3)}),
     "crf": Tiny("--seconds 0.001 --beside", {"SIZES": [(1, 4, 3)] * 4}, needs="torchcrf"),
+    "dense": Tiny("--count 1 --seconds 0.3"),
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
     "distributed": Tiny("chain --states 8 --steps 3 --repeats 1 --rounds 1"),
     "evidence": Tiny("--repeats 1 --side 9"),

@@ -55,7 +55,7 @@ def check_structure(structure: Structure) -> None:
     _check_curvature(structure, truth)
     _check_numbers(structure)
 
-    unary = structure.unary.detach().requires_grad_()
+    unary = structure.unary.detach().clone().requires_grad_()
     if unary.dtype == torch.float64 and bool(unary.isfinite().all()):
         agree(
             torch.autograd.gradcheck(lambda u: structure.with_unary(u).log_partition(), (unary,)),

@@ -11,7 +11,7 @@ from tests.fuzz.compare import holds
 def case(rng: np.random.Generator) -> int:
     """One model between the bounds of mini-buckets, near their estimate, below that of messages."""
     count, states, arity = (int(rng.integers(*ends)) for ends in ((4, 9), (2, 4), (2, 4)))
-    low = -float(10 ** rng.choice([9, 10, 12, 17, 30, 100, 300]))
+    low = -(10.0 ** float(rng.choice([9, 10, 12, 17, 30, 100, 300])))
     spread, share = 10 ** rng.uniform(-1, 2), rng.uniform(0, 0.4)
     variables = [rg.Variable(f"x{number}", states) for number in range(count)]
     scopes = [rng.permutation(count)[:arity] for _ in range(int(rng.integers(count, 3 * count)))]

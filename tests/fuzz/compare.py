@@ -1,8 +1,12 @@
 """What it means that two answers agree."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError
 
 Array = NDArray[np.float64]
 
@@ -66,3 +70,17 @@ def entropy(scores: Array) -> Array:
     """In nats, of distributions over the last dim; 0 where nothing is possible."""
     p = probabilities(scores)
     return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)
+
+
+def named(ask: Callable[[], object], log_z: Tensor) -> None:
+    """A question that items make impossible is refused, with the first of these named."""
+    try:
+        ask()
+    except ImpossibleEvidenceError as error:
+        if log_z.ndim:
+            first = tuple(map(int, (log_z == -np.inf).nonzero()[0]))
+            holds(
+                f"{error} names {first}", str(first if len(first) > 1 else first[0]) in str(error)
+            )
+        return
+    raise Mismatch("an answer where an item is impossible")

@@ -1,8 +1,13 @@
-"""Random structures of every kind, each held by the conformance suite."""
+"""Random structures of every kind, each held by the conformance suite.
+
+And by what else must hold of any: writes into its tensors are seen, finite scores that stand for
+absence are that, and items that are impossible are named.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +15,7 @@ from torch import Tensor
 
 import rdpgraph as rg
 from rdpgraph.testing import check_structure
-from tests.fuzz.compare import Skipped
+from tests.fuzz.compare import Skipped, close, holds, named
 
 
 def case(rng: np.random.Generator) -> int:
@@ -18,15 +23,80 @@ def case(rng: np.random.Generator) -> int:
     kind = KINDS[int(rng.integers(len(KINDS)))]
     structure = kind(_Draws.of(rng))
     log_z = structure.log_partition()
-    if not bool((log_z > -math.inf).all()):
-        raise Skipped("an item is impossible")
+    if bool((log_z == -math.inf).any()):
+        posterior = rg.infer(structure)
+        for ask in (structure.mode, posterior.mode, lambda: posterior.sample(2)):
+            named(ask, log_z)
+        return log_z.numel()
+    if not structure.unary.numel():
+        holds("what has no sites has log Z 0", bool((log_z == 0).all()))
+        answers(structure)
+        return log_z.numel()
+    stand_in(structure, -(10.0 ** float(rng.choice([12, 17, 30, 100]))))
     try:
         check_structure(structure)
     except rg.errors.ModelError as error:
         if "fewer sites" not in str(error):
             raise
         raise Skipped("too many configurations") from None
+    written(structure, rng)
     return log_z.numel()
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same object made anew, of tensors that are changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, rg.Variable) or not is_dataclass(value):
+        return value
+    return replace(
+        value, **{part.name: mapped(getattr(value, part.name), change) for part in fields(value)}
+    )
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The floating tensors of a structure."""
+    found: list[Tensor] = []
+    mapped(value, lambda own: found.append(own) or own)
+    return [own for own in found if own.is_floating_point() and own.numel()]
+
+
+def answers(structure: rg.extend.Structure) -> dict[str, Tensor]:
+    """Those to several questions."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "log_partition": structure.log_partition(),
+        "marginals": structure.marginals(),
+        "max_marginals": structure.max_marginals(),
+        "mode": structure.site_states(structure.mode()),
+        "samples": structure.site_states(structure.sample(3, generator)),
+        "entropy of infer": rg.infer(structure).entropy(),
+    }
+
+
+def written(structure: rg.extend.Structure, rng: np.random.Generator) -> None:
+    """What is written into a tensor is seen, as if the structure were made of it anew."""
+    answers(structure)
+    own, kind = tensors(structure), type(structure).__name__
+    for place in rng.permutation(len(own))[:2]:
+        own[place].mul_(0.5)
+        own[place].view(-1)[0] += float(rng.normal())
+        wanted = answers(mapped(structure, torch.Tensor.clone))
+        for name, found in answers(structure).items():
+            close(f"{name} of {kind}, written into", found, _plain(wanted[name]), 1e-9)
+
+
+def stand_in(structure: rg.extend.Structure, low: float) -> None:
+    """Scores that stand for absence give the answers that absence gives."""
+    finite = mapped(structure, lambda own: own.clamp(min=low) if own.is_floating_point() else own)
+    for name in ("log_partition", "marginals"):
+        found, wanted = (getattr(each, name)() for each in (finite, structure))
+        kind = type(structure).__name__
+        close(f"{name} of {kind}, {low:g} for -inf", found, _plain(wanted), 1e-9)
+
+
+def _plain(values: Tensor) -> Any:
+    return values.detach().double().numpy()
 
 
 @dataclass(frozen=True)
@@ -40,7 +110,7 @@ class _Draws:
 
     @classmethod
     def of(cls, rng: np.random.Generator) -> "_Draws":
-        batches = [(), (), (1,), (2,), (3,), (2, 1)]
+        batches = [(), (), (1,), (2,), (3,), (2, 1), (0,)]
         scale, zeros = float(rng.choice([0.5, 2.0, 8.0])), float(rng.choice([0.0, 0.0, 0.15]))
         return cls(rng, batches[int(rng.integers(len(batches)))], scale, zeros)
 
@@ -77,7 +147,7 @@ def _transition(draws: _Draws, steps: int, states: int) -> Tensor | rg.LowRank:
 
 
 def _chain(draws: _Draws) -> rg.Chain:
-    steps, states = draws.size(1, 2, 3, 4), draws.size(1, 2, 3)
+    steps, states = draws.size(0, 1, 2, 3, 4), draws.size(1, 2, 3)
     transition = _transition(draws, steps - 1, states)
     if steps > 1 and draws.chance(0.2):
         shape = (*draws.batch, steps - 1, states, 2)
@@ -87,9 +157,15 @@ def _chain(draws: _Draws) -> rg.Chain:
 
 
 def _segments(draws: _Draws) -> rg.SemiMarkov:
-    steps, longest, labels = [(1, 3, 2), (2, 1, 2), (2, 2, 2), (3, 2, 1), (3, 3, 1), (4, 2, 1)][
-        draws.size(0, 1, 2, 3, 4, 5)
-    ]
+    steps, longest, labels = [
+        (0, 1, 2),
+        (1, 3, 2),
+        (2, 1, 2),
+        (2, 2, 2),
+        (3, 2, 1),
+        (3, 3, 1),
+        (4, 2, 1),
+    ][draws.size(0, 1, 2, 3, 4, 5, 6)]
     transition = _transition(draws, steps - 1, labels)
     unary = draws.logs(*draws.batch, steps, longest, labels)
     return rg.SemiMarkov(unary, transition, lengths=draws.lengths(steps))
@@ -114,7 +190,7 @@ def _rules(draws: _Draws, parents: int, states: int) -> rg.trees.Rules:
 
 
 def _tree(draws: _Draws) -> rg.Hypertree:
-    words = draws.size(1, 2, 3)
+    words = draws.size(0, 1, 2, 3)
     states = draws.size(1, 2) if words == 3 else draws.size(1, 2, 3)
     preterminals = draws.size(0, 0, 1) if states > 1 else 0
     parents = states - preterminals
@@ -126,7 +202,7 @@ def _tree(draws: _Draws) -> rg.Hypertree:
 
 
 def _dependencies(draws: _Draws) -> rg.ProjectiveDependencies | rg.NonProjectiveDependencies:
-    words = draws.size(1, 2, 3)
+    words = draws.size(0, 1, 2, 3)
     kind = rg.ProjectiveDependencies if draws.chance(0.5) else rg.NonProjectiveDependencies
     unary = draws.logs(*draws.batch, words, words + 1)
     return kind(unary, multiroot=draws.chance(0.4), lengths=draws.lengths(words))
@@ -146,7 +222,7 @@ def _derivations(draws: _Draws) -> rg.Derivations:
 
 
 def _alignment(draws: _Draws) -> rg.Alignment:
-    first, second = [(1, 1), (1, 2), (2, 1)][draws.size(0, 1, 2)]
+    first, second = SIDES[draws.size(*range(len(SIDES)))]
     unary = draws.logs(*draws.batch, first + 1, second + 1, 3)
     transition = draws.logs(3, 3) if draws.chance(0.5) else None
     lengths = draws.lengths(first), draws.lengths(second)
@@ -157,7 +233,7 @@ def _alignment(draws: _Draws) -> rg.Alignment:
 
 
 def _bitext(draws: _Draws) -> rg.Bitext:
-    source, target = [(1, 1), (1, 2), (2, 1)][draws.size(0, 1, 2)]
+    source, target = SIDES[draws.size(*range(len(SIDES)))]
     weights = draws.logs(2, zeros=False).tolist()
     return rg.Bitext.words(
         draws.logs(*draws.batch, source, target),
@@ -171,7 +247,18 @@ def _bitext(draws: _Draws) -> rg.Bitext:
     )
 
 
+def _mixed(draws: _Draws) -> rg.MixedBitext:
+    batch = draws.batch
+    source, target = SIDES[draws.size(*range(3 if batch else len(SIDES)))]
+    return rg.MixedBitext.words(
+        draws.logs(*batch, source, target), draws.logs(*batch, source), draws.logs(*batch, target),
+        rules=draws.logs(10, zeros=False) if draws.chance(0.5) else None,
+        source_lengths=draws.lengths(source), target_lengths=draws.lengths(target),
+    )  # fmt: skip
+
+
+SIDES = ((1, 1), (1, 2), (2, 1), (0, 0), (0, 1), (2, 0))
 KINDS: list[Callable[[_Draws], rg.extend.Structure]] = [
     _chain, _chain, _segments, _segments, _tree, _tree, _dependencies, _derivations, _alignment,
-    _bitext,
+    _bitext, _mixed,
 ]  # fmt: skip
