@@ -1,7 +1,6 @@
 """Models, evidence and results in files: UAI, BIF, networkx."""
 
-from rdpgraph.io.bif import parse_bif, read_bif
-from rdpgraph.io.bif_text import format_bif, write_bif
+from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
 from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
 from rdpgraph.io.files import read, write
 from rdpgraph.io.formats import FORMATS, FileFormat

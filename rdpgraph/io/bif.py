@@ -1,40 +1,55 @@
-"""The BIF format of Bayesian networks: reading."""
+"""The BIF format of Bayesian networks."""
 
+import itertools
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
 from operator import itemgetter
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rdpgraph.io.bif_blocks import read_blocks, usual_scopes
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif_tables import Headers, read_tables
-from rdpgraph.io.bif_tokens import (
-    PUNCTUATION,
-    Tokens,
-    after,
-    as_utf8,
-    name_lists,
-    next_token,
-    unquoted,
-    words_of,
-)
+from rdpgraph.io.bif_tokens import MARKS, PIECE, BifText, unquoted, words_of
 from rdpgraph.io.source import WAIT
-from rdpgraph.io.tables import find_cycle
-from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes
+from rdpgraph.io.tables import (
+    Conditional,
+    all_variables,
+    conditional_tables,
+    find_cycle,
+    values_of,
+)
+from rdpgraph.io.text import (
+    LIMIT,
+    Bytes,
+    PathLike,
+    fail,
+    read_bytes,
+    write_text_atomically,
+)
 from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.names import CODEC, Names, NumberedNames
+from rdpgraph.model.names import CODEC, Names
+from rdpgraph.model.variable import Variable, names_of
 
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims
 _MOST_OF_A_LIST = 1 << 8  # bytes of names of states that are remembered as they stand in the file
 _SHARED = 1 << 10
-_HEADERS = 1 << 9  # that are read at once
+_AT_ONCE = 1 << 9  # headers
+
+# The blocks of the usual form, which are found many at a time.
+_VARIABLE = (
+    rb"variable\s++([^\s{}()\[\]|,;\"]++)\s*+\{\s*+type\s++discrete\s*+\[\s*+([1-9][0-9]{0,8})\s*+\]\s*+\{"
+    rb"([^{}()\[\]|;]*+)\}\s*+;?\s*+\}"
+)
+_PROBABILITY = rb"(probability\s*+\([^{}]*+\{)([^{}]*+\})"
+_BLOCKS = re.compile(rb"(\s*+(?:%b|%b))|([\s\S]++)" % (_VARIABLE, _PROBABILITY))
+_HEADERS = re.compile(rb"probability\s*+\(([^(){};]*+)\)\s*+\{|([\s\S]++)")
+_WRITTEN_PLAIN = re.compile(r"""(?!//|/\*)[^\s{}()\[\]|,;"]+""")
+_QUOTABLE = re.compile(r'[^"\x00-\x1f\x7f]*')
 
 
 def read_bif(
@@ -64,6 +79,8 @@ def parse_bif(
 ) -> FactorGraph:
     """The network of a BIF file's text, as `read_bif` has it of a file.
 
+    A bytearray, which may be large, is read in place: its comments become blanks.
+
     Example:
         >>> graph = parse_bif('''
         ...     variable rain { type discrete [2] { no, yes }; }
@@ -72,116 +89,232 @@ def parse_bif(
         >>> graph.variables[0].states
         ('no', 'yes')
     """
-    data = as_utf8(text)
+    prepared = BifText.of(text, source)
     del text
-    declared = _Declared(data, source)
-    probabilities = read_blocks(data, source, declared)
-    variables, lists = declared.variables(), declared.lists
-    del declared
-    headers = _read_headers(data, source, probabilities, variables.names)
-    _refuse_cycles(source, headers, variables.names)
-    del probabilities
-    blocks = read_tables(data, source, variables, lists, headers, dtype)
-    return FactorGraph.from_blocks(Domain(variables.made()), blocks)
+    blocks = _Blocks(prepared)
+    headers = blocks.read()
+    del blocks
+    _refuse_cycles(source, headers)
+    tables = read_tables(prepared, headers, dtype)
+    return FactorGraph.from_blocks(Domain(headers.variables.made()), tables)
 
 
-@dataclass(eq=False)
-class _Declared:
-    """The variables of a file, in its order."""
+class _Blocks:
+    """The variables of a file in its order, and the headers of its probability blocks."""
 
-    data: Bytes
-    source: str
-    names: Names = field(default_factory=Names)
-    sizes: "array[int]" = field(default_factory=lambda: array("q"))
-    lists: StateLists = field(default_factory=StateLists)
-    list_of: "array[int]" = field(default_factory=lambda: array("i"))
-    known: dict[tuple[bytes, bytes], tuple[int, int]] = field(
-        default_factory=dict[tuple[bytes, bytes], tuple[int, int]]
-    )
+    def __init__(self, text: BifText) -> None:
+        self._text, self._data = text, text.data
+        self._names, self._lists = Names(), StateLists()
+        self._sizes, self._list_of = array("q"), array("i")
+        self._known: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self._spans = array("q")  # of each probability block: its start, body and end
 
-    def variables(self) -> CompactVariables:
-        """All of them."""
-        if not self.sizes:
-            fail(self.source, "expected a variable; the file declares none.")
-        sizes = np.frombuffer(self.sizes, dtype=np.int64)
-        return CompactVariables(self.names, sizes, (self.lists, self.list_of))
+    def read(self) -> Headers:
+        """All of them.
 
-    def add_usual(self, blocks: Sequence[tuple[bytes, ...]]) -> int:
-        """Take variables given as (name, number, names of states); how many are as usual."""
-        lists = list(takewhile(itemgetter(1), (self._list(*block[1:]) for block in blocks)))
-        numbers = self.names.add_all([name for name, *_ in blocks[: len(lists)]])
-        again = np.flatnonzero(numbers != np.arange(len(numbers)) + len(self.sizes))
+        Raises:
+            FileFormatError: another word, or a brace or semicolon that lacks.
+        """
+        text, at = self._text, 0
+        while True:
+            start, at = at, self._read_usual(at)
+            if at > start:
+                continue
+            match = text.next(at)
+            if match is None:
+                return self._headers()
+            word, start, body = match[0], match.start(), match.end()
+            if word == b"variable":
+                at = self._read_variable(start)
+            elif word in (b"network", b"probability"):
+                body = text.after(body, b"{")
+                at = text.after(body, b"}")
+                if word == b"probability":
+                    self._spans.extend((start, body, at))
+            elif word == b"property":
+                at = text.after(body, b";")
+            else:
+                text.fail(start, "network, variable, probability or property")
+
+    def _read_usual(self, at: int) -> int:
+        """Read blocks as long as they are of the usual form; the place after them."""
+        matches: list[tuple[bytes, ...]] = _BLOCKS.findall(self._data, at, at + PIECE)
+        if matches and matches[-1][-1]:
+            del matches[-1]
+        if not matches:
+            return at
+        whole, names, _, _, heads, tails, _ = zip(*matches, strict=True)
+        stops = at + _lengths(whole).cumsum()
+        places = np.flatnonzero(_lengths(names))
+        taken = self._add_usual([matches[place][1:4] for place in places.tolist()])
+        most = len(matches) if taken == len(places) else int(places[taken])
+        bodies = stops - _lengths(tails)
+        spans = np.stack([bodies - _lengths(heads), bodies, stops], 1)[:most]
+        self._spans.frombytes(spans[_lengths(heads)[:most] > 0].tobytes())
+        return int(stops[most - 1]) if most else at
+
+    def _add_usual(self, variables: Sequence[tuple[bytes, ...]]) -> int:
+        """Add variables given as (name, number, names of states); how many are as usual."""
+        numbered = (self._list(*each[1:]) for each in variables)
+        lists = list(itertools.takewhile(itemgetter(1), numbered))
+        numbers = self._names.add_all([name for name, *_ in variables[: len(lists)]])
+        again = np.flatnonzero(numbers != np.arange(len(numbers)) + len(self._sizes))
         taken = int(again[0]) if len(again) else len(lists)
-        self.list_of.extend(number for number, _ in lists[:taken])
-        self.sizes.extend(size for _, size in lists[:taken])
+        self._list_of.extend(number for number, _ in lists[:taken])
+        self._sizes.extend(size for _, size in lists[:taken])
         return taken
 
     def _list(self, digits: bytes, text: bytes) -> tuple[int, int]:
         """The number of a list of states as it stands in a file, and its length; 0 if unusual."""
         key = digits, text
-        known = self.known.get(key)
+        known = self._known.get(key)
         if known is None:
-            names = text.replace(b",", b" ").split()
-            if len(names) != int(digits) or len(set(names)) < len(names):
+            words = words_of(text)
+            if len(words) != int(digits) or len(set(words)) < len(words) or b'"' in text:
                 return 0, 0
-            known = self.lists.add(b"\n".join(names)), len(names)
-            if len(self.known) < _SHARED and len(text) <= _MOST_OF_A_LIST:
-                self.known[key] = known
+            known = self._lists.add(b"\n".join(words)), len(words)
+            if len(self._known) < _SHARED and len(text) <= _MOST_OF_A_LIST:
+                self._known[key] = known
         return known
 
-    def add(self, start: int) -> int:
+    def _read_variable(self, start: int) -> int:
         """Read ``variable NAME { type discrete [ k ] { names }; }``; the place after it."""
-        data, source = self.data, self.source
-        tokens = Tokens.first(data, source, start, 3)
-        name = tokens.name(1, "the name of a variable")
-        tokens.expect(2, b"{")
-        at = after(data, source, start, b"{")
+        text = self._text
+        named = text.name(start + len(b"variable"), "the name of a variable")
+        name = unquoted(named[0])
+        shown = repr(name.decode(*CODEC))
+        at = text.expect(named.end(), b"{")
         known: tuple[int, int] | None = None
-        while (mark := next_token(data, at)) is None or mark[0] != b"}":
+        while (mark := text.next(at)) is None or mark[0] != b"}":
             if mark is not None and mark[0] == b"property":
-                at = after(data, source, mark.end(), b";")
+                at = text.after(mark.end(), b";")
             elif known is not None:
-                what = f"the closing brace of variable {name.decode(*CODEC)!r}"
-                Tokens(source, data, at, []).fail(0, what)
+                text.fail(at, f"the closing brace of variable {shown}")
             else:
-                known, at = self._read_states(tokens, name.decode(*CODEC), at)
+                known, at = self._read_states(named.start(), shown, at)
         if known is None:
-            what = f"the type of variable {name.decode(*CODEC)!r}"
-            Tokens(source, data, at, []).fail(0, what)
+            text.fail(at, f"the type of variable {shown}")
         if not name:
-            tokens.fail(1, "a variable; its name is empty")
-        if self.names.add_bytes(name) < len(self.sizes):
-            tokens.fail(1, "a variable that is not declared yet")
-        self.list_of.append(known[0])
-        self.sizes.append(known[1])
+            text.fail(named.start(), "a variable; its name is empty")
+        if self._names.add_bytes(name) < len(self._sizes):
+            text.fail(named.start(), "a variable that is not declared yet")
+        self._list_of.append(known[0])
+        self._sizes.append(known[1])
         return mark.end()
 
-    def _read_states(self, variable: Tokens, name: str, start: int) -> tuple[tuple[int, int], int]:
+    def _read_states(self, named: int, variable: str, start: int) -> tuple[tuple[int, int], int]:
         """The states of a variable from its ``type`` on, and the place after them."""
-        data, source = self.data, self.source
-        tokens = Tokens.first(data, source, start, 6)
-        at = tokens.expect(0, b"type", b"discrete", b"[")
-        digits = tokens.name(at, f"the number of states of {name!r}")
-        first = after(data, source, start, b"{")
-        last = after(data, source, first, b"}")
-        if not re.fullmatch(b"[1-9][0-9]{0,8}", digits) or int(digits) > last - first:
-            tokens.fail(at, f"a number of states that {name!r} lists")
-        tokens.expect(at + 1, b"]", b"{")
-        count = int(digits)
-        text, hashes = bytearray(), array("q")
-        what = f"state names of {name!r}"
-        for names in name_lists(data, source, first, last - 1, count, what):
-            text += b"\n".join(names) + b"\n"
+        text = self._text
+        digits = text.name(
+            text.expect(start, b"type", b"discrete", b"["), f"the number of states of {variable}"
+        )
+        first = text.after(start, b"{")
+        last = text.after(first, b"}")
+        if not re.fullmatch(b"[1-9][0-9]{0,8}", digits[0]) or int(digits[0]) > last - first:
+            text.fail(digits.start(), f"a number of states that {variable} lists")
+        text.expect(digits.end(), b"]", b"{")
+        count = int(digits[0])
+        joined, hashes = bytearray(), array("q")
+        for names in text.names(first, last - 1, count, f"state names of {variable}"):
+            joined += b"\n".join(names) + b"\n"
             hashes.extend(map(hash, names))
-        states = bytes(memoryview(text)[:-1])
-        del text
+        states = bytes(memoryview(joined)[:-1])
+        del joined
         repeated = _repeated(states, hashes)
         if repeated is not None:
             state = repeated.decode(*CODEC)
-            variable.fail(1, f"a variable; {name!r} has the state name {state!r} twice")
-        mark = next_token(data, last)
+            text.fail(named, f"a variable; {variable} has the state name {state!r} twice")
+        mark = text.next(last)
         stop = mark.end() if mark is not None and mark[0] == b";" else last
-        return (self.lists.add(states), count), stop
+        return (self._lists.add(states), count), stop
+
+    def _headers(self) -> Headers:
+        """The variables, and the scope of every variable's block, in the file's order."""
+        source, names = self._text.source, self._names
+        if not self._sizes:
+            fail(source, "expected a variable; the file declares none.")
+        spans = np.frombuffer(self._spans, np.int64).reshape(-1, 3)
+        starts, members, defined = array("q", [0]), array("i"), bytearray(len(names))
+        for at in range(0, len(spans), _AT_ONCE):
+            part = spans[at : at + _AT_ONCE]
+            scopes = self._usual_scopes(part, defined)
+            if scopes is not None:
+                starts.frombytes((scopes[0].cumsum() + len(members)).tobytes())
+                members.frombytes(scopes[1].tobytes())
+                continue
+            for start, body, _ in part.tolist():
+                members.extend(self._read_scope(start, body, defined))
+                starts.append(len(members))
+        lacking = defined.find(0)
+        if lacking >= 0:
+            fail(source, f"expected a probability block for variable {names[lacking]!r}; got none.")
+        sizes = np.frombuffer(self._sizes, dtype=np.int64)
+        variables = CompactVariables(names, sizes, (self._lists, self._list_of))
+        return Headers(
+            variables,
+            self._lists,
+            np.frombuffer(starts, np.int64),
+            np.frombuffer(members, np.int32),
+            spans[:, 1:] - [0, 1],
+        )
+
+    def _usual_scopes(
+        self, spans: NDArray[np.int64], defined: bytearray
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]] | None:
+        """How many variables some headers have, and all of them; None if any is unusual."""
+        if (spans[:, 1] - spans[:, 0] > PIECE).any():
+            return None
+        texts = [bytes(self._data[start:body]) for start, body, _ in spans.tolist()]
+        scopes: list[tuple[bytes, bytes]] = _HEADERS.findall(b"".join(texts))
+        if scopes[-1][1]:
+            return None
+        text = b";".join([scope for scope, _ in scopes]).replace(b"|", b" ")
+        words = words_of(text)
+        marks = np.fromiter(map(b";".__eq__, words), np.bool_, len(words))
+        counts = np.diff(np.flatnonzero(marks), prepend=-1, append=len(words)) - 1
+        named = list(map(unquoted, words)) if b'"' in text else words
+        members = self._names.find_all(named)[~marks]
+        if counts.min() < 1 or counts.max() > _MOST_SLOTS or members.min() < 0:
+            return None
+        ranked = np.sort(members + len(self._sizes) * np.repeat(np.arange(len(counts)), counts))
+        known, children = np.frombuffer(defined, np.uint8), members[counts.cumsum() - counts]
+        again = known[children].any() or len(np.unique(children)) < len(children)
+        if again or (ranked[1:] == ranked[:-1]).any():
+            return None
+        known[children] = 1
+        return counts, members
+
+    def _read_scope(self, start: int, body: int, defined: bytearray) -> list[int]:
+        """The variables of a header, the child first."""
+        text, scope = self._text, dict[int, None]()
+        first = at = text.expect(start, b"probability", b"(")
+        for match in text.tokens(first, body):  # the last one is a brace
+            word, at = match[0], match.start()
+            if word in (b",", b"|"):
+                continue
+            if word == b"{":
+                text.fail(at, "')'")
+            if word == b")":
+                break
+            if word in MARKS:
+                text.fail(at, "the name of a variable")
+            number = self._names.find_bytes(unquoted(word))
+            if number < 0:
+                text.fail(at, "a declared variable")
+            if number in scope:
+                text.fail(at, "a variable that its scope does not hold yet")
+            if not scope and defined[number]:
+                text.fail(at, "a variable that no probability block has defined yet")
+            scope[number] = None
+        if not 1 <= len(scope) <= _MOST_SLOTS:
+            text.fail(first, f"a scope of 1 to {_MOST_SLOTS} variables (it has {len(scope)})")
+        text.expect(at + 1, b"{")
+        defined[next(iter(scope))] = 1
+        return list(scope)
+
+
+def _lengths(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    return np.fromiter(map(len, texts), np.int64, len(texts))
 
 
 def _repeated(names: bytes, hashes: "array[int]") -> bytes | None:
@@ -198,86 +331,8 @@ def _repeated(names: bytes, hashes: "array[int]") -> bytes | None:
     return None
 
 
-def _read_headers(data: Bytes, source: str, spans: "array[int]", names: NumberedNames) -> Headers:
-    """The scope of every variable's block, in the file's order."""
-    assert isinstance(names, Names)
-    headers = Headers(array("q", [0]), array("i"), array("q"))
-    defined, listed = bytearray(len(names)), np.frombuffer(spans, np.int64).reshape(-1, 3)
-    left = [listed[at : at + _HEADERS] for at in range(0, len(listed), _HEADERS)][::-1]
-    while left:
-        part = left.pop()
-        if _take_usual(data, part, names, defined, headers):
-            continue
-        if len(part) > 1:  # one that is unusual is not to make the others slow
-            left += np.array_split(part, 2)[::-1]
-            continue
-        start, body, end = part[0].tolist()
-        scope = _read_scope(data, source, start, body, names, defined)
-        defined[scope[0]] = 1
-        headers.members.extend(scope)
-        headers.starts.append(len(headers.members))
-        headers.bodies.extend((body, end - 1))
-    lacking = defined.find(0)
-    if lacking >= 0:
-        fail(source, f"expected a probability block for variable {names[lacking]!r}; got none.")
-    return headers
-
-
-def _take_usual(
-    data: Bytes, spans: NDArray[np.int64], names: Names, defined: bytearray, headers: Headers
-) -> bool:
-    """Read some headers together, if they are of the usual form and right."""
-    scopes = usual_scopes(data, spans[:, :2], names, _MOST_SLOTS)
-    if scopes is None:
-        return False
-    counts, members = scopes
-    ends, known = counts.cumsum(), np.frombuffer(defined, dtype=np.uint8)
-    children = members[ends - counts]
-    if known[children].any() or len(np.unique(children)) < len(children):
-        return False
-    known[children] = 1
-    headers.starts.frombytes((ends + len(headers.members)).tobytes())
-    headers.members.frombytes(members.tobytes())
-    headers.bodies.frombytes((spans[:, 1:] - [0, 1]).tobytes())
-    return True
-
-
-def _read_scope(
-    data: Bytes, source: str, start: int, body: int, names: Names, defined: bytearray
-) -> list[int]:
-    tokens, place = Tokens(source, data, start, []), 1
-    words = enumerate(words_of(data, source, start, body))  # the last one is a brace
-    next(words)
-    if next(words)[1] != b"(":
-        tokens.fail(1, "'('")
-    scope: dict[int, None] = {}
-    for place, word in words:
-        if word in (b",", b"|"):
-            continue
-        if word in (b")", b"{"):
-            break
-        if word in PUNCTUATION:
-            tokens.fail(place, "the name of a variable")
-        number = names.find_bytes(unquoted(word))
-        if number < 0:
-            tokens.fail(place, "a declared variable")
-        if number in scope:
-            tokens.fail(place, "a variable that its scope does not hold yet")
-        if not scope and defined[number]:
-            tokens.fail(place, "a variable that no probability block has defined yet")
-        scope[number] = None
-    following = next(words, None)
-    if following is None:
-        tokens.fail(place, "')'")
-    if not 1 <= len(scope) <= _MOST_SLOTS:
-        tokens.fail(2, f"a scope of 1 to {_MOST_SLOTS} variables (it has {len(scope)})")
-    if following[1] != b"{":
-        tokens.fail(following[0], "'{'")
-    return list(scope)
-
-
-def _refuse_cycles(source: str, headers: Headers, names: NumberedNames) -> None:
-    starts, members = np.frombuffer(headers.starts, np.int64), np.frombuffer(headers.members, "i")
+def _refuse_cycles(source: str, headers: Headers) -> None:
+    starts, members = headers.starts, headers.members
     children = members[starts[:-1]]
     blocks = np.empty(len(children), dtype=np.int32)
     blocks[children] = np.arange(len(children))
@@ -285,5 +340,59 @@ def _refuse_cycles(source: str, headers: Headers, names: NumberedNames) -> None:
         return  # parents come first
     cycle = find_cycle((starts[:-1] + 1).data, starts[1:].data, blocks[members].data)
     if cycle is not None:
+        names = headers.variables.names
         shown = " - ".join(repr(names[int(children[block])]) for block in cycle[:8])
         fail(source, f"expected parents without a cycle; got {shown}.")
+
+
+def write_bif(graph: FactorGraph, path: PathLike) -> None:
+    """Write a Bayesian network in the BIF format; unnamed states are named "0", "1", ....
+
+    Args:
+        graph: an unbatched graph whose factors are P(x | parents), one per variable, x first in
+            every scope (as `read_bif` gives them) or last in every one.
+        path: the file, replaced in one step; gzipped if it ends in ``.gz``.
+
+    Raises:
+        UnsupportedError: another kind of graph, or a name that holds a quote or a line's end.
+    """
+    write_text_atomically(path, format_bif(graph))
+
+
+def format_bif(graph: FactorGraph) -> str:
+    """The text of a Bayesian network in the BIF format, which `write_bif` writes."""
+    parts = ["network unknown {\n}"]
+    for variable in all_variables(graph):
+        states = ", ".join(_state_names(variable))
+        parts.append(
+            f"variable {_quoted(variable.name)} {{\n"
+            f"  type discrete [ {variable.size} ] {{ {states} }};\n}}"
+        )
+    parts.extend(_probability(conditional) for conditional in conditional_tables(graph))
+    return "\n".join(parts) + "\n"
+
+
+def _probability(conditional: Conditional) -> str:
+    scope = (conditional.child, *conditional.parents)
+    values = values_of(scope, conditional.log_values, "BIF").reshape(conditional.child.size, -1)
+    child, parents = _quoted(scope[0].name), ", ".join(_quoted(v.name) for v in scope[1:])
+    rows = [", ".join(map(repr, row)) for row in values.T.tolist()]
+    if not parents:
+        return f"probability ( {child} ) {{\n  table {rows[0]};\n}}"
+    labels = itertools.product(*(_state_names(parent) for parent in conditional.parents))
+    lines = [f"  ({', '.join(label)}) {row};" for label, row in zip(labels, rows, strict=True)]
+    return "\n".join([f"probability ( {child} | {parents} ) {{", *lines, "}"])
+
+
+def _state_names(variable: Variable) -> list[str]:
+    return [_quoted(str(state)) for state in names_of(variable.states)]
+
+
+def _quoted(name: str) -> str:
+    if _WRITTEN_PLAIN.fullmatch(name):
+        return name
+    if not _QUOTABLE.fullmatch(name):
+        raise UnsupportedError(
+            f"Name {name!r} holds a quote or a control character, which BIF cannot say. Rename it."
+        )
+    return f'"{name}"'

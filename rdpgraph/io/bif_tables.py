@@ -1,52 +1,54 @@
 """The tables of BIF files, read straight into those of the graph."""
 
 import math
-from array import array
-from collections.abc import Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import getitem
+from typing import NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_batches import listed_of, tables_of
-from rdpgraph.io.bif_probabilities import MOST_BY_DEFAULT, Probabilities, Scope, strides_of
-from rdpgraph.io.bif_tokens import PIECE
-from rdpgraph.io.shapes import alike, distinct_sizes
+from rdpgraph.io.bif_tokens import PIECE, BifText, words_of
+from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
+from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.block import Block
 from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
+from rdpgraph.model.names import CODEC
 from rdpgraph.model.table import Table
 
 Array = NDArray[np.float64]
+Codes = Mapping[bytes, int]
+
+_TABLE = re.compile(rb"\s*+(table\s[^;]*+);?\s*+")
+_PROPERTIES = re.compile(rb"(?:\s*+property\s[^;]*+;)*+")
+_MOST_BY_DEFAULT = 1 << 24  # table entries that the `default` lines of a file may stand for
 
 
 @dataclass(frozen=True, eq=False)
 class Headers:
-    """The probability blocks of a file: their scopes, and where in it their braces are.
+    """The variables of a file, and its probability blocks in their order.
 
     Attributes:
+        variables: those of the file.
+        lists: the names of their states.
         starts: where the scope of each block begins in ``members``, and at the end their count.
         members: the numbers of variables, each child before its parents.
-        bodies: for each block the place after its first brace, and that of its last one.
+        bodies: (F, 2) for each block the place after its first brace, and that of its last one.
     """
 
-    starts: "array[int]"
-    members: "array[int]"
-    bodies: "array[int]"
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def scope(self, block: int) -> "array[int]":
-        """The variables of a block."""
-        return self.members[self.starts[block] : self.starts[block + 1]]
-
-    def body(self, block: int) -> tuple[int, int]:
-        """The span between the braces of a block."""
-        return self.bodies[2 * block], self.bodies[2 * block + 1]
+    variables: CompactVariables
+    lists: StateLists
+    starts: NDArray[np.int64]
+    members: NDArray[np.int32]
+    bodies: NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -64,25 +66,15 @@ class _Alike:
         return self.values.reshape(len(self.blocks), self.shape[0], -1)
 
 
-def read_tables(
-    data: Bytes,
-    source: str,
-    variables: CompactVariables,
-    lists: StateLists,
-    headers: Headers,
-    dtype: torch.dtype,
-) -> list[Block]:
+def read_tables(text: BifText, headers: Headers, dtype: torch.dtype) -> list[Block]:
     """The factors P(child | parents), those of one shape in one block.
 
     Args:
-        data: the file.
-        source: its name, for messages.
-        variables: those of the file.
-        lists: the names of their states.
-        headers: where the blocks are.
+        text: the file.
+        headers: where its blocks are.
         dtype: of the log-values.
     """
-    reading = _Reading(data, source, variables, lists, headers)
+    reading = _Reading(text, headers)
     try:
         return [_block_of(group, headers, dtype) for group in reading.read()]
     except FileFormatError:
@@ -93,43 +85,32 @@ def read_tables(
 class _Reading:
     """The tables of a file: of the usual form many at a time, others one by one."""
 
-    def __init__(
-        self,
-        data: Bytes,
-        source: str,
-        variables: CompactVariables,
-        lists: StateLists,
-        headers: Headers,
-    ) -> None:
-        self._data, self._source, self._headers = data, source, headers
-        self._variables, self._lists = variables, lists
-        self._starts = np.frombuffer(headers.starts, np.int64)
-        self._members = np.frombuffer(headers.members, np.int32)
-        self._bodies = np.frombuffer(headers.bodies, np.int64).reshape(-1, 2)
-        self._budget = MOST_BY_DEFAULT
+    def __init__(self, text: BifText, headers: Headers) -> None:
+        self._text, self._headers, self._budget = text, headers, _MOST_BY_DEFAULT
 
     def read(self) -> Iterable[_Alike]:
         """The groups of blocks, filled."""
-        groups, lengths = self._groups(), np.diff(self._bodies)[:, 0]
-        room = MOST_BY_DEFAULT
+        bodies, data = self._headers.bodies, self._text.data
+        groups, lengths = self._groups(), np.diff(bodies)[:, 0]
+        room = _MOST_BY_DEFAULT
         for group in groups:
             # Nothing is allocated on the word of a header: only what the text fills, where an entry
             # takes two bytes, and defaults as far as the budget goes.
-            size = min(math.prod(group.shape), 2 * MOST_BY_DEFAULT + len(self._data))
+            size = min(math.prod(group.shape), 2 * _MOST_BY_DEFAULT + len(data))
             lacking = size - (lengths[group.blocks] + 1) // 2
-            short = self._bodies[group.blocks[lacking > 0]].tolist()
+            short = bodies[group.blocks[lacking > 0]].tolist()
             room -= int(lacking[lacking > 0].sum())
-            if room < 0 or any(self._data.find(b"default", *body) < 0 for body in short):
+            if room < 0 or any(data.find(b"default", *body) < 0 for body in short):
                 self.read_one_by_one()
                 raise AssertionError("a table that the text cannot fill")
         for group in groups:
             group.values = np.empty(len(group.blocks) * math.prod(group.shape))
         for group in groups:
-            own = lengths[group.blocks]
-            for place in np.flatnonzero(own > PIECE).tolist():
+            counts = lengths[group.blocks]
+            for place in np.flatnonzero(counts > PIECE).tolist():
                 self._read_alone(int(group.blocks[place]), group.tables[place])
-            places = np.flatnonzero(own <= PIECE)
-            parts = own[places].cumsum() // PIECE
+            places = np.flatnonzero(counts <= PIECE)
+            parts = counts[places].cumsum() // PIECE
             for part in np.split(places, np.flatnonzero(np.diff(parts)) + 1):
                 self._read_part(group, part)
         return groups
@@ -137,11 +118,11 @@ class _Reading:
     def _groups(self) -> list[_Alike]:
         """The blocks by shape, in the order of the first of each."""
         groups: list[_Alike] = []
-        sizes, arities = self._variables.sizes, np.diff(self._starts)
-        distinct = distinct_sizes(sizes)
+        starts, sizes = self._headers.starts, self._headers.variables.sizes
+        arities, distinct = np.diff(starts), distinct_sizes(sizes)
         for arity in np.unique(arities).tolist():
             rows = np.flatnonzero(arities == arity).astype(np.int32)
-            scopes = self._members[self._starts[rows, None] + np.arange(arity)]
+            scopes = self._headers.members[starts[rows, None] + np.arange(arity)]
             for part in alike(scopes, sizes, distinct):
                 shape = tuple(sizes[scopes[part][0]].tolist())
                 groups.append(_Alike(shape, rows[part]))
@@ -149,62 +130,295 @@ class _Reading:
 
     def read_one_by_one(self) -> None:
         """Read every block on its own, in the order of the file."""
-        self._budget = MOST_BY_DEFAULT
-        for block in range(len(self._headers)):
+        self._budget = _MOST_BY_DEFAULT
+        for block in range(len(self._headers.bodies)):
             self._read_alone(block, None)
 
     def _read_part(self, group: _Alike, places: NDArray[np.int64]) -> None:
         """Read some blocks of a group, those of tables and those of rows together."""
-        texts = [
-            bytes(self._data[at:end]) for at, end in self._bodies[group.blocks[places]].tolist()
-        ]
+        data, bodies = self._text.data, self._headers.bodies[group.blocks[places]].tolist()
+        texts = [bytes(data[start:end]) for start, end in bodies]
         of_rows = np.fromiter((b"(" in text for text in texts), np.bool_, len(texts))
-        for kind in (False, True):
-            left = [np.flatnonzero(of_rows == kind)]
+        for read, kind in ((self._tables_of, ~of_rows), (self._rows_of, of_rows)):
+            left = [np.flatnonzero(kind)] if kind.any() else []
             while left:
                 part = left.pop()
-                own = [texts[at] for at in part.tolist()]
-                if not own or self._read_together(group, places[part], own, of_rows=kind):
-                    continue
-                if len(own) > 1:  # one that is unusual is not to make the others slow
+                blocks = group.blocks[places[part]]
+                values = read([texts[at] for at in part.tolist()], blocks, group.shape)
+                if values is not None and is_conditional(values, 1):
+                    group.tables[places[part]] = values
+                elif len(part) > 1:  # one that is unusual is not to make the others slow
                     left += np.array_split(part, 2)
-                    continue
-                place = int(places[part[0]])
-                self._read_alone(int(group.blocks[place]), group.tables[place])
+                else:
+                    self._read_alone(int(blocks[0]), group.tables[places[part[0]]])
 
-    def _read_together(
-        self, group: _Alike, places: NDArray[np.int64], texts: list[bytes], *, of_rows: bool
-    ) -> bool:
-        """Fill the tables of some blocks, if all of them are of the usual form."""
-        size, rows = group.shape[0], math.prod(group.shape[1:])
-        if of_rows:
-            codes = list[tuple[list[Mapping[bytes, int]], int]]()
-            for slot, stride in enumerate(strides_of(group.shape[1:]), 1):
-                members = self._members[self._starts[group.blocks[places]] + slot]
-                lists = self._variables.lists_of(members)
-                codes.append((list(map(self._lists.places, lists)), stride))
-            values = listed_of(texts, size, rows, codes)
-        else:
-            values = tables_of(texts, size, rows)
-        if values is None or not is_conditional(values, 1):
-            return False
-        group.tables[places] = values
-        return True
+    def _tables_of(
+        self, texts: list[bytes], blocks: NDArray[np.int32], shape: tuple[int, ...]
+    ) -> Array | None:
+        """(B, size, rows) the probabilities of texts ``table probabilities;``; None for others."""
+        matches = list(map(_TABLE.fullmatch, texts))
+        if not all(matches):
+            return None
+        text = b"".join([match[1] + b";" for match in matches if match])
+        read = _statements_alike(text, len(texts), [b"table"], math.prod(shape))
+        return None if read is None else read[1].reshape(len(texts), shape[0], -1)
+
+    def _rows_of(
+        self, texts: list[bytes], blocks: NDArray[np.int32], shape: tuple[int, ...]
+    ) -> Array | None:
+        """(B, size, rows) the probabilities of texts of all rows of a block; None for others."""
+        rows, members = math.prod(shape[1:]), self._headers.members
+        if any(text.count(b";") != rows for text in texts):
+            return None
+        codes: list[tuple[Iterable[Codes], int]] = []
+        for slot, stride in enumerate(_strides(shape[1:]), 1):
+            lists = self._headers.variables.lists_of(members[self._headers.starts[blocks] + slot])
+            known = map(self._headers.lists.places, lists)
+            codes.append((chain.from_iterable(repeat(each, rows) for each in known), stride))
+        read = _rows_alike(b"".join(texts), len(texts) * rows, codes, shape[0])
+        if read is None:
+            return None
+        numbers = read[0].reshape(len(texts), rows)
+        if (np.sort(numbers, axis=1) != np.arange(rows)).any():
+            return None
+        values = np.empty((len(texts), rows, shape[0]))
+        np.put_along_axis(values, numbers[..., None], read[1].reshape(values.shape), 1)
+        return values.transpose(0, 2, 1)
 
     def _read_alone(self, block: int, table: Array | None) -> None:
-        scope = Scope(self._variables, self._lists, self._headers.scope(block))
         values = None if table is None else table.reshape(-1)
-        body = self._headers.body(block)
-        probabilities = Probabilities(self._data, self._source, scope, *body, values)
-        self._budget -= probabilities.read(self._budget)
+        self._budget -= _Body(self._text, self._headers, block, values).read(self._budget)
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    """For each dim how far apart its neighbours are; the last is the fastest."""
+    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+
+
+def _statements_alike(
+    text: bytes, count: int, head: Sequence[bytes | None], size: int
+) -> tuple[list[list[bytes]], Array] | None:
+    """Statements of one form: the words at the open places of the head, and (count, size) numbers.
+
+    Returns:
+        None for a text that is anything else than ``count`` times the head, ``size`` numbers and a
+        semicolon.
+    """
+    words = words_of(text)
+    width, listed = len(head) + size + 1, list[list[bytes]]()
+    if len(words) != count * width:
+        return None
+    for place, mark in ((width - 1, b";"), *reversed(list(enumerate(head)))):
+        column = words[place::width]
+        if mark is None:
+            listed.append(column)
+        elif column.count(mark) != count:
+            return None
+        del words[place::width]
+        width -= 1
+    values = non_negative(words)
+    return None if values is None else (listed[::-1], values.reshape(count, size))
+
+
+def _rows_alike(
+    text: bytes, count: int, codes: Sequence[tuple[Iterable[Codes], int]], size: int
+) -> tuple[NDArray[np.int64], Array] | None:
+    """Rows ``(names) probabilities;``: (R,) their numbers and (R, size) the probabilities.
+
+    Args:
+        text: the rows.
+        count: how many there are.
+        codes: for each parent the numbers of its states, row by row, and their stride.
+        size: how many probabilities are in a row.
+
+    Returns:
+        None for a text that is anything else, or that may be.
+    """
+    read = _statements_alike(text, count, [b"(", *[None] * len(codes), b")"], size)
+    if read is None:
+        return None
+    numbers = np.zeros(count, dtype=np.int64)
+    try:
+        for words, (states, stride) in zip(read[0], codes, strict=True):
+            numbers += stride * np.fromiter(map(getitem, states, words), np.int64, count)
+    except KeyError:
+        return None
+    return numbers, read[1]
+
+
+class _Body:
+    """The table of one block, (child, *parents), as its statements give it.
+
+    Args:
+        text: the file.
+        headers: its variables and blocks.
+        block: which one.
+        values: the flat table, to be filled; None for one that the text cannot fill.
+    """
+
+    def __init__(self, text: BifText, headers: Headers, block: int, values: Array | None) -> None:
+        variables = headers.variables
+        members = headers.members[headers.starts[block] : headers.starts[block + 1]].tolist()
+        self._text, self._values = text, values
+        self._start, self._end = headers.bodies[block].tolist()
+        self._child = repr(variables.names.entry(members[0]))
+        self._size, *parents = variables.sizes[members].tolist()
+        self._rows = math.prod(parents)
+        states = [headers.lists.places(variables.list_of(parent)) for parent in members[1:]]
+        self._codes = list(zip(states, _strides(parents), strict=True))
+        self._listed: defaultdict[int, int] | bytearray = (
+            defaultdict(int) if values is None else bytearray(self._rows)
+        )
+        self._count = 0
+        self._default: Array | None = None
+        self._whole = False
+        self._sums = True
+
+    def read(self, budget: int) -> int:
+        """Fill the table; the number of entries that only ``default`` gives, within the budget."""
+        text, start = self._text, self._start
+        while start < self._end:
+            end = self._part_end(start)
+            if self._read_rows(start, end):
+                start = end
+            while (start := _skip_properties(text.data, start, end)) < end:
+                stop = text.data.find(b";", start, end) % (end + 1)
+                self._read_statement(start, stop)
+                start = stop + 1
+        unlisted = self._filled(budget)
+        if self._whole and self._values is not None:
+            table = self._values.reshape(self._size, self._rows)
+            for at in range(0, self._rows, PIECE):
+                self._sums &= is_conditional(table[:, at : at + PIECE], 0)
+        if not self._sums:
+            text.fail(self._start, f"probabilities of {self._child} that sum to 1")
+        return unlisted
+
+    def _part_end(self, start: int) -> int:
+        """The end of several statements that are a piece together, or of a longer one."""
+        data, end = self._text.data, self._end
+        if end - start <= PIECE:
+            return end
+        return data.rfind(b";", start, start + PIECE) + 1 or data.find(b";", start, end) + 1 or end
+
+    def _filled(self, budget: int) -> int:
+        text, rows, default = self._text, self._rows, self._default
+        if self._whole and not self._count and default is None:
+            return 0
+        unlisted = (rows - self._count) * self._size
+        if self._whole or (unlisted and default is None):
+            text.fail(self._end, f"{rows} rows of {self._child} (there are {self._count})")
+        if unlisted > budget:
+            text.fail(self._end, f"rows of {self._child} rather than a default for {unlisted}")
+        listed = self._listed
+        if self._values is not None and default is not None and isinstance(listed, bytearray):
+            lacking = np.frombuffer(listed, dtype=np.uint8) == 0
+            for state, row in enumerate(self._values.reshape(self._size, rows)):
+                np.copyto(row, default[state], where=lacking)
+        return unlisted
+
+    def _read_rows(self, start: int, end: int) -> bool:
+        """Read a part that consists of rows of the usual form, if it does."""
+        listed = self._listed
+        if end - start > PIECE or self._values is None or not isinstance(listed, bytearray):
+            return False
+        text = bytes(self._text.data[start:end])
+        codes = [(repeat(states), stride) for states, stride in self._codes]
+        read = _rows_alike(text, text.count(b";"), codes, self._size) if b"(" in text else None
+        if read is None:
+            return False
+        numbers, values = read
+        ranked, known = np.sort(numbers), np.frombuffer(listed, dtype=np.uint8)
+        if (ranked[1:] == ranked[:-1]).any() or known[numbers].any():
+            return False
+        known[numbers] = 1
+        self._count += len(numbers)
+        self._take_rows(numbers, values)
+        return True
+
+    def _read_statement(self, start: int, stop: int) -> None:
+        """Read ``(names) numbers``, ``default numbers``, ``table numbers`` or ``property``."""
+        text, data = self._text, self._text.data
+        head = text.next(start, stop)
+        if head is None:
+            if stop < self._end:
+                self._fail_at_statement(stop)
+        elif head[0] == b"(":
+            close = data.find(b")", head.end(), stop)
+            if close < 0:
+                text.fail(stop, "')'")
+            what = f"states of {self._child}'s parents"
+            lists = text.names(head.end(), close, len(self._codes), what)
+            row = self._row(head.start(), list(chain.from_iterable(lists)))
+            self._take_rows([row], self._numbers(close + 1, stop, self._size))
+        elif head[0] == b"default" and self._default is None:
+            self._default = self._numbers(head.end(), stop, self._size)
+            self._sums &= is_conditional(self._default, 0)
+        elif head[0] == b"table" and not self._whole:
+            values = self._numbers(head.end(), stop, self._size * self._rows)
+            self._whole = True
+            if self._values is not None and self._values is not values:
+                self._values[:] = values
+        elif head[0] != b"property":
+            self._fail_at_statement(start)
+
+    def _numbers(self, start: int, end: int, count: int) -> Array:
+        """The probabilities of a part, in the table itself if they are all of it."""
+        text, found = self._text, self._values
+        if found is None or count != len(found) or self._count:
+            found = np.empty(count if 2 * count <= end - start + 1 else 0)
+        seen, wrong = 0, False
+        for _, words in text.pieces(start, end):
+            values = None
+            if not wrong and seen + len(words) <= len(found):
+                values = non_negative(words)
+                wrong = values is None
+            if values is not None:
+                found[seen : seen + len(words)] = values
+            seen += len(words)
+        if seen != count:
+            text.fail(start, f"{count} probabilities here (there are {seen})")
+        for match in text.tokens(start, end) if wrong else ():
+            if match[0] != b"," and (not is_number(match[0]) or float(match[0]) < 0):
+                text.fail(match.start(), "a probability >= 0")
+        return found
+
+    def _take_rows(self, places: Sequence[int] | NDArray[np.int64], values: Array) -> None:
+        rows = values.reshape(-1, self._size)
+        self._sums &= is_conditional(rows, 1)
+        if self._values is not None:
+            self._values.reshape(self._size, self._rows)[:, places] = rows.T
+
+    def _row(self, at: int, names: Sequence[bytes]) -> int:
+        """The number of the row of some states, not listed before."""
+        text = self._text
+        try:
+            pairs = zip(self._codes, names, strict=True)
+            row = sum(stride * states[name] for (states, stride), name in pairs)
+        except KeyError as error:
+            state = error.args[0].decode(*CODEC)
+            text.fail(at, f"states of {self._child}'s parents (one has no {state!r})")
+        if self._listed[row]:
+            text.fail(at, f"a row that {self._child} has not listed yet")
+        self._listed[row] = 1
+        self._count += 1
+        return row
+
+    def _fail_at_statement(self, at: int) -> NoReturn:
+        self._text.fail(at, f"a row, table or default of {self._child} (one of each)")
+
+
+def _skip_properties(data: Bytes, start: int, end: int) -> int:
+    match = _PROPERTIES.match(data, start, end)
+    assert match is not None  # it may be empty
+    return match.end()
 
 
 def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
     assert group.values is not None  # else reading has failed
     places = group.blocks
-    starts = np.frombuffer(headers.starts, dtype=np.int64)[places]
-    members = np.frombuffer(headers.members, dtype=np.int32)
-    scopes = torch.from_numpy(members[starts[:, None] + np.arange(len(group.shape))]).long()
+    slots = headers.starts[places][:, None] + np.arange(len(group.shape))
+    scopes = torch.from_numpy(headers.members[slots]).long()
     count = len(places)
     shape = () if count == 1 else (count,)
     values, group.values = group.values, None

@@ -7,8 +7,7 @@ from contextlib import suppress
 import torch
 
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.bif import parse_bif
-from rdpgraph.io.bif_text import format_bif
+from rdpgraph.io.bif import format_bif, parse_bif
 from rdpgraph.io.formats import FORMATS, FileFormat
 from rdpgraph.io.source import WAIT
 from rdpgraph.io.tables import require_graph

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import BudgetError
-from rdpgraph.io.shapes import alike, distinct_sizes
+from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import Numbers
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 
 from rdpgraph import Factor, FactorGraph, Table, Variable
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.io.bif import parse_bif, read_bif
-from rdpgraph.io.bif_text import format_bif, write_bif
+from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
 from tests.io.helpers import assignments, networks, refused, same_graph
 
 SMALL = """
@@ -246,6 +245,18 @@ def test_blanks_beyond_ascii_are_blanks_between_names_and_kept_in_quotes():
     assert parse_bif(quoted.encode()).variables[0].states == ("n\u3000o", "yes")
     latin = (RAIN.replace("no", '"n\xa0\xe9"') + PRIOR).replace(" ", "\xa0").encode("latin-1")
     assert parse_bif(latin).variables[0].states == ("n\xa0\xe9", "yes")
+
+
+def test_marks_within_quotes_are_names_and_comments_follow_one_another():
+    x = Variable("{ } ( ) | ; [ ],// /*", ("a;b", "c, d", "}", "// e"))
+    y = Variable("y", ("(", "[ ]"))
+    rows = torch.tensor([[0.25, 0.75]] * 4, dtype=torch.float64)
+    prior = Table(torch.full((4,), 0.25, dtype=torch.float64).log())
+    graph = FactorGraph([Factor((x,), prior), Factor((x, y), Table(rows.log()))])
+    text = format_bif(graph)
+    assert [v.states for v in parse_bif(text).variables] == [x.states, y.states]
+    same_graph(parse_bif(text.replace("\n", " /*1*//*\n;*/ // {\n")), parse_bif(text))
+    same_graph(parse_bif(text.replace("\n", '\u3000// \x1c } "\n\x1c')), parse_bif(text))
 
 
 def test_a_long_list_of_states_may_hold_spaces_and_comments():

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.io.bif import parse_bif
-from rdpgraph.io.bif_text import format_bif
+from rdpgraph.io.bif import format_bif, parse_bif
 from rdpgraph.io.uai import format_uai, parse_uai
 from rdpgraph.testing import brute_force
 
