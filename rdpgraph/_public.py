@@ -21,12 +21,11 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
-from rdpgraph.model.automaton import Automaton
+from rdpgraph.model.automaton import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.logical import And, AtMostOne, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.table import Table

@@ -10,7 +10,7 @@ from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.model.features import FeatureError
 from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
-from rdpgraph.query.relaxed import RelaxedStates
+from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
 from rdpgraph.structures.hypertree.dependencies import KBestDependencies
 from rdpgraph.structures.hypertree.derivations import KBestDerivations

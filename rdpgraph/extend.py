@@ -12,7 +12,7 @@ from rdpgraph.estimate.added import AddedVariables
 from rdpgraph.estimate.lifted import Inexact, Lifted
 from rdpgraph.estimate.problem import Estimator, Problem
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.io.formats import FORMATS, FileFormat
+from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import REGISTRY, Match, Structure

@@ -16,7 +16,7 @@ from torch import Tensor
 from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
-from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
+from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.model.domain import Entry
 from rdpgraph.model.variable import State
 from rdpgraph.plan.clock import now

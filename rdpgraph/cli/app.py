@@ -156,12 +156,21 @@ def infer_command(
         raise typer.BadParameter(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
-    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
-    from rdpgraph.cli.estimation import estimator_of, seeded
     from rdpgraph.cli.loading import Files, queried, require_room_for_answers
-    from rdpgraph.cli.many import about, answered_here, place, spread
-    from rdpgraph.cli.solving import posterior_of, progress, scheduler_of, warn
+    from rdpgraph.cli.solving import (
+        about,
+        answered_here,
+        ending,
+        estimator_of,
+        place,
+        posterior_of,
+        progress,
+        scheduler_of,
+        seeded,
+        spread,
+        warn,
+    )
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
@@ -228,9 +237,8 @@ def explain_command(
     limit: Limit = None,
 ) -> None:
     """Print the plan for a model, without running it."""
-    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import progress
+    from rdpgraph.cli.solving import ending, progress
     from rdpgraph.infer import explain
     from rdpgraph.plan.clock import Allowance
     from rdpgraph.schedulers import Auto
@@ -251,11 +259,11 @@ def convert(
     limit: Limit = None,
 ) -> None:
     """Read a model in one format and write it in another."""
-    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import ending
     from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.files import text_of, write
-    from rdpgraph.io.source import WAIT
+    from rdpgraph.io.text import WAIT
 
     checked_target(target, model)
     text_of(target)  # refused before anything is read
@@ -276,12 +284,11 @@ def draw(
     limit: Limit = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
-    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import Files
-    from rdpgraph.cli.solving import posterior_of, progress
+    from rdpgraph.cli.solving import ending, posterior_of, progress
     from rdpgraph.cli.targets import checked_picture
-    from rdpgraph.io.source import WAIT
+    from rdpgraph.io.text import WAIT
     from rdpgraph.schedulers import Auto
 
     checked_picture(output, model, evidence)
@@ -324,10 +331,9 @@ def parse_command(
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
         raise typer.BadParameter("--count is a number of draws and needs --task sample")
-    from rdpgraph.cli.alarm import ending
     from rdpgraph.cli.drawing import draw_tree
-    from rdpgraph.cli.estimation import seeded
     from rdpgraph.cli.parse import answers, as_text, parsed
+    from rdpgraph.cli.solving import ending, seeded
     from rdpgraph.cli.targets import checked_picture, checked_target
     from rdpgraph.io.grammar import MEMORY, read_grammar
     from rdpgraph.io.text import LIMIT, write_text_atomically

@@ -1,7 +1,12 @@
-"""From options to a posterior."""
+"""From options to a posterior: estimators, schedulers, the time, and several processes."""
 
-from collections.abc import Callable, Generator
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 
 import torch
@@ -11,16 +16,35 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import Task as RichTask
 from rich.text import Text
 
-from rdpgraph.cli.options import Method
+from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.engines.search.neighbourhoods import Move
-from rdpgraph.errors import BudgetError, in_a_line
+from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
+from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.problem import Estimator
+from rdpgraph.estimate.proposal import Proposal
+from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Uniform
+from rdpgraph.estimate.randomized import Randomized
+from rdpgraph.estimate.selection import Size
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, Scheduler
+
+_REPLICATES = 16
+
+
+_PROPOSALS: dict[ProposalName, Callable[[], Proposal]] = {
+    ProposalName.UNIFORM: Uniform,
+    ProposalName.LOCAL: Local,
+    ProposalName.GLOBAL: Global,
+    ProposalName.LOCAL_GLOBAL: LocalGlobal,
+    ProposalName.LANDMARK: Landmark,
+    ProposalName.PILOT: Pilot,
+}
+_SLACK = 1.2
+_MORE = 1.0  # a model of no size takes some time too
 
 
 def scheduler_of(
@@ -112,3 +136,154 @@ class _Left(ProgressColumn):
 
     def render(self, task: RichTask) -> Text:
         return Text(f"{max(self.until - monotonic(), 0.0):.0f} s left", style="dim")
+
+
+def estimator_of(
+    name: EstimatorName,
+    keep: Size | None,
+    proposal: ProposalName | None,
+    replicates: int | None,
+) -> Estimator | None:
+    """The estimator asked for; None: exact.
+
+    Raises:
+        ModelError: a number that makes no sense.
+    """
+    if name is EstimatorName.EXACT:
+        if keep is not None or proposal is not None or replicates is not None:
+            raise typer.BadParameter(
+                "--keep, --proposal and --replicates need --estimator randomized"
+            )
+        return None
+    many = _REPLICATES if replicates is None else replicates
+    estimator = Randomized.default(keep=0.1 if keep is None else keep, replicates=many)
+    if proposal is None or proposal is ProposalName.DEFAULT:
+        return estimator
+    return replace(estimator, proposal=_PROPOSALS[proposal]())
+
+
+def seeded(seed: int | None) -> torch.Generator | None:
+    """A generator; without a seed, torch's own randomness."""
+    if seed is None:
+        return None
+    if not -(2**63) <= seed < 2**64:
+        raise ModelError(f"--seed needs a whole number of 64 bits; got {seed}.")
+    return torch.Generator().manual_seed(seed)
+
+
+def answered_here(
+    models: Sequence[Path], output: Path | None, task: Task, evidence: Path | None
+) -> list[tuple[Path, Path | None]]:
+    """The models that this process answers, each with the file that its answer is written to.
+
+    Of several processes each takes every so-manieth model. They say nothing to each other: a
+    process that fails ends with its line, and torchrun ends the rest. One model is of all.
+    """
+    rank, ranks = place()
+    if len(models) == 1:
+        return [(models[0], output)]
+    if evidence is not None:
+        raise typer.BadParameter("--evidence is of one MODEL; several take --set NAME=STATE")
+    if output is None and ranks > 1:
+        raise typer.BadParameter("several processes write to a folder: --output FOLDER")
+    if output is None:
+        return [(model, None) for model in models]
+    names = [f"{model.name}.{task}" for model in models]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise typer.BadParameter(f"two MODELs would be written to {sorted(twice)[0]}")
+    output.mkdir(parents=True, exist_ok=True)
+    pairs = [(model, output / name) for model, name in zip(models, names, strict=True)]
+    return list(pairs[rank::ranks])
+
+
+@contextmanager
+def about(model: Path, models: Sequence[Path]) -> Generator[None]:
+    """What goes wrong with one of several models begins with its name."""
+    try:
+        yield
+    except RdpgraphError as error:
+        if len(models) == 1 or str(error).startswith(str(model)):
+            raise
+        raise type(error)(f"{model}: {error}") from None
+
+
+def place() -> tuple[int, int]:
+    """Which process this is, and of how many."""
+    rank, ranks = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < ranks:
+        raise typer.BadParameter(f"RANK is from 0 to WORLD_SIZE - 1; got {rank} and {ranks}")
+    return rank, ranks
+
+
+def spread(
+    graph: FactorGraph,
+    scheduler: Scheduler,
+    estimator: Estimator | None,
+    task: Task,
+) -> Posterior:
+    """The posterior of one large model, by messages between its parts, one on each process."""
+    simple = isinstance(scheduler, Loopy) and estimator is None
+    if not simple or task not in (Task.PR, Task.MAR):
+        raise typer.BadParameter(
+            "one MODEL is spread over processes by --method loopy, for --task PR or MAR, without "
+            "--estimator"
+        )
+    assert isinstance(scheduler, Loopy)
+    from rdpgraph.distributed.cuts import partition
+    from rdpgraph.distributed.group import group
+
+    flooding = Loopy(sweeps=scheduler.sweeps, damping=scheduler.damping)
+    with group(seconds=scheduler.seconds or 1.0) as mesh, torch.no_grad():
+        return partition(graph, mesh).infer(flooding).posterior(graph)
+
+
+def _number(name: str, default: int) -> int:
+    """Of the environment, as torchrun sets it."""
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        raise typer.BadParameter(f"{name} is a number; got {os.environ[name]!r}") from None
+
+
+class _Rung(BaseException):
+    """The time is over; nothing that goes on after errors goes on after it."""
+
+
+@contextmanager
+def ending(seconds: float, *, spent: float = 0.0) -> Generator[None]:
+    """Ends what is done inside once the seconds, a fifth more and a second are over.
+
+    Seconds that were spent before count too, as far as a half of them.
+
+    Everything looks at the clock and ends by itself where it can; this is for what cannot, such as
+    reading a file for longer than that. Nothing happens where there are no alarms: in threads, and
+    on Windows.
+
+    Raises:
+        BudgetError: they are over.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _Rung
+
+    begin = monotonic()
+    before = signal.signal(signal.SIGALRM, ring)
+    most = _SLACK * seconds + _MORE - min(spent, 0.5 * seconds)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, most)
+    try:
+        yield
+    except _Rung:
+        raise BudgetError(
+            f"There is no answer well after the time budget of {seconds:g} s; raise --time, or ask "
+            "for less."
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # of someone else's alarm
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - begin), 1e-3), interval)

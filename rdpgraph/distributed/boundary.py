@@ -1,8 +1,8 @@
-"""Messages between the parts of a graph: what each says of the variables that it shares."""
+"""Messages between the parts of a graph, and the posterior of the whole that they end in."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,11 @@ from rdpgraph.distributed.wire import NO_SECOND, Wire
 from rdpgraph.engines.loopy.boundary import Boundary
 from rdpgraph.engines.loopy.equations import Equations
 from rdpgraph.engines.network import Network
+from rdpgraph.engines.solution import Approximation
+from rdpgraph.engines.status import Status
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.gradients import refused
+from rdpgraph.model.graph import FactorGraph
 
 
 def exchanged(wire: Wire, sent: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -165,3 +169,76 @@ def joining(
         return replace(equations, vanishing=bool(vanishing), lowest=-reach, boundary=boundary)
 
     return join
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered(Approximation):
+    """log Z and the beliefs of variables, from all parts of a graph; nothing else crossed.
+
+    Attributes:
+        log_z: (B,) nats.
+        beliefs: (B, S).
+        worth: of the messages.
+    """
+
+    log_z: Tensor = field(repr=False)
+    beliefs: Tensor = field(repr=False)
+    worth: Status
+
+    def status(self) -> Status:
+        """Whether the messages converged."""
+        return self.worth
+
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats."""
+        return self.log_z
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) the beliefs."""
+        return self.beliefs
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """Not gathered.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
+    def expected_score(self) -> Tensor:
+        """Not gathered.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
+    def max_marginals(self) -> Tensor:
+        """Not gathered.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
+    def mode(self) -> Tensor:
+        """Not gathered.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        refuse()
+
+
+def refuse_to_solve(graph: FactorGraph) -> NoReturn:
+    """For joints of variables that no factor holds."""
+    del graph
+    refuse()
+
+
+def refuse() -> NoReturn:
+    """What is not known of the parts."""
+    raise UnsupportedError(
+        "The parts of a graph give log Z and marginals of single variables; ask one process for "
+        "modes, draws, joints and entropies."
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph._shapes import broadcasts
 from rdpgraph.distributed import logs, paths, scaled
-from rdpgraph.distributed.columns import Columns, RankRows
+from rdpgraph.distributed.paths import Columns, RankRows
 from rdpgraph.distributed.wire import Split, Wire, fingerprint
 from rdpgraph.errors import ModelError
 from rdpgraph.model.gradients import once, possible_alone, refused

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
-from rdpgraph.distributed.shares import part_of
-from rdpgraph.distributed.summed import Summed
+from rdpgraph.distributed.summed import Summed, part_of
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status

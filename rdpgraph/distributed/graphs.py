@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.distributed.boundary import exchanged, joining, watched
-from rdpgraph.distributed.gathered import Gathered, refuse, refuse_to_solve
+from rdpgraph.distributed.boundary import (
+    Gathered,
+    exchanged,
+    joining,
+    refuse,
+    refuse_to_solve,
+    watched,
+)
 from rdpgraph.distributed.wire import Wire, fingerprint
 from rdpgraph.engines.consistency import Possible
 from rdpgraph.engines.loopy.counting import Bethe, Fractional

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.distributed.shares import part_of
-from rdpgraph.distributed.summed import Summed
+from rdpgraph.distributed.summed import Summed, part_of
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
 from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.sliced import SlicedSolution, chosen

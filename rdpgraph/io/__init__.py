@@ -1,11 +1,18 @@
 """Models, evidence and results in files: UAI, BIF, networkx."""
 
 from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
-from rdpgraph.io.evidence import parse_evidence, parse_query, read_evidence, read_query
-from rdpgraph.io.files import read, write
-from rdpgraph.io.formats import FORMATS, FileFormat
+from rdpgraph.io.evidence import (
+    format_map,
+    format_mar,
+    format_mmap,
+    format_pr,
+    parse_evidence,
+    parse_query,
+    read_evidence,
+    read_query,
+)
+from rdpgraph.io.files import FORMATS, FileFormat, read, write
 from rdpgraph.io.graphs import from_networkx, to_networkx
-from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
 from rdpgraph.io.text import read_text, write_text_atomically
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.io.bif_tables import Headers, read_tables
 from rdpgraph.io.bif_tokens import MARKS, PIECE, BifText, unquoted, words_of
-from rdpgraph.io.source import WAIT
 from rdpgraph.io.tables import (
     Conditional,
     all_variables,
@@ -23,6 +22,7 @@ from rdpgraph.io.tables import (
 )
 from rdpgraph.io.text import (
     LIMIT,
+    WAIT,
     Bytes,
     PathLike,
     fail,

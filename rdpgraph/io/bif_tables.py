@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rdpgraph.errors import FileFormatError
-from rdpgraph.io.bif_tokens import PIECE, BifText, words_of
+from rdpgraph.io.bif_tokens import PIECE, BifText, statements_alike
 from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import is_number, non_negative
@@ -160,7 +160,7 @@ class _Reading:
         if not all(matches):
             return None
         text = b"".join([match[1] + b";" for match in matches if match])
-        read = _statements_alike(text, len(texts), [b"table"], math.prod(shape))
+        read = statements_alike(text, len(texts), [b"table"], math.prod(shape))
         return None if read is None else read[1].reshape(len(texts), shape[0], -1)
 
     def _rows_of(
@@ -195,31 +195,6 @@ def _strides(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
-def _statements_alike(
-    text: bytes, count: int, head: Sequence[bytes | None], size: int
-) -> tuple[list[list[bytes]], Array] | None:
-    """Statements of one form: the words at the open places of the head, and (count, size) numbers.
-
-    Returns:
-        None for a text that is anything else than ``count`` times the head, ``size`` numbers and a
-        semicolon.
-    """
-    words = words_of(text)
-    width, listed = len(head) + size + 1, list[list[bytes]]()
-    if len(words) != count * width:
-        return None
-    for place, mark in ((width - 1, b";"), *reversed(list(enumerate(head)))):
-        column = words[place::width]
-        if mark is None:
-            listed.append(column)
-        elif column.count(mark) != count:
-            return None
-        del words[place::width]
-        width -= 1
-    values = non_negative(words)
-    return None if values is None else (listed[::-1], values.reshape(count, size))
-
-
 def _rows_alike(
     text: bytes, count: int, codes: Sequence[tuple[Iterable[Codes], int]], size: int
 ) -> tuple[NDArray[np.int64], Array] | None:
@@ -234,7 +209,7 @@ def _rows_alike(
     Returns:
         None for a text that is anything else, or that may be.
     """
-    read = _statements_alike(text, count, [b"(", *[None] * len(codes), b")"], size)
+    read = statements_alike(text, count, [b"(", *[None] * len(codes), b")"], size)
     if read is None:
         return None
     numbers = np.zeros(count, dtype=np.int64)
@@ -364,24 +339,24 @@ class _Body:
 
     def _numbers(self, start: int, end: int, count: int) -> Array:
         """The probabilities of a part, in the table itself if they are all of it."""
-        text, found = self._text, self._values
-        if found is None or count != len(found) or self._count:
-            found = np.empty(count if 2 * count <= end - start + 1 else 0)
+        text, filled = self._text, self._values
+        if filled is None or count != len(filled) or self._count:
+            filled = np.empty(count if 2 * count <= end - start + 1 else 0)
         seen, wrong = 0, False
         for _, words in text.pieces(start, end):
             values = None
-            if not wrong and seen + len(words) <= len(found):
+            if not wrong and seen + len(words) <= len(filled):
                 values = non_negative(words)
                 wrong = values is None
             if values is not None:
-                found[seen : seen + len(words)] = values
+                filled[seen : seen + len(words)] = values
             seen += len(words)
         if seen != count:
             text.fail(start, f"{count} probabilities here (there are {seen})")
         for match in text.tokens(start, end) if wrong else ():
             if match[0] != b"," and (not is_number(match[0]) or float(match[0]) < 0):
                 text.fail(match.start(), "a probability >= 0")
-        return found
+        return filled
 
     def _take_rows(self, places: Sequence[int] | NDArray[np.int64], values: Array) -> None:
         rows = values.reshape(-1, self._size)
@@ -419,8 +394,7 @@ def _block_of(group: _Alike, headers: Headers, dtype: torch.dtype) -> Block:
     places = group.blocks
     slots = headers.starts[places][:, None] + np.arange(len(group.shape))
     scopes = torch.from_numpy(headers.members[slots]).long()
-    count = len(places)
-    shape = () if count == 1 else (count,)
+    shape = () if len(places) == 1 else (len(places),)
     values, group.values = group.values, None
     table = torch.from_numpy(values).log_().to(dtype).reshape(*shape, *group.shape)
     return Block(scopes, Table.from_logs(table), shape, None, torch.from_numpy(places).long())

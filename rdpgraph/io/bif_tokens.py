@@ -2,11 +2,12 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from rdpgraph.io.text import BLANK, BLANKS, Bytes, encoding_of, fail, shown
+from rdpgraph.io.tokens import Array, non_negative
 from rdpgraph.model.names import CODEC
 
 PIECE = 1 << 14
@@ -151,3 +152,28 @@ def unquoted(word: bytes) -> bytes:
     """A token as a name."""
     quoted = len(word) > 1 and word.startswith(b'"')
     return word[1:-1].translate(_UNMASKED) if quoted else word
+
+
+def statements_alike(
+    text: bytes, count: int, head: Sequence[bytes | None], size: int
+) -> tuple[list[list[bytes]], Array] | None:
+    """Statements of one form: the words at the open places of the head, and (count, size) numbers.
+
+    Returns:
+        None for a text that is anything else than ``count`` times the head, ``size`` numbers and a
+        semicolon.
+    """
+    words = words_of(text)
+    width, listed = len(head) + size + 1, list[list[bytes]]()
+    if len(words) != count * width:
+        return None
+    for place, mark in ((width - 1, b";"), *reversed(list(enumerate(head)))):
+        column = words[place::width]
+        if mark is None:
+            listed.append(column)
+        elif column.count(mark) != count:
+            return None
+        del words[place::width]
+        width -= 1
+    values = non_negative(words)
+    return None if values is None else (listed[::-1], values.reshape(count, size))

@@ -13,8 +13,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
-from rdpgraph.io.source import WAIT
-from rdpgraph.io.text import LIMIT, Bytes, PathLike, fail, read_bytes, shown
+from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown
 from rdpgraph.model.names import Names
 from rdpgraph.model.semiring import soft_scatter
 

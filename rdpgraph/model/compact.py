@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rdpgraph.model.listing import Listing, Numbers
-from rdpgraph.model.names import CODEC, Names, NumberedNames
+from rdpgraph.model.names import CODEC, Listing, Names, NumberedNames, Numbers
 from rdpgraph.model.variable import Variable, takes_indices
 
 _SHARED = 1 << 10

@@ -14,8 +14,7 @@ from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors
-from rdpgraph.model.copies import moved_blocks, outliving
-from rdpgraph.model.description import described
+from rdpgraph.model.copies import described, moved_blocks, outliving
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
     MISSING,

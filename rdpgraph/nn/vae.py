@@ -14,7 +14,7 @@ from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.nn.hmm import checked_tokens, require_known
-from rdpgraph.query.relaxed import RelaxedStates
+from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 

@@ -9,12 +9,12 @@ from collections.abc import Set
 from itertools import chain
 from math import inf, log2
 from random import Random
+from typing import Any
 
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.anneal import HOT, anneal
 from rdpgraph.plan.cost import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
-from rdpgraph.plan.foreign import MOST_TENSORS, cotengra_tree, opt_einsum_tree
 from rdpgraph.plan.orders import (
     Rule,
     forest_order,
@@ -24,13 +24,14 @@ from rdpgraph.plan.orders import (
     primal_graph,
     weighted_min_fill,
 )
-from rdpgraph.plan.steps import Step, Workbench
 from rdpgraph.plan.topology import Topology
-from rdpgraph.plan.tree import ContractionTree, tree_from_order
+from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
 
 HOPELESS_BITS = 64
 """When no greedy order needs fewer than 2^this operations, the search gives up. Annealing has
 gained up to 15 bits on the hardest UAI models (linkage), which would not be enough."""
+MOST_TENSORS = 5_000
+"""Larger components are left to the elimination orders, which scale."""
 
 
 class HopelessError(BudgetError):
@@ -328,3 +329,25 @@ def _joined(topology: Topology, parts: list[_Part]) -> ContractionTree:
             made = topology.num_tensors + len(joined)
             joined += _renamed(steps, [*tensors, *range(made, made + len(steps))], names)
     return ContractionTree(topology, tuple(joined))
+
+
+def opt_einsum_tree(topology: Topology) -> ContractionTree:
+    """The tree of opt_einsum's greedy path."""
+    from opt_einsum.paths import greedy
+
+    inputs: Any = [frozenset(scope) for scope in topology.scopes]
+    sizes: Any = dict(enumerate(topology.sizes))
+    limit: Any = inf
+    path = greedy(inputs, frozenset(), sizes, limit)
+    return tree_from_path(topology, path, ssa=False)
+
+
+def cotengra_tree(topology: Topology, seed: int) -> ContractionTree:
+    """The tree of the best of a few of cotengra's randomised greedy paths."""
+    from cotengra import RandomGreedyOptimizer
+
+    inputs = [tuple(map(str, scope)) for scope in topology.scopes]
+    sizes = {str(v): size for v, size in enumerate(topology.sizes)}
+    one_process: Any = False
+    optimizer = RandomGreedyOptimizer(max_repeats=8, parallel=one_process, seed=seed)
+    return tree_from_path(topology, optimizer(inputs, (), sizes), ssa=False)

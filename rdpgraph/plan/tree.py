@@ -1,14 +1,175 @@
-"""Contraction trees: the order in which tensors are multiplied and variables summed out."""
+"""Contraction trees, and their steps: in which order tensors are multiplied and summed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush
+from math import prod
+from typing import NamedTuple
 
 from rdpgraph.errors import ModelError
-from rdpgraph.plan.steps import Step, Workbench
 from rdpgraph.plan.topology import Topology
 
 __all__ = ["ContractionTree", "Step", "tree_from_order", "tree_from_path"]
+
+
+class Step(NamedTuple):
+    """Multiply two tensors and sum out every variable that is not in `scope`.
+
+    `right == -1` means that `left` alone is reduced. A named tuple, because a large forest has
+    millions of steps.
+    """
+
+    left: int
+    right: int
+    scope: tuple[int, ...]
+
+
+class Workbench:
+    """The live tensors of a contraction under way.
+
+    Tensors are numbered as in `ContractionTree`: leaves first, then one per step. With
+    `eager=True` a step sums out every variable that no other live tensor has; otherwise a
+    variable goes only when `eliminate` asks for it. Scopes of results are ascending.
+
+    Attributes:
+        steps: the steps so far.
+        flops: sum over steps of the product of the sizes in the union of the operands' scopes.
+        stored: elements of all results so far.
+    """
+
+    def __init__(self, topology: Topology, *, eager: bool = True) -> None:
+        self.topology = topology
+        self.eager = eager
+        self.sizes = topology.sizes
+        self.scopes: list[tuple[int, ...]] = list(topology.scopes)
+        self.volumes: list[int] = [prod([self.sizes[v] for v in s]) for s in self.scopes]
+        self.levels: list[int] = [0] * len(self.scopes)
+        self.alive = bytearray(b"\1") * len(self.scopes)
+        self.counts: list[int] = [0] * len(self.sizes)
+        self.uses: list[list[int]] = [[] for _ in self.sizes]
+        self.steps: list[Step] = []
+        self.flops = 0
+        self.stored = 0
+        for tensor, scope in enumerate(self.scopes):
+            for v in scope:
+                self.counts[v] += 1
+                self.uses[v].append(tensor)
+
+    def live(self) -> list[int]:
+        """Live tensors that still have variables, ascending."""
+        return [t for t, (on, scope) in enumerate(zip(self.alive, self.scopes, strict=True))
+                if on and scope]  # fmt: skip
+
+    def bucket(self, variable: int) -> list[int]:
+        """Live tensors that have the variable."""
+        if not self.counts[variable]:
+            return []
+        return [t for t in self.uses[variable] if self.alive[t]]
+
+    def reduce(self, tensor: int, drop: Iterable[int] | None = None) -> int:
+        """Sum out `drop` (default: all variables that only this tensor has); the new id.
+
+        Returns the tensor itself, without a step, when there is nothing to sum out.
+        """
+        scope, counts = self.scopes[tensor], self.counts
+        gone = set(drop) if drop is not None else {v for v in scope if counts[v] == 1}
+        if not gone:
+            return tensor
+        for v in gone:
+            counts[v] = 0
+        self.alive[tensor] = 0
+        kept = tuple(sorted(v for v in scope if v not in gone))
+        self.flops += self.volumes[tensor]
+        return self._append(tensor, -1, kept, self.levels[tensor] + 1)
+
+    def multiply(self, left: int, right: int, drop: int | None = None) -> int:
+        """Multiply two live tensors (and sum out: see the class); the id of the result.
+
+        `drop` names one variable to sum out when not eager. A leaf's own private variables are
+        summed out first where that saves work.
+        """
+        scopes, counts, sizes = self.scopes, self.counts, self.sizes
+        if self.eager:
+            left = self._trim(left, right)
+            right = self._trim(right, left)
+        first, second = scopes[left], scopes[right]
+        shared = set(first).intersection(second)
+        for v in shared:
+            counts[v] -= 1
+        union = sorted({*first, *second})
+        self.flops += prod([sizes[v] for v in union])
+        if self.eager:
+            kept = tuple([v for v in union if counts[v] > 1])
+            if len(kept) < len(union):
+                for v in union:
+                    if counts[v] == 1:
+                        counts[v] = 0
+        else:
+            kept = tuple([v for v in union if v != drop])
+            if drop is not None:
+                counts[drop] = 0
+        self.alive[left] = self.alive[right] = 0
+        level = 1 + max(self.levels[left], self.levels[right])
+        return self._append(left, right, kept, level)
+
+    def combine(self, tensors: Sequence[int], drop: int | None = None) -> int:
+        """Multiply tensors pairwise, smallest first, so that alike ones form a balanced tree."""
+        heap = [self._rank(t) for t in tensors]
+        heapify(heap)
+        while len(heap) > 2:
+            left = heappop(heap)[-1]
+            heappush(heap, self._rank(self.multiply(left, heappop(heap)[-1])))
+        if len(heap) == 2:
+            left = heappop(heap)[-1]
+            return self.multiply(left, heap[0][-1], drop)
+        return heap[0][-1]
+
+    def eliminate(self, variable: int) -> None:
+        """Multiply everything that has the variable and sum it out (bucket elimination)."""
+        bucket = self.bucket(variable)
+        if len(bucket) > 1:
+            self.combine(bucket, variable)
+        elif bucket:
+            self.reduce(bucket[0], None if self.eager else (variable,))
+
+    def residual(self) -> tuple[Topology, list[int], tuple[int, ...]]:
+        """The live tensors as a topology of their own, their ids here, and its variables here."""
+        live = self.live()
+        names = tuple(sorted({v for t in live for v in self.scopes[t]}))
+        rank = {name: i for i, name in enumerate(names)}
+        scopes = tuple(tuple(rank[v] for v in self.scopes[t]) for t in live)
+        return Topology(scopes, tuple(self.sizes[v] for v in names)), live, names
+
+    def _rank(self, tensor: int) -> tuple[int, int, tuple[int, ...], int]:
+        return self.volumes[tensor], self.levels[tensor], self.scopes[tensor], tensor
+
+    def _trim(self, tensor: int, other: int) -> int:
+        """Reduce a leaf before a product when that is cheaper than within it."""
+        if tensor >= self.topology.num_tensors:
+            return tensor
+        scope, sizes = self.scopes[tensor], self.sizes
+        private = prod([sizes[v] for v in scope if self.counts[v] == 1])
+        if private == 1:
+            return tensor
+        rest = prod([sizes[v] for v in self.scopes[other] if v not in scope])
+        volume = self.volumes[tensor]
+        if volume + volume * rest // private < volume * rest:
+            return self.reduce(tensor)
+        return tensor
+
+    def _append(self, left: int, right: int, scope: tuple[int, ...], level: int) -> int:
+        tensor = len(self.scopes)
+        self.steps.append(Step(left, right, scope))
+        volume = prod([self.sizes[v] for v in scope])
+        self.scopes.append(scope)
+        self.volumes.append(volume)
+        self.levels.append(level)
+        self.alive.append(1)
+        self.stored += volume
+        for v in scope:
+            self.uses[v].append(tensor)
+        return tensor
 
 
 @dataclass(frozen=True, eq=False)

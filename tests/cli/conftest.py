@@ -2,13 +2,13 @@
 
 import pytest
 
-from rdpgraph.cli import alarm, main
+from rdpgraph.cli import main, solving
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command; gives its exit code, standard output and standard error."""
-    monkeypatch.setattr(alarm, "_MORE", 200.0)  # other work on the machine is none of its business
+    monkeypatch.setattr(solving, "_MORE", 200.0)  # the machine has other work
 
     def call(*arguments):
         monkeypatch.setattr("sys.argv", ["rdpgraph", *map(str, arguments)])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rdpgraph.cli import alarm, loading, main
-from rdpgraph.cli.alarm import ending
+from rdpgraph.cli import loading, main, solving
+from rdpgraph.cli.solving import ending
 from rdpgraph.errors import BudgetError
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
@@ -16,7 +16,7 @@ ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 @pytest.fixture
 def soon(monkeypatch):
     """Nothing is added to the budget."""
-    monkeypatch.setattr(alarm, "_MORE", 0.0)
+    monkeypatch.setattr(solving, "_MORE", 0.0)
 
 
 def stubborn():

@@ -179,7 +179,7 @@ def test_long_names_in_the_headers_of_archives_are_passed_over(tmp_path):
         return read_once(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rdpgraph.io.source.os.read", counted)
+        patch.setattr("rdpgraph.io.text.os.read", counted)
         assert read(path).num_variables == 1
     assert len(reads) < 20
     path.write_bytes(named[:-4])

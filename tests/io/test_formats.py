@@ -8,8 +8,8 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
 from rdpgraph.extend import FileFormat
-from rdpgraph.io import formats
-from rdpgraph.io.formats import Formats
+from rdpgraph.io import files
+from rdpgraph.io.files import Formats
 
 
 def parse(data, *, source, dtype):
@@ -30,9 +30,9 @@ COIN = FileFormat(".coin", parse, text, ("coin",))
 
 @pytest.fixture
 def registered():
-    formats.FORMATS.add(COIN)
+    files.FORMATS.add(COIN)
     yield
-    formats.FORMATS.remove(".coin")
+    files.FORMATS.remove(".coin")
 
 
 @pytest.mark.usefixtures("registered")
@@ -63,9 +63,9 @@ def test_an_unregistered_format_is_refused(tmp_path):
 )
 def test_what_is_taken_is_refused(wrong):
     with pytest.raises(ModelError, match="registered already"):
-        formats.FORMATS.add(wrong)
+        files.FORMATS.add(wrong)
     with pytest.raises(ModelError, match="registered"):
-        formats.FORMATS.remove(".nothing")
+        files.FORMATS.remove(".nothing")
 
 
 @pytest.mark.parametrize("suffix", ["", ".", "coin", ".Coin", ".coin.gz"])
@@ -100,7 +100,7 @@ def test_an_installed_package_offers_a_format(monkeypatch):
         asked.append(group)
         return [Entry(COIN)]
 
-    monkeypatch.setattr(formats, "entry_points", entry_points)
+    monkeypatch.setattr(files, "entry_points", entry_points)
     known = Formats()
     known.add(FileFormat(".other", parse))
     assert known.find("m.other") is not None
@@ -108,8 +108,8 @@ def test_an_installed_package_offers_a_format(monkeypatch):
     assert known.find("m.coin") == COIN
     assert known.find("pipe", "coin") == COIN
     assert known.find("m.unknown") is None
-    assert asked == [formats.ENTRY_POINTS]
-    monkeypatch.setattr(formats, "entry_points", lambda group: [Entry("no format")])
+    assert asked == [files.ENTRY_POINTS]
+    monkeypatch.setattr(files, "entry_points", lambda group: [Entry("no format")])
     with pytest.raises(ModelError, match="coin"):
         Formats().find("m.coin")
 

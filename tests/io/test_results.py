@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdpgraph.io.results import format_map, format_mar, format_mmap, format_pr
+from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr
 
 
 def solution(text, task):

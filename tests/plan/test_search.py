@@ -9,8 +9,8 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.cost import cost
 from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan.scheduler import choose_slices, sliced_topology, sliced_tree
 from rdpgraph.plan.search import search
-from rdpgraph.plan.slicing import choose_slices, sliced_topology, sliced_tree
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
 
@@ -143,7 +143,7 @@ def test_slices_add_up_to_the_whole():
 
 
 def test_paths_of_other_libraries_are_valid_trees():
-    from rdpgraph.plan.foreign import cotengra_tree, opt_einsum_tree
+    from rdpgraph.plan.search import cotengra_tree, opt_einsum_tree
     from rdpgraph.plan.topology import Topology
 
     side = 4
