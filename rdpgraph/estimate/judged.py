@@ -43,29 +43,30 @@ class Judged(Solution):
         Converged: the replicates agree, and their states taken together have no more mass.
         """
         status = self.replicates.described(self.engine_status())
-        if not bool((self._lacking > 0).any()):
+        if not bool((self._lacking != 0).any()):
             return status
         remedy = (
-            "states that different replicates keep have more mass together than the estimate: "
-            "keep more states, or take Exact()"
+            "states that different replicates keep have more mass together than the estimate, or "
+            "all states another: keep more states, or take Exact()"
         )
         error = float(self.log_partition_errors().amax())
         return replace(status, converged=False, remedy=remedy, standard_error=error)
 
     def log_partition_errors(self) -> Tensor:
         """(B,) by the replicates; no less than what they lack of a lower bound."""
-        return torch.maximum(self.replicates.standard_error, self._lacking)
+        return torch.maximum(self.replicates.standard_error, self._lacking.abs())
 
     def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
         """(B,) and (B,) by Student's t; any number above where the replicates are too low."""
         if self.engine_status().exact or self.restriction.bound or self.restriction.equal:
             return super().interval(confidence)
         low, high = self.replicates.interval(confidence)
+        low = torch.where(self._lacking < 0, -math.inf, low)
         return low, torch.where(self._lacking > 0, math.inf, high)
 
     @cached_property
     def _lacking(self) -> Tensor:
-        """(B,) nats by which log Z is above the estimate for certain; 0 if that may be chance."""
+        """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance."""
         replicates, status = self.replicates, self.engine_status()
         drawn = replicates.count > 1 and not replicates.equal and not status.bound
         if drawn and not status.exact and self.inner.status().exact:
@@ -86,11 +87,11 @@ def lacking(
     replicates: Replicates,
     solve: Callable[[Model], Any],
 ) -> Tensor:
-    """(B,) nats by which log Z is above the estimate for certain; 0 if that may be chance.
+    """(B,) nats by which log Z is above the estimate, or below; 0 if that may be chance.
 
     The mass of the states that several replicates keep, each counted as it is, is a lower bound on
     Z. It joins states of neighbours that no replicate has together. As many replicates are taken as
-    cost no more than the estimate; or all states, where these do not.
+    cost no more than the estimate; or all states, where these do not, whose mass is Z itself.
 
     Args:
         model: as declared.
@@ -108,8 +109,10 @@ def lacking(
                 bound = posterior.solution.log_partition()
                 low, high = replicates.interval(_SURE)
                 beyond = bound > torch.where(high < math.inf, high, low)
+                if wider is model:
+                    beyond |= bound < low
                 gap = torch.where(beyond, bound, 0.0) - replicates.log_partition
-                return torch.where(beyond, gap + _ROUNDING, none)
+                return torch.where(beyond, gap + gap.sign() * _ROUNDING, none)
     return none
 
 

@@ -13,7 +13,7 @@ from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.draws import uniform
 
-_FEW = 4  # fewer replicates do not show that they miss something
+_FEW = 8  # fewer replicates do not show that they miss something
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Replicates:
         """A status with their error and effective number, of the item that is known worst.
 
         None of one replicate, or of draws with equal weights, which say nothing of their error.
-        Converged: there are four and more, and no few of them weigh most. Where messages iterate,
+        Converged: there are eight and more, and no few of them weigh most. Where messages iterate,
         it is about these, for nothing is known of their error.
         """
         known = self.count > 1 and not self.equal and self.log_partitions.numel() > 0

@@ -86,6 +86,13 @@ def test_intervals_cover_the_exact_expectations_as_often_as_they_say(model):
     assert 0.85 <= float(torch.stack(covered).double().mean()) <= 0.95
 
 
+def test_intervals_of_rare_answers_know_how_seldom_chains_move():
+    model = rg.Chain(draw(60, 6, 5), 15.0 * (torch.eye(5, dtype=torch.float64) - 1))
+    low, high = sweeps_of(pruned(model, 50, chains=4)).answer_interval(0.9)
+    exact = model.marginals()
+    assert float(((low <= exact) & (exact <= high)).double().mean()) >= 0.88
+
+
 @pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 2), chain(), mixed(2, 3), graph()])
 def test_soft_counts_beat_hard_ones_at_every_budget(model):
     (exact, asked), generator = exact_answers(model), seeded()

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import rdpgraph as rg
 from rdpgraph.errors import ModelError
 from rdpgraph.pruning import sweeps_of
-from rdpgraph.randomized import Threshold, Uniform
+from rdpgraph.randomized import Selection, Threshold, Uniform
 from tests.estimate.pruning_models import chain, draw, pruned, seeded
 
 
@@ -79,7 +79,7 @@ def test_intervals_of_few_replicates_are_wide():
     assert 0.87 < float(((low <= 0) & (high >= 0)).double().mean()) < 0.93
     status = rg.infer(chain(), estimator=rg.Randomized.default(keep=2, replicates=2)).status
     assert not status.converged
-    assert status.remedy.startswith("2 of 4 replicates")
+    assert status.remedy.startswith("2 of 8 replicates")
 
 
 @pytest.mark.parametrize("durations", [1, 2, 3])
@@ -90,3 +90,23 @@ def test_segments_take_one_map_for_all_only_if_asked(durations):
         rg.infer(model, estimator=rg.LowRankFactors(3), generator=seeded())
     shared = rg.LowRankFactors(3, shared=True)
     assert rg.infer(model, estimator=shared, generator=seeded()).status.biased
+
+
+class Elsewhere(Selection):
+    """The first state for all others, wherever it is: each replicate is too high by as much."""
+
+    def select(self, scores, generator=None):
+        first = torch.zeros_like(scores[..., :1])
+        return rg.extend.Support(first.long(), first + 2.0)
+
+
+def test_an_estimate_above_what_all_states_have_is_not_sure():
+    model = rg.Chain(0.1 * draw(4, 5), torch.zeros(5, 5, dtype=torch.float64))
+    few = rg.Randomized(Uniform(), Elsewhere(), replicates=8)
+    posterior = rg.infer(model.factor_graph(), estimator=few)
+    off = float(posterior.log_partition - model.log_partition())
+    assert off > 1.0
+    assert not posterior.status.converged
+    assert posterior.status.standard_error >= off
+    low, high = posterior.bounds(confidence=0.9)
+    assert low <= model.log_partition() <= high

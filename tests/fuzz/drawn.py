@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -150,9 +151,14 @@ class Drawn:
                 value: Any = torch.tensor(states.reshape(*self.batch, *entry.shape))
             else:
                 value = None if states[0] < 0 else int(states[0])
-                if isinstance(entry.states, tuple) and value is not None and rng.random() < 0.5:
-                    value = entry.states[value]
+                names = (
+                    entry.states if isinstance(entry.states, tuple) and value is not None else ()
+                )
+                if names and (rng.random() < 0.5 or not isinstance(names[0], str)):
+                    value = names[value]
             given.append((key, value))
+        if len(self.batch) == 1 and given and rng.random() < 0.3:
+            return [self._frame([entry for entry, _ in given])]
         parts = [dict(given)]
         if len(given) > 1 and rng.random() < 0.3:
             parts = [dict(given[:1]), dict(given[1:])]
@@ -162,6 +168,23 @@ class Drawn:
             if lead_lost
             else parts
         )
+
+    def _frame(self, keys: list[Any]) -> Any:
+        """Rows of states by their values, a column for each variable; a frame or a list."""
+        kept = {key if isinstance(key, str) else key.name for key in keys}
+        rows: list[dict[str, Any]] = [{} for _ in range(self.batch[0])]
+        for number, variable in enumerate(self.variables):
+            names = variable.states if isinstance(variable.states, tuple) else range(variable.size)
+            if variable.name.split("[")[0] in kept:
+                for row, state in zip(rows, self.rows[:, number], strict=True):
+                    row[variable.name] = None if state < 0 else names[state]
+        return pd.DataFrame(rows, dtype=object) if len(rows) % 2 else rows
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(B, V) what is observed in each item of one batch dim."""
+        assert self.observed is not None
+        return np.broadcast_to(self.observed, (*self.batch, len(self.variables)))
 
     def without(self, number: int) -> "Drawn":
         """The same with fewer holders: to make a failing case smaller by hand."""
@@ -245,7 +268,9 @@ def _entries(rng: np.random.Generator) -> list[Entry]:
             break
         total *= size
         named = rng.random() < 0.4
-        states = tuple(f"s{place}" for place in range(size)) if named else size
+        names = [tuple(f"s{place}" for place in range(size)), tuple(range(2, 2 + size))]
+        names += [(True, False)] if size == 2 else []
+        states = names[int(rng.integers(len(names)))] if named else size
         entries.append(rg.Variable(f"x{number}", states))
     return [entries[int(place)] for place in rng.permutation(len(entries))]
 

@@ -1,6 +1,8 @@
 """Random factor graphs by every route that is exact, against enumeration."""
 
 import math
+import warnings
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,11 @@ def case(rng: np.random.Generator) -> int:
         raise compare.Skipped("tight: refused") from None
     if rng.random() < 0.3:
         _gradient(rng, drawn, graph, scores)
+    if rng.random() < 0.3:
+        _searched(graph, truth)
+    if rng.random() < 0.3:
+        _as_tables(rng, drawn, graph)
+    _warned(rng)
     return math.prod(drawn.batch)
 
 
@@ -178,11 +185,8 @@ class Truth:
             wanted = self.of_states(self.scores, number, np.max, -np.inf)
             self.close(f"the max-marginal of variable {number}", got, wanted)
         if not self.possible:
-            try:
-                posterior.mode()
-            except rg.errors.ImpossibleEvidenceError:
-                return
-            raise compare.Mismatch("mode() of what is impossible")
+            compare.named(posterior.mode, torch.as_tensor(self.log_z))
+            return
         states = self.flat(posterior.mode(), states=False)
         self.close("the score of the mode", self.score_of(states), self.scores.max(-1))
 
@@ -192,9 +196,13 @@ class Truth:
 
     def samples(self, rng: np.random.Generator, _: Any, posterior: rg.Posterior) -> None:
         """Possible ones only."""
-        if not self.possible or self.route in MESSAGES:
+        if self.route in MESSAGES:
             return
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        if not self.possible:
+            draw = lambda: posterior.sample(3, generator=generator)  # noqa: E731
+            compare.named(draw, torch.as_tensor(self.log_z))
+            return
         states = self.flat(posterior.sample(3, generator=generator), states=False)
         for number in range(3):
             scores = self.score_of([part[number] for part in states])
@@ -220,7 +228,11 @@ class Truth:
     def marginal_mode(self, rng: np.random.Generator, _: Any, posterior: rg.Posterior) -> None:
         """The most probable states of some variables, the others summed out."""
         count = len(self.drawn.sizes)
-        if not count or not self.possible:
+        if not count:
+            return
+        if not self.possible:
+            ask = lambda: posterior.marginal_mode(self.drawn.variables[:1])  # noqa: E731
+            compare.named(ask, torch.as_tensor(self.log_z))
             return
         asked = sorted(int(n) for n in rng.permutation(count)[: int(rng.integers(1, count + 1))])
         found = posterior.marginal_mode([self.drawn.variables[number] for number in asked])
@@ -293,3 +305,51 @@ def _gradient(rng: np.random.Generator, drawn: Drawn, graph: rg.FactorGraph, sco
         wanted = (value(step, directions) - value(-step, directions)) / (2 * step)
     scale = sum(float(np.abs(g.numpy() * d).sum()) for g, d in zip(found, along, strict=True))
     close("the gradient", np.array(got), np.array(wanted), 1e-4, scale + math.prod(drawn.batch))
+
+
+def _searched(graph: rg.FactorGraph, truth: Truth) -> None:
+    """Modes by search: no better than the best, as good where they are called optimal."""
+    posterior = rg.infer(graph, scheduler=rg.Search(seconds=0.2))
+    try:
+        mode = posterior.mode() if truth.possible else None
+    except rg.errors.BudgetError:  # in so few seconds it has found none
+        return
+    if mode is None:
+        for ask in (posterior.mode, posterior.mode_is_optimal, posterior.mode_bound):
+            with suppress(rg.errors.BudgetError, rg.errors.ImpossibleEvidenceError):
+                ask()
+                raise compare.Mismatch("an answer of a search where an item is impossible")
+        return
+    score = truth.score_of(truth.flat(mode, states=False))
+    best, proved = truth.scores.max(-1), posterior.mode_is_optimal().numpy()
+    holds("the mode of a search is possible", (score > -np.inf).all())
+    slack = truth.tolerance * (1 + truth.drawn.spread)
+    holds("a mode that is called optimal is", (score >= best - slack)[proved].all())
+    bound = posterior.mode_bound().double().numpy()
+    holds("the bound of a search is above the mode", (bound >= best - slack).all())
+
+
+def _as_tables(rng: np.random.Generator, drawn: Drawn, graph: rg.FactorGraph) -> None:
+    """Messages of factors of any kind, after some sweeps, are those of their tables."""
+    tables = [rg.Table.from_logs(torch.tensor(p.values(), dtype=p.dtype)) for p in drawn.pieces]
+    dense = drawn.graph(np.random.default_rng(0), tables)
+    messages = rg.Loopy(sweeps=int(rng.integers(1, 20)), tolerance=0.0, damping=0.3)
+    found, wanted = (rg.infer(each, scheduler=messages) for each in (graph, dense))
+    tolerance = 1e-6 if graph.dtype == torch.float64 else 1e-2
+    for own, other in zip(found.marginals().values(), wanted.marginals().values(), strict=True):
+        close("a marginal by messages", own, other.double().numpy(), tolerance)
+
+
+def _warned(rng: np.random.Generator) -> None:
+    """What is given as logs and looks like probabilities is warned of, and nothing else is."""
+    values = rng.random(rng.integers(2, 4, size=int(rng.integers(1, 4)))) + 0.01
+    values /= values.sum(int(rng.integers(values.ndim)), keepdims=True)
+    shift = float(rng.choice([0.0, 0.05, -2.0]))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        rg.Table.from_logs(values)
+        rg.Table.from_probabilities(values)
+        rg.Table(np.log(values))
+        holds("logs are no cause for a warning", not told)
+        rg.Table(values + shift)
+    holds(f"a warning of probabilities moved by {shift}", bool(told) == (shift == 0.0))

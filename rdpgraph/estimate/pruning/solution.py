@@ -121,11 +121,20 @@ class PrunedSolution(Delegate):
 
     @property
     def _of_draws(self) -> Tensor:
-        """(*batch, *questions) the standard error of as many draws, of rare answers that vary."""
-        answers, many = self.answers, max(self.averages.chains * self.averages.sweeps, 1)
+        """(*batch, *questions) the standard error of rare answers that vary, as of draws.
+
+        Of as many as the item's other answers and its score are worth, one of which may have hit.
+        """
+        answers, batch = self.answers, self.run.sampler.masks.batch_shape
+        total = float(max(self.averages.chains * self.averages.sweeps, 1))
         variance = answers * (1.0 - answers)
         varies = self._answers(self.averages.variance) > 1e-12 * answers.square()
-        return torch.where(varies & (many * variance < _RARE), (variance / many).sqrt(), 0.0)
+        common = varies & (total * variance >= _RARE)
+        worth = torch.where(common, self._answers(self.averages.effective), total)
+        many = torch.minimum(worth.flatten(len(batch)).amin(-1), self.effective_sample_size)
+        many = many.reshape(*batch, *(1,) * (answers.ndim - len(batch)))
+        error = (variance / many + many.square().reciprocal()).sqrt()
+        return torch.where(varies & (many * variance < _RARE), error, 0.0)
 
     @property
     def r_hat(self) -> Tensor:
