@@ -67,7 +67,11 @@ def shares(options: argparse.Namespace) -> None:
             continue
         graph, memory = model(seed)
         posterior = rg.infer(graph, scheduler=rg.MiniBuckets(options.seconds, memory))
-        off, status = float(posterior.log_partition) - exact, posterior.status
+        try:
+            off, status = float(posterior.log_partition) - exact, posterior.status
+        except BudgetError as error:
+            print(f"seed {seed}: {error}", flush=True)
+            continue
         inexact += not status.exact
         if status.exact or not status.converged or status.standard_error is None:
             continue
