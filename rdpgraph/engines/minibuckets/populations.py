@@ -83,7 +83,7 @@ class Populations:
         # Led by draws of the model they come to 1 + the relative variance of a population. Chains
         # that end far below others draw from elsewhere.
         single, best = error * math.sqrt(len(self.runs)), max(score for _, score in self.led)
-        led = np.array([log for log, score in self.led if score > best - _NEAR])
+        led = np.array([log for log, score in self.led if score >= best - _NEAR])
         excess = _log_mean(led) - self.mean
         excess -= CHANCE * math.hypot(single / math.sqrt(len(led)), error)
         if excess <= 0.0:
