@@ -9,6 +9,7 @@ the steps from the roots and draws, or maximises over, what each step eliminated
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from rdpgraph.engines.values import Value, from_logs, joined
 from rdpgraph.model.semiring import safe_log
 from rdpgraph.plan.clock import Watch
 
-_CELLS = 1 << 23  # elements gathered at a time in a traceback
+_DRAWN, _COMPARED = 1 << 23, 1 << 20  # elements gathered at a time in a traceback
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,21 +162,23 @@ def _decide(
     sizes: dict[int, int] = {}
     for value, dims in operands:
         sizes.update(zip(dims, value.dims, strict=True))
-    variables = step.variables.to(states.device)
     cells = math.prod(sizes[dim] for dim in step.gone)
-    chunk = max(1, _CELLS // max(1, cells * states.shape[1] * step.count))
-    for start in range(0, states.shape[0], chunk):
+    nodes = max(1, (_DRAWN if noise else _COMPARED) // max(1, cells * states.shape[1]))
+    chunk = max(1, nodes // max(1, step.count))
+    for first, start in product(range(0, step.count, nodes), range(0, states.shape[0], chunk)):
         part = states[start : start + chunk]
+        variables = step.variables[first : first + nodes].to(states.device)
         logits = torch.zeros((), device=states.device)
         for value, dims in operands:
-            logits = logits + _entries(value, dims, step.gone, sizes, variables, part)
+            own = value.some(first, len(variables)) if nodes < step.count else value
+            logits = logits + _entries(own, dims, step.gone, sizes, variables, part)
         if noise:
             uniform = torch.rand(
-                (*part.shape[:2], step.count, cells),
+                (*part.shape[:2], len(variables), cells),
                 generator=generator, dtype=torch.float64, device=states.device,
             )  # fmt: skip
             logits = logits - (-torch.log1p(-uniform)).log()
-        best = logits.argmax(-1).expand(*part.shape[:2], step.count)
+        best = logits.argmax(-1).expand(*part.shape[:2], len(variables))
         for dim in reversed(step.gone):
             part[:, :, variables[:, dim]] = best % sizes[dim]
             best = best // sizes[dim]

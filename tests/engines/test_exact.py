@@ -350,3 +350,15 @@ def test_a_long_list_of_configurations_needs_no_table():
     assert close(got, expected)
     mode = torch.stack([posterior.mode()[bit] for bit in bits])
     assert torch.equal(mode, states[scores.argmax()])
+
+
+def test_modes_and_draws_of_wide_variables_are_made_a_few_at_a_time():
+    count, states = 3, 1 << 19
+    best = [5, states - 1, states // 2]
+    values = torch.full((count, states), -1e3)
+    values[range(count), best] = 0.0
+    x = rg.VariableArray("x", (count,), states)
+    graph = rg.FactorGraph([rg.FactorBlock((x,), rg.Table(values))])
+    posterior = rg.infer(graph, scheduler=rg.Contraction())
+    assert posterior.mode()[x].tolist() == best
+    assert posterior.sample(9)[x].tolist() == [best] * 9
