@@ -161,12 +161,14 @@ def _plan(
 
 
 def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
-    need, seconds = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried", inf
+    why = "no elimination order is cheap enough to begin with"
+    need = f"more than 2^{HOPELESS_BITS} operations in every elimination order tried"
     if late:
-        need, seconds = "more time to find an order than its part of the time budget", 0.0
+        why = "no elimination order was found in time"
+        need = "more time to find an order than its part of the budget, and its width is not known"
     return Plan(
         route="none",
-        why="no elimination order is cheap enough to begin with",
+        why=why,
         num_variables=topology.num_variables,
         num_factors=topology.num_tensors,
         num_components=len(topology.components()),
@@ -177,7 +179,7 @@ def _out_of_reach(topology: Topology, dropped: int, *, late: bool) -> Plan:
         stored_bytes=inf,
         seconds=inf,
         fits=False,
-        remedy=f"needs {need}; {clock.ways_out(seconds, 'time', *_OTHERS)}",
+        remedy=f"needs {need}; {clock.ways_out(inf, 'time', *_OTHERS)}",
     )
 
 
