@@ -53,6 +53,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         seeker: finds better modes, and bounds them.
         allowance: seconds for all of them.
         plainly: gives plain messages from the seconds there are.
+        decoding: gives messages as `Loopy` by default, whose mode is compared at the end, or None.
         remedy: what would do better than all of them.
     """
 
@@ -61,6 +62,7 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     seeker: Seeker = field(repr=False)
     allowance: Allowance
     plainly: Callable[[float], Solution] | None = field(default=None, repr=False)
+    decoding: Callable[[float], Solution] | None = field(default=None, repr=False)
     remedy: str = ""
 
     @cached_property
@@ -155,7 +157,12 @@ class FirstConverged(SearchedMarginalModes, Delegate):
     def _found(self) -> Searched:
         start = self._start
         with self.allowance.spending(), torch.no_grad():
-            return self.seeker.sought(None, start, self.allowance.left(_MODES)).warned()
+            best = self.seeker.sought(None, start, self.allowance.left(_MODES))
+            if self.decoding is not None and not bool(best.optimal.all()):
+                other = self.decoding(self.allowance.left()).mode()
+                both = best_of(self.seeker.network, [best.states, other])
+                best = replace(both, optimal=best.optimal)
+        return best.warned()
 
     def _ask(self, question: Question[Value]) -> Value:
         chosen = self.chosen

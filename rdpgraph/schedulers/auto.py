@@ -110,7 +110,8 @@ class Auto(Scheduler):
     Without seconds answers come soon, and are the same on every machine, as operations are counted
     and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is
     about 5 s; else approximate ones in about 2 s, or four times what loopy messages take if that is
-    more. The plan and `status.remedy` say how many seconds would give more.
+    more. With hard zeros a mode is no worse than that of `Loopy()`, which takes the time of that
+    too. The plan and `status.remedy` say how many seconds would give more.
 
     Args:
         memory: bytes for the tables of one run; None: 60% of what the machine has available.
@@ -266,6 +267,7 @@ class _Approximate:
             seeker,
             allowance,
             partial(self._attempt, _PLAIN),
+            self._decoding if hard else None,
             self.remedy,
         )
         if not _is_estimated(network):
@@ -286,6 +288,10 @@ class _Approximate:
             progress=self.progress,
         )
         return scheduler.solution(self._for_messages.network)
+
+    def _decoding(self, left: float) -> Solution:
+        seconds = left if self.allowance.counter is None else None
+        return Loopy(seconds=seconds, progress=self.progress).solution(self._for_messages.network)
 
     def _drawn(self, seconds: float) -> MiniBucketSolution:
         sampling = Sampling(seconds, self.memory_bytes, None, 0, sums_only=True, grace=0.0)

@@ -104,6 +104,19 @@ def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
         assert violated(ours, checks) == 0
 
 
+@pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
+def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
+    graph, checks = code(60, noise, seed)
+    modes = [rg.infer(graph, scheduler=rg.Auto(memory=1e5)).mode()]
+    # What messages alone say: no search goes on from there.
+    modes.append(rg.infer(graph, scheduler=rg.Loopy()).solution.mode().reshape(-1))
+    ours, theirs = modes[0]["x"], modes[1]
+    counts = [violated(states, checks) for states in (ours, theirs)]
+    scores = [float(graph.score_states(states)) for states in (ours, theirs)]
+    assert counts[0] <= counts[1]
+    assert scores[0] >= scores[1] - 1e-9 or counts[0] < counts[1]
+
+
 def test_progress_is_told_of_sweeps_and_moves():
     seen: list[Sweep | Move] = []
     graph = grid(8, 2.0)
