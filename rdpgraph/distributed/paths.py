@@ -20,8 +20,8 @@ from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.semiring import finite
 from rdpgraph.model.table import Table
-from rdpgraph.structures.chain.advance import advance
 from rdpgraph.structures.chain.factors import inside, masked, step_of
+from rdpgraph.structures.chain.steps import advance
 from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors
 from rdpgraph.structures.draws import gumbel
 

@@ -16,8 +16,7 @@ from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import gathered
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.draws import checked_best
-from rdpgraph.structures.hypertree.hypergraph import Hypergraph
-from rdpgraph.structures.hypertree.node_derivations import NodeDerivations
+from rdpgraph.structures.hypertree.hypergraph import Hypergraph, Row
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
@@ -259,7 +258,7 @@ class Derivations(Recursion):
 
     def restrict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, states: Tensor, log_weights: Tensor
-    ) -> NodeDerivations:
+    ) -> "NodeDerivations":
         """The derivations by some hyperedges of each node, with weights; what estimators solve.
 
         O(nodes K arity) for log Z, where K are kept of each node.
@@ -296,3 +295,39 @@ class Derivations(Recursion):
         return torch.nn.functional.pad(self.unary, (0, 1), value=-math.inf)[
             ..., self._graph.by_node
         ]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeDerivations(Recursion):
+    """Derivations whose nodes have K hyperedges each, numbered 0..K-1, in each item its own.
+
+    A derivation uses a node once at most; nodes that it does not use are in the state -1.
+
+    Args:
+        unary: (*lead, nodes, K) log-weights (nats) of the hyperedges.
+        states: (*lead, nodes, K) which of the node's in the graph they are; two may be the same.
+        graph: all hyperedges.
+    """
+
+    states: Tensor = field(metadata={"dims": 2})
+    graph: Hypergraph = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return "Derivations"
+
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level, each state of a node as a way to derive it."""
+        states = self.states.expand(*tape.lead, *self.states.shape[-2:])
+        states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
+        if kept is not None:
+            states = states.gather(2, kept)
+        edges, ways = self.graph.by_node.expand(tape.batch, -1, -1), tape.apart(tape.sites[:])
+        edges = edges.gather(2, states).mT
+        number = torch.arange(ways.places, device=tape.device).reshape(edges.shape[:0:-1]).mT
+        weights, rows = list[View](), list[Row]()
+        for level, (nodes, _) in enumerate(self.graph.levels):
+            weights.append(View((ways,), number[:, nodes]))
+            rows.append(self.graph.row(level, edges[:, :, nodes]))
+        return self.graph.whole(tape, weights, rows)

@@ -9,8 +9,8 @@ from torch import Tensor
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import arborescence, edmonds, elimination, tree_lists
+from rdpgraph.structures.hypertree.arborescence import faint_arcs
 from rdpgraph.structures.hypertree.dependencies import Dependencies
-from rdpgraph.structures.hypertree.faint import faint_arcs
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -13,10 +13,8 @@ from rdpgraph.structures.compact.inside import LOWEST
 from rdpgraph.structures.compact.links import LinkMasks
 from rdpgraph.structures.compact.ruled import RuleMasked
 from rdpgraph.structures.mixed.boxes import Boxes
-from rdpgraph.structures.mixed.emission import Emission
-from rdpgraph.structures.mixed.listed import Listed
-from rdpgraph.structures.mixed.shapes import ORDERS
-from rdpgraph.structures.mixed.ways import AROUND, PARTIAL, Nodes
+from rdpgraph.structures.mixed.emission import ORDERS, Emission
+from rdpgraph.structures.mixed.ways import AROUND, PARTIAL, Listed, Nodes
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,8 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.hypertree.checks import settle_lengths
-from rdpgraph.structures.mixed.emission import Emission
+from rdpgraph.structures.mixed.emission import ORDERS, Emission, layouts
 from rdpgraph.structures.mixed.masks import MixedMasks
-from rdpgraph.structures.mixed.shapes import ORDERS, layouts
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape, Way
 from rdpgraph.structures.tape.values import Value

@@ -18,18 +18,17 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import is_tracked
-from rdpgraph.model.table import Table
+from rdpgraph.model.table import Table, checked_log_values
+from rdpgraph.structures.chain.checks import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import posterior, proposals, scoring
-from rdpgraph.structures.semimarkov.checks import checked_fields
-from rdpgraph.structures.semimarkov.graph import graph_of
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
-from rdpgraph.structures.semimarkov.segments import laid_out
+from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
 from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
@@ -336,3 +335,24 @@ class SemiMarkov(Recursion):
         last, duration = drawn.site // durations, drawn.site % durations
         shape = (*lead, *self.batch_shape, steps)
         return Segmentation.cut(drawn.tree, last, duration, drawn.state, shape=shape)
+
+
+def checked_fields(segments: Tensor, transition: Tensor | Potential) -> None:
+    """Check segments (*batch, T, D, N) and their transition."""
+    checked_log_values("SemiMarkov's segments", segments)
+    if segments.ndim < 3 or min(segments.shape[-2:]) < 1:
+        raise ModelError(
+            "SemiMarkov needs segments (*batch, T, D, N) with D and N >= 1; got "
+            f"{tuple(segments.shape)}."
+        )
+    checked_transition(transition, segments[..., 0, :], owner="SemiMarkov")
+    if isinstance(transition, LowRank) and len(transition.shape) > 2:
+        raise ModelError(
+            f"SemiMarkov takes a LowRank transition for all positions, {transition.shape[-2:]}; "
+            f"got {transition.shape}: give its table(2)."
+        )
+    if segments.dtype != transition.dtype:
+        raise ModelError(
+            "SemiMarkov needs segments and transition of one type; got "
+            f"{segments.dtype} and {transition.dtype}."
+        )

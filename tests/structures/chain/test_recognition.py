@@ -10,7 +10,7 @@ from hypothesis import given, settings
 import rdpgraph as rg
 from rdpgraph.engines.recognised import RecognisedSolution
 from rdpgraph.engines.recognised_left import LeftSolution
-from rdpgraph.structures.chain.paths_in_graphs import lined_up
+from rdpgraph.structures.chain.recognition import lined_up
 from rdpgraph.testing import brute_force
 
 D = torch.float64
