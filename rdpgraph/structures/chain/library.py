@@ -33,6 +33,8 @@ _SIGNATURES = {
     "prefixes": (5, 3, 0, 1),
     "trace": (5, 6, 0, 1),
     "best": (4, 4, 0, 1),
+    "up": (6, 3, 0, 2),
+    "down": (11, 3, 0, 1),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
 _SECONDS = 300
@@ -178,8 +180,9 @@ def _opened(file: Path) -> ctypes.CDLL:
     for name in _SIGNATURES:
         for kind in _NAMES.values():
             getattr(library, f"chain_{name}_{kind}")
-    library.chain_packed_size.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    library.chain_packed_size.restype = ctypes.c_int64
+    for name, sizes in (("packed_size", 2), ("panel_width", 1)):
+        called = getattr(library, f"chain_{name}")
+        called.argtypes, called.restype = [ctypes.c_int64] * sizes, ctypes.c_int64
     return library
 
 
@@ -187,6 +190,13 @@ def packed_size(states: int, size: int) -> int:
     """Numbers of some bytes each that a transition between so many states takes, in panels."""
     library: Any = _loaded()[0]
     return library.chain_packed_size(states, size)
+
+
+@functools.cache
+def panel_width(size: int) -> int:
+    """Numbers of some bytes each in a row of a panel."""
+    library: Any = _loaded()[0]
+    return library.chain_panel_width(size)
 
 
 def _sound(file: Path, stem: str) -> bool:

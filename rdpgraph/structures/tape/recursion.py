@@ -2,7 +2,8 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
@@ -24,8 +25,9 @@ from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
 from rdpgraph.structures.tape.reader import Reader
+from rdpgraph.structures.tape.replay import laid_out
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import exhausting, goal, up
+from rdpgraph.structures.tape.up import exhausting, goal, log_sum, up
 from rdpgraph.structures.tape.values import Value
 
 
@@ -114,9 +116,14 @@ class Recursion(Structure):
             ranks: see `Tape`.
             double: whether in doubles, whatever the type of the potentials.
         """
-        tape = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
-        tape.finish(self.recursion(tape))
-        return tape
+        return self._laid_out(unary, ranks=ranks, double=double).whole
+
+    def _laid_out(
+        self, unary: Tensor | None = None, *, ranks: bool = True, double: bool = False
+    ) -> Tape:
+        """The same; its steps may be those of an earlier one, with other tensors."""
+        blank = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
+        return laid_out(blank, self.recursion, (type(self), *_kinds(self)))
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
         dtype = torch.float64 if double or self.doubles else self.unary.dtype
@@ -126,7 +133,7 @@ class Recursion(Structure):
         """What log Z is summed on; kept where no gradient passes what it is made of."""
         # One laid out without gradients would not show that there are some.
         fleeting = is_tracked(self) or not torch.is_grad_enabled()
-        return self.to_tape() if fleeting else self._tape
+        return self._laid_out() if fleeting else self._tape
 
     @current_property()
     def _tape(self) -> Tape:
@@ -140,8 +147,7 @@ class Recursion(Structure):
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
-        tape = self._sum_tape()
-        return goal(tape, up(tape)).to(self.unary)
+        return log_sum(self._sum_tape()).to(self.unary)
 
     def score(self, states: Tensor) -> Tensor:
         """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
@@ -322,11 +328,20 @@ class Recursion(Structure):
 
     @torch.no_grad()
     def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
-        return mean_values(self.to_tape(), landmarks, generator).to(self.unary)
+        tape = self._blank(self.unary, ranks=True, double=False)
+        tape.finish(self.recursion(tape))
+        return mean_values(tape, landmarks, generator).to(self.unary)
 
     def work(self) -> float:
         """The terms of log Z."""
         return self._sum_tape().work
+
+
+def _kinds(model: Recursion) -> Iterator[object]:
+    """What the fields are: recursions with others take other steps."""
+    for each in fields(model):
+        own = getattr(model, each.name)
+        yield (own.ndim if isinstance(own, Tensor) else type(own))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,16 @@
-"""From the leaves upwards: log-sums at a temperature, and those of one configuration."""
+"""From the leaves upwards: log-sums at a temperature, and those of one configuration.
+
+The compiled machine runs what it has, on the CPU; torch the rest, second derivatives among it.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.tape import machine
+from rdpgraph.structures.tape.program import Program, with_tensors
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf, Pairs
 from rdpgraph.structures.tape.sums import soft
@@ -55,6 +60,9 @@ def up(
         known: of some steps the values, by their numbers, for draws: what only those read is not
             made, if they have one alternative, except for the rows of pairs that are asked for.
     """
+    program = None if known or temperature not in (0.0, 1.0) else program_of(tape)
+    if program is not None and not torch.is_grad_enabled():
+        return _read(tape, program, machine.run(program, tape.inputs, best=not temperature))
     given, held = leaves(tape), 0
     small = 0 if torch.is_grad_enabled() else _HELD // len(tape.steps)
     reader = Reader(temperature=temperature, small=small)
@@ -78,6 +86,45 @@ def up(
                 # A slice would keep what it is a part of.
                 reader.values[number - 1] = pairs[:, :0].clone()
                 reader.remade[number - 1] = before
+    return reader
+
+
+def log_sum(tape: Tape) -> Tensor:
+    """(*lead,) the log-sum of all derivations; twice differentiable."""
+    program = program_of(tape)
+    if program is None:
+        return goal(tape, up(tape))
+    given = tape.inputs
+    if not torch.is_grad_enabled():
+        return machine.run(program, given).goal.clone().reshape(tape.lead)
+    return machine.log_sum(program, given, _by_torch(tape, program)).reshape(tape.lead)
+
+
+def program_of(tape: Tape) -> Program | None:
+    """The program of a tape, if the machine is there for it."""
+    return tape.program if machine.serves(tape.unary, tape.dtype) else None
+
+
+def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
+    """(B,) the log-sum of other inputs by operations that autograd records."""
+
+    def summed(unary: Tensor, *given: Tensor) -> Tensor:
+        own = unary.reshape(tape.unary.shape)
+        other = Tape(own, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
+        other.steps.extend(with_tensors(tape.whole.steps, tape.whole.slots, given)[0])
+        return goal(other, up(other)).reshape(-1)
+
+    return summed
+
+
+def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
+    """The values of a run, to be read by steps."""
+    reader = Reader(temperature=float(not done.best), small=_HELD // len(tape.steps))
+    for number, step in enumerate(tape.steps):
+        reader.values.append(done.value(number))
+        if number in program.unstored:
+            assert isinstance(step, Pairs)
+            reader.remade[number] = step
     return reader
 
 

@@ -1,5 +1,6 @@
 // What the library of the chain's kernels offers, for each type of number.
 
+#include "machine.h"
 #include "paths.h"
 #include "sums.h"
 
@@ -9,6 +10,8 @@ int64_t chain_packed_size(int64_t states, int64_t bytes) {
   const int64_t wide = 2 * kBytes / bytes;
   return panels_of(states, wide) * wide * states;
 }
+
+int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
   void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
@@ -53,6 +56,23 @@ int64_t chain_packed_size(int64_t states, int64_t bytes) {
                          int64_t* found, int64_t batch, int64_t steps, int64_t count, int64_t k,  \
                          int threads) {                                                           \
     best_lists<Real>(unary, turned, lengths, found, batch, steps, count, k, threads);             \
+  }                                                                                               \
+  void chain_up_##name(const int64_t* values, const int64_t* steps, const int64_t* index,         \
+                       const int64_t* tables, Real* arena, Real* room, int64_t count,             \
+                       int64_t batch, int64_t slots, int best, int threads) {                     \
+    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
+    prepare_all(m, slots, false);                                                                 \
+    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b); });               \
+  }                                                                                               \
+  void chain_down_##name(const int64_t* values, const int64_t* steps, const int64_t* index,       \
+                         const int64_t* tables, Real* arena, Real* room, Real* grads,             \
+                         Real* befores, Real* afters, Real* const* extras, Real* sites,           \
+                         int64_t count, int64_t batch, int64_t slots, int threads) {              \
+    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, false};        \
+    prepare_all(m, slots, true);                                                                  \
+    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) {                                    \
+      run_down(m, a, b, grads, befores, afters, extras, sites);                                   \
+    });                                                                                           \
   }
 
 CHAIN_KERNELS(float, float)

@@ -1,0 +1,119 @@
+// Exponentials and logarithms of whole vectors, to about an ulp; the polynomials of logarithms are
+// those of fdlibm.
+
+#pragma once
+
+#include "panels.h"
+
+namespace {
+
+template <typename Real> struct Format;
+template <> struct Format<float> {
+  typedef int32_t Bits;
+  typedef Bits type __attribute__((vector_size(kBytes)));
+  static constexpr int shift = 23, terms = 8;
+  static constexpr Bits bias = 127, half = 0x3f3504f3;  // of the root of a half
+  static constexpr float magic = 12582912.0f, high = 0.693359375f, low = -2.12194440e-4f;
+  static constexpr float least = -87.0f, most = 88.0f;
+  static constexpr float logs[] = {0.66666662693f, 0.40000972152f, 0.28498786688f, 0.24279078841f};
+};
+template <> struct Format<double> {
+  typedef int64_t Bits;
+  typedef Bits type __attribute__((vector_size(kBytes)));
+  static constexpr int shift = 52, terms = 14;
+  static constexpr Bits bias = 1023, half = 0x3fe6a09e667f3bcd;
+  static constexpr double magic = 6755399441055744.0;
+  static constexpr double high = 6.93147180369123816490e-01, low = 1.90821492927058770002e-10;
+  static constexpr double least = -708.0, most = 709.0;
+  static constexpr double logs[] = {
+      6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+      2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+      1.479819860511658591e-01};
+};
+
+template <typename Real> using Lane = typename Vector<Real>::type;
+
+template <typename Real> Lane<Real> all(Real value) { return Lane<Real>{} + value; }
+
+// exp(x); 0 below the smallest normal number.
+template <typename Real> inline Lane<Real> exp_of(Lane<Real> x) {
+  typedef Format<Real> F;
+  typedef typename F::type Ints;
+  const Lane<Real> low = all<Real>(F::least), top = all<Real>(F::most);
+  Lane<Real> y = x < low ? low : x;
+  y = y > top ? top : y;
+  const Lane<Real> moved = y * Real(1.4426950408889634) + F::magic;
+  const Lane<Real> n = moved - F::magic;
+  const Lane<Real> r = y - n * F::high - n * F::low;
+  Lane<Real> sum = all<Real>(1);
+#pragma GCC unroll 16
+  for (int k = F::terms; k > 0; --k) sum = sum * r * Real(1.0 / k) + Real(1);
+  Ints power;
+  const Lane<Real> magic = all<Real>(F::magic);
+  Ints from, bits;
+  std::memcpy(&from, &magic, sizeof(from));
+  std::memcpy(&bits, &moved, sizeof(bits));
+  power = (bits - from + F::bias) << F::shift;
+  Lane<Real> scale;
+  std::memcpy(&scale, &power, sizeof(scale));
+  return x < low ? Lane<Real>{} : sum * scale;
+}
+
+// log(x); -inf below the smallest normal number.
+template <typename Real> inline Lane<Real> log_of(Lane<Real> x) {
+  typedef Format<Real> F;
+  typedef typename F::type Ints;
+  Ints bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const Ints exponent = (bits - F::half) >> F::shift;
+  bits -= exponent << F::shift;
+  Lane<Real> m, e;
+  std::memcpy(&m, &bits, sizeof(m));
+  const Lane<Real> magic = all<Real>(F::magic);
+  Ints count;
+  std::memcpy(&count, &magic, sizeof(count));
+  count += exponent;
+  std::memcpy(&e, &count, sizeof(e));
+  e -= magic;
+  const Lane<Real> f = m - Real(1), s = f / (f + Real(2)), z = s * s;
+  Lane<Real> sum = {};
+  constexpr int count_of = sizeof(F::logs) / sizeof(F::logs[0]);
+#pragma GCC unroll 8
+  for (int k = count_of - 1; k >= 0; --k) sum = sum * z + F::logs[k];
+  const Lane<Real> square = f * f * Real(0.5);
+  const Lane<Real> value =
+      e * F::high - ((square - (s * (square + sum * z) + e * F::low)) - f);
+  return x < std::numeric_limits<Real>::min() ? all<Real>(kNever<Real>) : value;
+}
+
+template <typename Real> inline Lane<Real> load(const Real* from, int64_t count) {
+  Lane<Real> lane = {};
+  if (count >= lanes<Real>()) std::memcpy(&lane, from, sizeof(lane));
+  else std::memcpy(&lane, from, count * sizeof(Real));
+  return lane;
+}
+
+template <typename Real> inline void store(Real* to, const Lane<Real>& lane, int64_t count) {
+  if (count >= lanes<Real>()) std::memcpy(to, &lane, sizeof(lane));
+  else std::memcpy(to, &lane, count * sizeof(Real));
+}
+
+// result = exp(logs - peak).
+template <typename Real>
+void exps(Real* result, const Real* logs, Real peak, int64_t count) {
+  for (int64_t k = 0; k < count; k += lanes<Real>()) {
+    store(result + k, exp_of<Real>(load(logs + k, count - k) - peak), count - k);
+  }
+}
+
+// result = log(sums) + peak, + peaks if there are some.
+template <typename Real>
+void logs(Real* result, const Real* sums, const Real* peaks, Real peak, int64_t count) {
+  for (int64_t k = 0; k < count; k += lanes<Real>()) {
+    Lane<Real> value = log_of<Real>(load(sums + k, count - k)) + peak;
+    if (peaks) value += load(peaks + k, count - k);
+    store(result + k, value, count - k);
+  }
+}
+
+}  // namespace

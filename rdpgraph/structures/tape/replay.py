@@ -1,0 +1,398 @@
+"""Layouts that are kept: a recursion that takes the same steps again only gives new tensors.
+
+The recursion is run each time, so that whatever it looks at counts; what it asks of the tape is
+compared with what it asked before, and answered by what was laid out then. Tensors of log-values,
+and places that each item has of its own, go to the slots of the program.
+"""
+
+import weakref
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._cache import cached_property
+from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potential import Potential
+from rdpgraph.structures.tape import machine
+from rdpgraph.structures.tape.program import Inputs, Program, tensor_of, with_tensors
+from rdpgraph.structures.tape.step import Step
+from rdpgraph.structures.tape.steps import Linked
+from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.values import Given, Labels, Value, View, Way, some_places
+
+_MOST = 2**16  # steps of all layouts that are kept
+_TRIES = 3  # divergences after which a recursion is laid out anew each time
+Answer = TypeVar("Answer")
+
+
+class DivergedError(Exception):
+    """The recursion does not take the steps that it took before."""
+
+
+@dataclass(eq=False)
+class Call:
+    """What a recursion asked of a tape.
+
+    Attributes:
+        name: of the method.
+        given: what it was called with, less tensors that differ from one time to the next.
+        answer: what it got.
+        plain: whether there are no tensors in what it was called with.
+        slot: the number of the slot that such a tensor goes to; None: nobody reads it.
+    """
+
+    name: str
+    given: tuple[Any, ...]
+    answer: Any
+    plain: bool
+    slot: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """A layout: what was asked, and what came of it.
+
+    Attributes:
+        calls: in turn.
+        steps: without their tensors.
+        program: of them.
+        failures: how often another did not fit.
+    """
+
+    calls: Sequence[Call]
+    steps: Sequence[Step]
+    program: Program
+    failures: int
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """Those of the tensors of all slots, of one item."""
+        dtype = torch.get_default_dtype()
+        return [tensor_of(slot, dtype).shape[1:] for slot in self.program.slots]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scripted(Tape):
+    """A tape whose questions are written down, or answered by what was."""
+
+    @abstractmethod
+    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """What a method of the tape gives, for given arguments that tell how steps go on.
+
+        Args:
+            name: of the method.
+            given: what its answer depends on.
+            args: all of its arguments, `given` by default.
+            options: those that have names.
+        """
+
+    @abstractmethod
+    def _tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """The same for a method that takes a tensor to a slot of the program."""
+
+    @cached_property
+    def sites(self) -> Any:
+        """The sites, to be indexed."""
+        return _Sites(weakref.ref(self), *self._numbered)
+
+    def leaf(self, logs: Tensor) -> Value:
+        """See `Tape`."""
+        return self._tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
+
+    def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
+        """See `Tape`."""
+        index = torch.as_tensor(index, device=self.device)
+        if index.ndim < 3:
+            return self._ask("view", (pool, index))
+
+        def places() -> Tensor:
+            own = some_places(pool, index).index
+            assert own is not None
+            return own.long().contiguous()
+
+        return self._tell("view", (pool,), places, pool, index)
+
+    def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
+        """See `Tape`."""
+        return self._ask("across", (pool, which))
+
+    def total(self, *ways: Way) -> Value:
+        """See `Tape`."""
+        return self._ask("total", ways)
+
+    def sum(self, x: Value) -> Value:
+        """See `Tape`."""
+        return self._ask("sum", (x,))
+
+    def merge(self, *ways: Way) -> Value:
+        """See `Tape`."""
+        return self._ask("merge", ways)
+
+    def beside(self, *views: Given) -> Value:
+        """See `Tape`."""
+        return self._ask("beside", views)
+
+    def pick(self, x: Value, which: Tensor, *, to: Value) -> Value:
+        """See `Tape`."""
+        return self._ask("pick", (x, which, to), x, which, to=to)
+
+    def apart(self, x: Value, states: int | None = None) -> Value:
+        """See `Tape`."""
+        return self._ask("apart", (x, states))
+
+    def pairs(self, left: Given, right: Given) -> Value:
+        """See `Tape`."""
+        return self._ask("pairs", (left, right))
+
+    def link(
+        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
+    ) -> Value:
+        """See `Tape`."""
+        if isinstance(potential, LowRank) and self.ranks:
+            return super().link(x, potential, to=to)  # by way of two others
+        return self._tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
+
+    def _table(self, potential: Tensor | Potential) -> Tensor:
+        known = self.sources.known.get(("values", id(potential)))
+        if known is None:
+            known = potential, self.sources.table(self.sources.source(potential)).values
+            self.sources.known["values", id(potential)] = known
+        return known[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sites:
+    """The sites of such a tape; it does not keep the tape."""
+
+    tape: "weakref.ref[_Scripted]"
+    numbers: Tensor
+    states: Tensor | None
+
+    def __getitem__(self, index: Any) -> Value:
+        return self._own._ask("site", (index,))
+
+    def leaf(self, numbers: Tensor) -> Value:
+        """The potentials of the sites with some numbers, (P,)."""
+        return self._own._ask("sites", (numbers,))
+
+    def labels(self, numbers: Tensor) -> Labels:
+        """What the columns of that value stand for."""
+        return self._own._ask("labels", (numbers,))
+
+    @property
+    def _own(self) -> _Scripted:
+        tape = self.tape()
+        assert tape is not None
+        return tape
+
+
+def _plain_method(name: str) -> Callable[..., Any]:
+    """A method of `Tape`, or of its sites."""
+    if name == "site":
+        return lambda tape, index: Tape.sites.fget(tape)[index]  # pyright: ignore
+    if name in ("sites", "labels"):
+        own = "leaf" if name == "sites" else name
+        return lambda tape, numbers: getattr(Tape.sites.fget(tape), own)(numbers)  # pyright: ignore
+    return getattr(Tape, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded(_Scripted):
+    """A tape that writes down what it is asked."""
+
+    calls: list[Call] = field(default_factory=list[Call], init=False)
+
+    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        answer = _plain_method(name)(self, *(args or given), **options)
+        self.calls.append(Call(name, given, answer, _is_plain(given)))
+        return answer
+
+    def _tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        del tensor
+        return self._ask(name, given, *args, **options)
+
+    def script(self, failures: int) -> Script | None:
+        """What came of it; None where the machine does not have it."""
+        program = self.program
+        if program is None:
+            return None
+        slots = {
+            id(own.index if isinstance(own, View) else own): n
+            for n, own in enumerate(program.slots)
+        }
+        given = set[int]()
+        for call in self.calls:
+            owner = None
+            if call.name in ("leaf", "link"):
+                step = self.steps[call.answer.number]
+                owner = step.link if isinstance(step, Linked) else step
+            elif call.name == "view":
+                owner = call.answer.index
+            call.slot = slots.get(id(owner))
+            if call.slot is not None:
+                given.add(call.slot)
+        if len(given) < len(slots):
+            return None
+        blanks = [_blank(tensor_of(own, self.dtype)) for own in program.slots]
+        steps, owners = with_tensors(self.steps, program.slots, blanks)
+        return Script(self.calls, steps, replace(program, slots=owners), failures)
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed(_Scripted):
+    """A tape that answers by a script, and takes the tensors."""
+
+    known: Script = field(kw_only=True)
+    given: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_left", iter(self.known.calls))
+
+    def _next(self, name: str, given: tuple[Any, ...]) -> Call:
+        call = next(self._left, None)  # pyright: ignore
+        if call is None or call.name != name:
+            raise DivergedError
+        if not ((call.plain and call.given == given) or _same(call.given, given)):
+            raise DivergedError
+        return call
+
+    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        del args, options
+        return self._next(name, given).answer
+
+    def _tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        del args, options
+        call = self._next(name, given)
+        if call.slot is not None:
+            own, known = tensor(), self.given.get(call.slot)
+            if known is None:
+                shape = self.known.shapes[call.slot]
+                if own.shape[1:] != shape or own.shape[0] not in (1, self.batch):
+                    raise DivergedError
+                self.given[call.slot] = own
+            elif known is not own:
+                raise DivergedError
+        return call.answer
+
+    def finish(self, value: Value) -> None:
+        """Make a value the goal."""
+        last = self.sum(value)
+        left: Iterator[Call] = self._left  # pyright: ignore
+        for call in left:
+            if call.name != "total" or not _same(call.given, (last,)):
+                raise DivergedError
+        if len(self.given) < len(self.known.program.slots):
+            raise DivergedError
+
+    @property
+    def program(self) -> Program:
+        """That of the script."""
+        return self.known.program
+
+    @property
+    def inputs(self) -> Inputs:
+        """What was given."""
+        return Inputs(self.flat_unary, [self.given[n] for n in range(len(self.given))])
+
+    @cached_property
+    def whole(self) -> Tape:
+        """The tape with all steps."""
+        tape = Tape(self.unary, self.site_dims, ranks=self.ranks, dtype=self.dtype)
+        given = [self.given[n] for n in range(len(self.given))]
+        steps, slots = with_tensors(self.known.steps, self.known.program.slots, given)
+        tape.steps.extend(steps)
+        tape.__dict__["program"] = replace(self.known.program, slots=slots)
+        return tape
+
+
+_KEPT = OrderedDict[tuple[object, ...], Script | int]()
+"""Scripts, those used last at the end; or how often one did not fit."""
+
+
+def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, ...]) -> Tape:
+    """A tape with what a recursion lays out.
+
+    Args:
+        tape: an empty one.
+        recursion: lays out, and gives the value of the whole.
+        key: what recursions that take the same steps have in common, as far as that is known.
+    """
+    if tape.states is not None or not machine.serves(tape.unary, tape.dtype):
+        tape.finish(recursion(tape))
+        return tape
+    settings = tape.site_dims, tape.ranks, tape.dtype
+    key = *key, *settings, tape.site_shape, tape.unary.shape[-1], len(tape.lead)
+    known = _KEPT.get(key, 0)
+    blank = tape.unary, tape.site_dims
+    options: Any = {"ranks": tape.ranks, "dtype": tape.dtype}
+    if isinstance(known, Script):
+        try:
+            replayed = Replayed(*blank, **options, known=known)
+            replayed.finish(recursion(replayed))
+        except DivergedError:
+            known = known.failures + 1
+        else:
+            _KEPT.move_to_end(key)
+            return replayed
+    if known >= _TRIES:
+        tape.finish(recursion(tape))
+        return tape
+    recorded = Recorded(*blank, **options)
+    recorded.finish(recursion(recorded))
+    script = recorded.script(known)
+    _KEPT[key] = _TRIES if script is None else script
+    _KEPT.move_to_end(key)
+    steps = 0
+    for old in reversed(list(_KEPT)):
+        own = _KEPT[old]
+        steps += len(own.steps) if isinstance(own, Script) else 1
+        if steps > _MOST and old != key:
+            del _KEPT[old]
+    return recorded
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape that takes no memory."""
+    return tensor.new_zeros((1,) * tensor.ndim).expand(tensor.shape)
+
+
+def _is_plain(given: Any) -> bool:
+    """Whether things can be compared by ``==``."""
+    if isinstance(given, tuple | list):
+        return all(map(_is_plain, given))
+    return not isinstance(given, Tensor)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things that a tape was given are equal."""
+    if one is other:
+        return True
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, View):
+        flags = (one.across, one.full) == (other.across, other.full)
+        return flags and _same(one.pool, other.pool) and _same(one.index, other.index)
+    if isinstance(one, Value):
+        same = (one.number, one.places, one.width) == (other.number, other.places, other.width)
+        return same and one.labels is other.labels
+    return bool(one == other)
