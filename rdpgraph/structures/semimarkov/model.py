@@ -17,7 +17,6 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import Table, checked_log_values
 from rdpgraph.structures.chain.checks import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths
@@ -25,7 +24,7 @@ from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.draws import checked_best, checked_count
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.relaxation import perturbed
-from rdpgraph.structures.semimarkov import posterior, proposals, scoring
+from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
@@ -33,7 +32,6 @@ from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import goal, up
 from rdpgraph.structures.tape.values import Value
 
 
@@ -137,24 +135,6 @@ class SemiMarkov(Recursion):
     def recursion(self, tape: Tape) -> Value:
         """By position what enters the segments that start there, and all that end there."""
         return laid_out(tape, self.transition, self.lengths)
-
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats; -inf, with zero gradients, if no segmentation is possible.
-
-        Twice differentiable; O(T (D N + N^2)) time, with a `LowRank` transition O(T (D N + N r)).
-        O(T N) is kept; O(T D N) with one, or where positions have their own transitions.
-        """
-        tracked = is_tracked(self) and torch.is_grad_enabled()
-        if isinstance(self.transition, LowRank) or (tracked and len(self.transition.shape) > 2):
-            return super().log_partition()
-        segments, lengths = self._positions()
-        log_z = posterior.log_partition(segments, self._table, lengths, self._by_autograd)
-        return log_z.reshape(self.batch_shape)
-
-    def _by_autograd(self, segments: Tensor, transition: Tensor) -> Tensor:
-        tape = self._blank(segments.reshape(self.unary.shape), ranks=True, double=True)
-        tape.finish(laid_out(tape, transition, self.lengths))
-        return goal(tape, up(tape)).to(segments).reshape(-1)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, segmentation: Segmentation | Tensor

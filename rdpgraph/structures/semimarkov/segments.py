@@ -46,9 +46,8 @@ def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None)
         ends.append(tape.merge((segments, tape.across(entering[-durations:], ages))))
     if lengths is None:
         return ends[-1] if ends else tape.one
-    distinct, which = tape.lengths(lengths, steps).unique(return_inverse=True)
-    last = [tape.sum(ends[length - 1]) if length else tape.one for length in distinct.tolist()]
-    return tape.choose(last or [tape.one], which)
+    totals = [tape.one, *map(tape.sum, ends)]
+    return tape.choose(totals, tape.lengths(lengths, steps))
 
 
 @remembered(16)

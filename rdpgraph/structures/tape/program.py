@@ -204,7 +204,7 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
         and readers[step.x.number] == 1
     }
     for number, step in enumerate(steps):
-        _lower(made, number, step, states, steps, fused)
+        _lower(made, number, step, states, fused)
     rows = _rows(made)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
@@ -236,9 +236,7 @@ def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
     return rows
 
 
-def _lower(
-    made: _Lowering, number: int, step: Step, states: int, steps: Sequence[Step], fused: set[int]
-) -> None:
+def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int]) -> None:
     match step:
         case Leaf(logs=None):
             assert step.sites is not None

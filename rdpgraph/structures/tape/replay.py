@@ -27,6 +27,7 @@ from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Given, Labels, Value, View, Way, some_places
 
 _MOST = 2**16  # steps of all layouts that are kept
+_LARGE = 2**17  # numbers of places in a layout that is not kept
 _TRIES = 3  # divergences after which a recursion is laid out anew each time
 Answer = TypeVar("Answer")
 
@@ -355,6 +356,8 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     recorded = Recorded(*blank, **options)
     recorded.finish(recursion(recorded))
     script = recorded.script(known)
+    if script is not None and len(script.program.index) > _LARGE:
+        return recorded
     _KEPT[key] = _TRIES if script is None else script
     _KEPT.move_to_end(key)
     steps = 0

@@ -97,7 +97,7 @@ def log_sum(tape: Tape) -> Tensor:
     given = tape.inputs
     if not torch.is_grad_enabled():
         return machine.run(program, given).goal.clone().reshape(tape.lead)
-    return machine.log_sum(program, given, _by_torch(tape, program)).reshape(tape.lead)
+    return machine.log_sum(program, given, _by_torch(tape)).reshape(tape.lead)
 
 
 def program_of(tape: Tape) -> Program | None:
@@ -105,7 +105,7 @@ def program_of(tape: Tape) -> Program | None:
     return tape.program if machine.serves(tape.unary, tape.dtype) else None
 
 
-def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
+def _by_torch(tape: Tape) -> Callable[..., Tensor]:
     """(B,) the log-sum of other inputs by operations that autograd records."""
 
     def summed(unary: Tensor, *given: Tensor) -> Tensor:

@@ -61,8 +61,8 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
                        const int64_t* tables, Real* arena, Real* room, int64_t count,             \
                        int64_t batch, int64_t slots, int best, int threads) {                     \
     const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
-    prepare_all(m, slots, false);                                                                 \
-    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b); });               \
+    std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
+    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });          \
   }                                                                                               \
   void chain_down_##name(const int64_t* values, const int64_t* steps, const int64_t* index,       \
                          const int64_t* tables, Real* arena, Real* room, Real* grads,             \

@@ -103,13 +103,25 @@ Prepared<Real> prepared(const Machine<Real>& machine, int64_t slot, int64_t item
   return {room, room + columns, room + columns + ahead, logs, rows, columns, table[4], table[6]};
 }
 
-template <typename Real> void prepare(const Prepared<Real>& t, bool best, bool back) {
+// Whether there are no numbers among some log-values.
+template <typename Real> bool unsound(const Real* values, int64_t count) {
+  bool bad = false;
+  for (int64_t k = 0; k < count; ++k) bad |= values[k] != values[k];
+  return bad;
+}
+
+// Gives whether a log-value is not a number.
+template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool back) {
   const int64_t wide = width<Real>();
   if (!back) {
+    bool bad = false;
     for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = kNever<Real>;
     for (int64_t i = 0; i < t.rows; ++i)
-      for (int64_t j = 0; j < t.columns; ++j)
-        t.peaks[j] = std::max(t.peaks[j], t.logs[i * t.row + j * t.column]);
+      for (int64_t j = 0; j < t.columns; ++j) {
+        const Real value = t.logs[i * t.row + j * t.column];
+        bad |= value != value;
+        t.peaks[j] = std::max(t.peaks[j], value);
+      }
     for (int64_t j = 0; j < t.columns; ++j) t.peaks[j] = finite(t.peaks[j]);
     const Real none = best ? kNever<Real> : Real(0);
     Real one[width<Real>()];
@@ -123,7 +135,7 @@ template <typename Real> void prepare(const Prepared<Real>& t, bool best, bool b
         else exps(target, one, Real(0), count);
         for (int64_t k = count; k < wide; ++k) target[k] = none;
       }
-    return;
+    return bad;
   }
   // The transpose, of what was prepared before.
   for (int64_t p = 0; p < panels_of(t.rows, wide); ++p)
@@ -134,6 +146,7 @@ template <typename Real> void prepare(const Prepared<Real>& t, bool best, bool b
       for (int64_t k = 0; k < count; ++k) target[k] = source[k * wide];
       for (int64_t k = count; k < wide; ++k) target[k] = 0;
     }
+  return false;
 }
 
 // Maxima in place of sums: rows by one panel.
@@ -598,8 +611,9 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
   }
 }
 
+// An item whose leaves or tables hold what is not a number has such a goal, too.
 template <typename Real>
-void run_up(const Machine<Real>& m, int64_t first, int64_t last) {
+void run_up(const Machine<Real>& m, int64_t first, int64_t last, std::vector<uint8_t>& bad) {
   Room<Real> room;
   for (int64_t n = 0; n < m.count; ++n) {
     const int64_t* step = m.steps + kFields * n;
@@ -609,18 +623,21 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last) {
         const Real* unary = m.template tensor<Real>(0);
         const int64_t all_sites = m.table(0)[3];
         for (int64_t item = first; item < last; ++item)
-          for (int64_t place = 0; place < places; ++place)
-            std::memcpy(m.arena + m.at(out, item, place),
-                        unary + (item * all_sites + m.index[step[2] + place]) * labels,
-                        labels * sizeof(Real));
+          for (int64_t place = 0; place < places; ++place) {
+            const Real* from = unary + (item * all_sites + m.index[step[2] + place]) * labels;
+            bad[item] |= unsound(from, labels);
+            std::memcpy(m.arena + m.at(out, item, place), from, labels * sizeof(Real));
+          }
         break;
       }
       case kGiven: {
         const Real* given = m.template tensor<Real>(step[2]);
         const int64_t hop = m.table(step[2])[1] > 1 ? places * labels : 0;
-        for (int64_t item = first; item < last; ++item)
+        for (int64_t item = first; item < last; ++item) {
+          bad[item] |= unsound(given + item * hop, places * labels);
           std::memcpy(m.arena + m.at(out, item, 0), given + item * hop,
                       places * labels * sizeof(Real));
+        }
         break;
       }
       case kNone: break;
@@ -654,6 +671,8 @@ void run_up(const Machine<Real>& m, int64_t first, int64_t last) {
           });
     }
   }
+  for (int64_t item = first; item < last; ++item)
+    if (bad[item]) m.arena[m.at(m.count - 1, item, 0)] = std::numeric_limits<Real>::quiet_NaN();
 }
 
 template <typename Real>
@@ -719,14 +738,20 @@ void by_items(int64_t batch, int threads, Run run) {
   }
 }
 
+// Prepares all tables; gives the items that have one with what is not a number.
 template <typename Real>
-void prepare_all(const Machine<Real>& m, int64_t slots, bool back) {
+std::vector<uint8_t> prepare_all(const Machine<Real>& m, int64_t slots, bool back) {
+  std::vector<uint8_t> bad(m.batch, 0);
   for (int64_t slot = 0; slot < slots; ++slot) {
     const int64_t* table = m.table(slot);
     if (table[7] < 0) continue;
-    for (int64_t item = 0; item < table[1]; ++item)
-      prepare(prepared(m, slot, item), m.best, back);
+    for (int64_t item = 0; item < table[1]; ++item) {
+      if (!prepare(prepared(m, slot, item), m.best, back)) continue;
+      if (table[1] > 1) bad[item] = 1;
+      else std::fill(bad.begin(), bad.end(), 1);
+    }
   }
+  return bad;
 }
 
 }  // namespace
