@@ -16,13 +16,16 @@ from rdpgraph.structures.hypertree.ranked import RankedSweep
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.hypertree.sweep import log_roots
-from rdpgraph.structures.tape.up import goal, up
+from rdpgraph.structures.tape import machine
+from rdpgraph.structures.tape.up import log_sum
 
 
 def log_partition(tree: HypertreeFields) -> Tensor:
     """(B,) log Z in nats, all batch dims in one; 0 for items of length 0."""
     form, rules = Form(tree), tree.rules
     if not form.batch or tree.unary.shape[-2] < 2 or isinstance(rules, NoRules | SparseRules):
+        return _by_tape(tree)
+    if not tree.preterminals and machine.serves(tree.unary, tree.unary.dtype):
         return _by_tape(tree)
     parts = form.parts
     total, doubtful = _by_kernel(parts, form.root)
@@ -55,7 +58,7 @@ def _by_tape(tree: HypertreeFields) -> Tensor:
     """(B,) exact at any range."""
     half = tree.unary.dtype not in (torch.float32, torch.float64)
     tape = tree.to_tape(double=half)
-    return goal(tape, up(tape)).to(tree.unary).flatten()
+    return log_sum(tape).to(tree.unary).flatten()
 
 
 def _in_doubles(tree: HypertreeFields) -> HypertreeFields:

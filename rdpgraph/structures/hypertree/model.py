@@ -318,7 +318,7 @@ class Hypertree(HypertreeFields):
 
     def _sums(self, tape: Tape) -> Reader:
         """By the kernel where it serves: its values are those of the steps after each join."""
-        rows = span_sums(self) if tape.work > _SMALL else None
+        rows = span_sums(self) if self.preterminals and tape.work > _SMALL else None
         if rows is None:
             return up(tape)
         steps = [number + 2 for number, step in enumerate(tape.steps) if isinstance(step, Pairs)]

@@ -70,10 +70,10 @@ class Run:
             torch.zeros(0 if not use or slot + 1 not in program.rows else own.numel(), dtype=dtype)
             for slot, (use, own) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
         ]
-        addresses = array("q", [0, *(part.data_ptr() for part in extras)])
+        places = array("q", [0, *(part.data_ptr() for part in extras)])
         library.function("down", dtype)(
-            *self._addresses, below.data_ptr(), befores.data_ptr(), afters.data_ptr(),
-            addresses.buffer_info()[0], sites.data_ptr(), len(program.ranges), batch,
+            *self.addresses, below.data_ptr(), befores.data_ptr(), afters.data_ptr(),
+            places.buffer_info()[0], sites.data_ptr(), len(program.ranges), batch,
             len(self.inputs.given) + 1, _threads(program, batch),
         )  # fmt: skip
         results: list[Tensor | None] = [sites if wanted[0] else None]
@@ -114,7 +114,8 @@ class Run:
         return weights.mul_(total)
 
     @property
-    def _addresses(self) -> tuple[int, ...]:
+    def addresses(self) -> tuple[int, ...]:
+        """Where all that a run reads and writes lies."""
         program = self.program
         fixed = program.values, program.steps, program.index
         return (
@@ -136,7 +137,7 @@ def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
     values = unary.new_empty(batch * program.size)
     done = Run(program, inputs, values, unary.new_empty(size), tables, best)
     library.function("up", dtype)(
-        *done._addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
+        *done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
         _threads(program, batch),
     )  # fmt: skip
     return done

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -21,14 +21,15 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.tape import machine
 from rdpgraph.structures.tape.program import Inputs, Program, tensor_of, with_tensors
+from rdpgraph.structures.tape.sites import Sites
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Linked
 from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Given, Labels, Value, View, Way, some_places
+from rdpgraph.structures.tape.values import Given, Labels, Value, View, some_places
 
 _MOST = 2**16  # steps of all layouts that are kept
 _LARGE = 2**17  # numbers of places in a layout that is not kept
-_TRIES = 3  # divergences after which a recursion is laid out anew each time
+_TRIES = 3  # divergences after which a recursion is laid out again each time
 Answer = TypeVar("Answer")
 
 
@@ -83,7 +84,7 @@ class _Scripted(Tape):
     """A tape whose questions are written down, or answered by what was."""
 
     @abstractmethod
-    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
         """What a method of the tape gives, for given arguments that tell how steps go on.
 
         Args:
@@ -94,73 +95,53 @@ class _Scripted(Tape):
         """
 
     @abstractmethod
-    def _tell(
+    def tell(
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
         """The same for a method that takes a tensor to a slot of the program."""
 
-    @cached_property
-    def sites(self) -> Any:
+    @property
+    def sites(self) -> Sites:
         """The sites, to be indexed."""
-        return _Sites(weakref.ref(self), *self._numbered)
+        return self._sites
+
+    @cached_property
+    def _sites(self) -> Sites:
+        # They do not hold the tape: the two would be freed by the garbage collector alone.
+        own = weakref.ref(self)
+
+        def ask(name: str, given: tuple[Any, ...]) -> Any:
+            tape = own()
+            assert tape is not None
+            return tape.ask(name, given)
+
+        return _Sites(*self._numbered, self._of_sites, ask)
 
     def leaf(self, logs: Tensor) -> Value:
-        """See `Tape`."""
-        return self._tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
+        """Log-values, which go to a slot."""
+        return self.tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
 
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
-        """See `Tape`."""
+        """Places in a pool; those of each item go to a slot."""
         index = torch.as_tensor(index, device=self.device)
         if index.ndim < 3:
-            return self._ask("view", (pool, index))
+            return self.ask("view", (pool, index))
 
         def places() -> Tensor:
             own = some_places(pool, index).index
             assert own is not None
             return own.long().contiguous()
 
-        return self._tell("view", (pool,), places, pool, index)
-
-    def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
-        """See `Tape`."""
-        return self._ask("across", (pool, which))
-
-    def total(self, *ways: Way) -> Value:
-        """See `Tape`."""
-        return self._ask("total", ways)
-
-    def sum(self, x: Value) -> Value:
-        """See `Tape`."""
-        return self._ask("sum", (x,))
-
-    def merge(self, *ways: Way) -> Value:
-        """See `Tape`."""
-        return self._ask("merge", ways)
-
-    def beside(self, *views: Given) -> Value:
-        """See `Tape`."""
-        return self._ask("beside", views)
-
-    def pick(self, x: Value, which: Tensor, *, to: Value) -> Value:
-        """See `Tape`."""
-        return self._ask("pick", (x, which, to), x, which, to=to)
-
-    def apart(self, x: Value, states: int | None = None) -> Value:
-        """See `Tape`."""
-        return self._ask("apart", (x, states))
-
-    def pairs(self, left: Given, right: Given) -> Value:
-        """See `Tape`."""
-        return self._ask("pairs", (left, right))
+        return self.tell("view", (pool,), places, pool, index)
 
     def link(
         self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
     ) -> Value:
-        """See `Tape`."""
+        """A link, whose table goes to a slot."""
         if isinstance(potential, LowRank) and self.ranks:
             return super().link(x, potential, to=to)  # by way of two others
-        return self._tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
+        return self.tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
 
     def _table(self, potential: Tensor | Potential) -> Tensor:
         known = self.sources.known.get(("values", id(potential)))
@@ -170,30 +151,41 @@ class _Scripted(Tape):
         return known[1]
 
 
-@dataclass(frozen=True, eq=False)
-class _Sites:
-    """The sites of such a tape; it does not keep the tape."""
+def _asked(name: str) -> Callable[..., Any]:
+    """A method of a tape as a question."""
 
-    tape: "weakref.ref[_Scripted]"
-    numbers: Tensor
-    states: Tensor | None
+    @wraps(getattr(Tape, name))
+    def method(self: _Scripted, *args: Any, **options: Any) -> Any:
+        return self.ask(name, (*args, *options.values()), *args, **options)
+
+    return method
+
+
+for _name in ("across", "total", "sum", "merge", "beside", "pick", "apart", "pairs"):
+    setattr(_Scripted, _name, _asked(_name))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sites(Sites):
+    """The sites of such a tape.
+
+    Attributes:
+        ask: a question to the tape.
+    """
+
+    ask: Callable[[str, tuple[Any, ...]], Any]
 
     def __getitem__(self, index: Any) -> Value:
-        return self._own._ask("site", (index,))
+        """The potentials of some sites."""
+        return self.ask("site", (index,))
 
     def leaf(self, numbers: Tensor) -> Value:
-        """The potentials of the sites with some numbers, (P,)."""
-        return self._own._ask("sites", (numbers,))
+        """The potentials of the sites with some numbers."""
+        return self.ask("sites", (numbers,))
 
     def labels(self, numbers: Tensor) -> Labels:
-        """What the columns of that value stand for."""
-        return self._own._ask("labels", (numbers,))
-
-    @property
-    def _own(self) -> _Scripted:
-        tape = self.tape()
-        assert tape is not None
-        return tape
+        """The meaning of the columns of that value."""
+        return self.ask("labels", (numbers,))
 
 
 def _plain_method(name: str) -> Callable[..., Any]:
@@ -212,17 +204,19 @@ class Recorded(_Scripted):
 
     calls: list[Call] = field(default_factory=list[Call], init=False)
 
-    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """Written down, or answered, as `_Scripted` says."""
         answer = _plain_method(name)(self, *(args or given), **options)
         self.calls.append(Call(name, given, answer, _is_plain(given)))
         return answer
 
-    def _tell(
+    def tell(
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
+        """Written down, or answered, as `_Scripted` says."""
         del tensor
-        return self._ask(name, given, *args, **options)
+        return self.ask(name, given, *args, **options)
 
     def script(self, failures: int) -> Script | None:
         """What came of it; None where the machine does not have it."""
@@ -259,24 +253,30 @@ class Replayed(_Scripted):
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_left", iter(self.known.calls))
+        self.__dict__["program"] = self.known.program
+
+    @cached_property
+    def _left(self) -> Iterator[Call]:
+        return iter(self.known.calls)
 
     def _next(self, name: str, given: tuple[Any, ...]) -> Call:
-        call = next(self._left, None)  # pyright: ignore
+        call = next(self._left, None)
         if call is None or call.name != name:
             raise DivergedError
         if not ((call.plain and call.given == given) or _same(call.given, given)):
             raise DivergedError
         return call
 
-    def _ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """Written down, or answered, as `_Scripted` says."""
         del args, options
         return self._next(name, given).answer
 
-    def _tell(
+    def tell(
         self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
+        """Written down, or answered, as `_Scripted` says."""
         del args, options
         call = self._next(name, given)
         if call.slot is not None:
@@ -293,26 +293,24 @@ class Replayed(_Scripted):
     def finish(self, value: Value) -> None:
         """Make a value the goal."""
         last = self.sum(value)
-        left: Iterator[Call] = self._left  # pyright: ignore
-        for call in left:
+        for call in self._left:
             if call.name != "total" or not _same(call.given, (last,)):
                 raise DivergedError
         if len(self.given) < len(self.known.program.slots):
             raise DivergedError
 
     @property
-    def program(self) -> Program:
-        """That of the script."""
-        return self.known.program
-
-    @property
     def inputs(self) -> Inputs:
         """What was given."""
         return Inputs(self.flat_unary, [self.given[n] for n in range(len(self.given))])
 
-    @cached_property
+    @property
     def whole(self) -> Tape:
         """The tape with all steps."""
+        return self._whole
+
+    @cached_property
+    def _whole(self) -> Tape:
         tape = Tape(self.unary, self.site_dims, ranks=self.ranks, dtype=self.dtype)
         given = [self.given[n] for n in range(len(self.given))]
         steps, slots = with_tensors(self.known.steps, self.known.program.slots, given)

@@ -28,14 +28,7 @@ from rdpgraph.structures.tape.checks import (
 )
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.listed import Listed
-from rdpgraph.structures.tape.program import (
-    Inputs,
-    NotLoweredError,
-    Program,
-    Slot,
-    lowered,
-    tensor_of,
-)
+from rdpgraph.structures.tape.lowered import Lowered
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.tape.sites import Sites, numbered
 from rdpgraph.structures.tape.sources import Sources, collected, widened
@@ -60,7 +53,7 @@ Meeting = tuple[Labels, Tensor | Potential, Labels]
 
 
 @dataclass(frozen=True, eq=False)
-class Tape:
+class Tape(Lowered):
     """A recursion as steps, over values of log-sums for each item, place and label.
 
     A structure's `recursion` is handed one, and returns the value of the whole: one place, one
@@ -387,39 +380,6 @@ class Tape:
         last = self.sum(value)
         if last.number != len(self.steps) - 1:
             self.total(last)
-
-    @cached_property
-    def program(self) -> Program | None:
-        """What the compiled machine runs, if it has all steps; of a tape that has a goal."""
-        if self.states is not None:
-            return None
-        try:
-            return lowered(self.steps, self.unary.shape[-1])
-        except NotLoweredError:
-            return None
-
-    @property
-    def inputs(self) -> Inputs:
-        """What its program is run on."""
-        assert self.program is not None
-        return Inputs(self.flat_unary, [tensor_of(slot, self.dtype) for slot in self.slots])
-
-    @property
-    def flat_unary(self) -> Tensor:
-        """(B, sites, K) the potentials of the sites, in the type of the tape."""
-        shape = self.batch, math.prod(self.site_shape), self.unary.shape[-1]
-        return self.unary.reshape(shape).to(self.dtype).contiguous()
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """Those of its program."""
-        assert self.program is not None
-        return self.program.slots
-
-    @property
-    def whole(self) -> "Tape":
-        """The tape with all steps."""
-        return self
 
     @property
     def work(self) -> float:
