@@ -38,7 +38,7 @@ class Lowered:
 
     @property
     def batch(self) -> int:
-        """B."""
+        """The product of the batch dims, B."""
         raise NotImplementedError
 
     @property
