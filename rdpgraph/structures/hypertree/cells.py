@@ -1,4 +1,10 @@
-"""The masses of all states of every span, given a few states of the others: inside x outside."""
+"""The masses of all states of every span, given a few states of the others: inside x outside.
+
+Charts are laid out so that the parts of all spans of a width are slices. A span of width w + 1 that
+starts at i has w splits. Its left parts start at i and have widths 1..w; its right parts end at
+i + w and have widths w..1. Lefts are kept by start and width, rights by end and falling width, so
+that split m is at the same place in both slices.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,13 +13,52 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.structures.hypertree.charts import Chart, peak
+from rdpgraph.model.semiring import finite, soft_sum
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules
 
 _BLOCK = 2**22  # entries of a block of terms
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """Values of every span, twice: as left parts and as right parts. Filled in place.
+
+    Attributes:
+        lefts: (B, T, T, ...) by start and width.
+        rights: (B, T, T, ...) by end and falling width.
+    """
+
+    lefts: Tensor
+    rights: Tensor
+
+    @staticmethod
+    def of(like: Tensor, *dims: int, fill: float = 0.0) -> "Chart":
+        """A chart of (B, T, T, *dims) for leaves (B, T, P)."""
+        shape = (like.shape[0], like.shape[1], like.shape[1], *dims)
+        return Chart(like.new_full(shape, fill), like.new_full(shape, fill))
+
+    def put(self, width: int, left: Tensor, right: Tensor) -> None:
+        """Set the spans of width + 1 words."""
+        self.left(width).copy_(left)
+        self.right(width).copy_(right)
+
+    def left(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as left parts."""
+        return self.lefts[:, : self.lefts.shape[1] - width, width]
+
+    def right(self, width: int) -> Tensor:
+        """(B, T - width, ...) what spans of width + 1 words are as right parts."""
+        return self.rights[:, width:, self.rights.shape[1] - 1 - width]
+
+    def left_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) left parts of some splits of all spans of a width."""
+        return self.lefts[:, : self.lefts.shape[1] - width, first:last]
+
+    def right_parts(self, width: int, first: int, last: int) -> Tensor:
+        """(B, T - width, last - first, ...) right parts of the same splits."""
+        start = self.rights.shape[1] - width
+        return self.rights[:, width:, start + first : start + last]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +77,7 @@ class Cells:
     unary: Tensor
     states: Tensor
     lengths: Tensor
-    ranks: Ranks
+    ranks: LowRankRules
     root: Tensor
     parents: int
 
@@ -41,11 +86,11 @@ class Cells:
         """Of a hypertree's kept states (*lead, T, T, K); None if its rules have no ranks."""
         lead, shape = unary.shape[:-3], (-1, *unary.shape[-3:])
         rules = form.tree.rules.flat(tuple(lead))
-        if not isinstance(rules, LowRankRules | NoRules):
+        if isinstance(rules, NoRules):
+            zeros = unary.new_zeros(1, form.tree.unary.shape[-1], 1)
+            rules = LowRankRules(zeros[:, : form.states], zeros, zeros)
+        if not isinstance(rules, LowRankRules):
             return None
-        spans = unary.new_zeros(1, 1, 1, form.states)
-        ranks, _ = kernel_form(rules, spans, form.tree.unary.shape[-1])
-        assert isinstance(ranks, Ranks)
         unary, states = unary.reshape(shape), states.reshape(shape)
         copies = max(1, len(unary) // max(1, form.batch))
         lengths = form.lengths.repeat(copies)
@@ -53,7 +98,7 @@ class Cells:
         item = torch.arange(len(unary), device=states.device)
         kept = states[item, 0, (lengths - 1).clamp(min=0)]
         return cls(
-            unary, states, lengths, ranks, root.expand(len(unary), -1).gather(1, kept), form.states
+            unary, states, lengths, rules, root.expand(len(unary), -1).gather(1, kept), form.states
         )
 
     def of_width(self, width: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +115,6 @@ class Cells:
         O(T^2 K r + T^3 r).
         """
         ranks, sums, total = self.ranks, list[Tensor](), self.unary.shape[-2]
-        assert ranks.parent is not None
         last, rank = ranks.parent.shape[1] - 1, ranks.left.shape[2]
         chart = Chart.of(self.unary[:, :, 0], rank)
         for width in range(total):
@@ -144,6 +188,5 @@ def log_masses(cells: Cells, unary: Tensor) -> Tensor:
 
 def _log_times(logs: Tensor, table: Tensor) -> Tensor:
     """Log of exp(logs) (B, S, M) times exp(table) (R, M, N), scaled by row and by column."""
-    top = peak(logs)
-    high = peak(table.mT).mT
+    top, high = finite(logs.amax(-1, keepdim=True)), finite(table.amax(-2, keepdim=True))
     return ((logs - top).exp() @ (table - high).exp()).log() + top + high

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import remembered
 from rdpgraph.model.arrays import settle
-from rdpgraph.structures.hypertree.charts import kept_layout
 from rdpgraph.structures.hypertree.checks import (
     checked_root,
     checked_rules,
@@ -16,9 +16,17 @@ from rdpgraph.structures.hypertree.checks import (
     settle_lengths,
 )
 from rdpgraph.structures.hypertree.rules import NoRules, Rules
+from rdpgraph.structures.hypertree.separate import SeparateJoins
+from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value, View
+
+kept_layout = remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
+"""For functions of a number of words and a device that give the places of all parts of all spans.
+
+Those of long sentences take as much memory as their charts.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,26 +58,37 @@ class HypertreeFields(Recursion):
 
     def recursion(self, tape: Tape) -> Value:
         """By width, from all splits."""
-        words, device = tape.site_shape[0], tape.device
+        words, device, states = tape.site_shape[0], tape.device, self.unary.shape[-1]
         lengths = tape.lengths(self.lengths, words).unsqueeze(1)
+        listed = isinstance(self.rules, NoRules | SparseRules)
+        apart = self.preterminals > 0 and tape.states is None and not listed
+        joins = SeparateJoins(tape, self.rules) if apart else None
+        kinds = torch.arange(states, device=device).tensor_split([states - self.preterminals])
         rows = list[Value]()
         for first, last, left, right in _rows(words, device):
             row = tape.sites[first, last]
-            if rows:
-                pool = tuple(rows)
-                parts = View(pool, left, full=True), View(pool, right, full=True)
-                row = tape.total((row, tape.join(*parts, self.rules, to=row)))
+            if joins:
+                row = tape.pick(row, kinds[not rows])
+                if rows:
+                    row = tape.total((row, joins.joined(rows, left, right)))
+            elif rows:
+                one, two = (View(tuple(rows), at, full=True) for at in (left, right))
+                row = tape.total((row, tape.join(one, two, self.rules, to=row)))
             rows.append(row)
         empty = tape.allowed(lengths == 0)
-        if not rows:
+        whole = rows[1:] if joins else rows
+        if not whole:
             return empty
-        width = (lengths - 1).clamp(min=0)
-        last = _start(width, words).unsqueeze(2)
-        whole = tape.total(tape.view(rows, torch.where(lengths.unsqueeze(2) > 0, last, -1)))
+        # Of one place in the rows that are left; words alone are no trees where those are apart.
+        width, least = (lengths - 1).clamp(min=0), 1 if joins else 0
+        last = _start(width, words).unsqueeze(2) - least * words
+        last = torch.where(lengths.unsqueeze(2) > least, last, -1)
+        whole = tape.total(tape.view(whole, last))
         if self.root is not None or self.preterminals:
-            root = self.unary.new_zeros(self.unary.shape[-1] - self.preterminals)
+            root = self.unary.new_zeros(states - self.preterminals)
             root = root if self.root is None else self.root
-            root = pad(root, (0, self.preterminals), value=-torch.inf)
+            if not joins:
+                root = pad(root, (0, self.preterminals), value=-torch.inf)
             whole = tape.total((whole, tape.lookup(root, whole)))
         return tape.total(tape.sum(whole), empty)
 

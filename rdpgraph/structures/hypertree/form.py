@@ -1,4 +1,4 @@
-"""A hypertree with one batch dim, as the kernels take it."""
+"""A hypertree with one batch dim, laid flat."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
-from rdpgraph.structures.hypertree.charts import HypertreeTensors
 from rdpgraph.structures.hypertree.fields import HypertreeFields
-from rdpgraph.structures.hypertree.ranks import Ranks, kernel_form
 from rdpgraph.structures.hypertree.rules import Rules, flat
 from rdpgraph.structures.hypertree.score import score
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What the kernels read of a hypertree.
+    """The tensors of a hypertree in one batch dim.
 
     Args:
         tree: the hypertree.
@@ -62,44 +59,12 @@ class Form:
         root = tree.unary.new_zeros(self.states) if tree.root is None else tree.root
         return pad(flat(root, 1, tree.batch_shape), (0, tree.preterminals), value=-math.inf)
 
-    @property
-    def parts(self) -> HypertreeTensors:
-        """Leaves, spans and rules."""
-        tree, unary = self.tree, self.unary
-        spans = unary[..., : self.states]
-        first = self.states if tree.preterminals else 0
-        leaves = unary.diagonal(dim1=1, dim2=2).mT[..., first:]
-        form, spans = kernel_form(self.rules, spans, unary.shape[-1])
-        return _alike(HypertreeTensors(leaves, spans, form, self.lengths, tree.preterminals > 0))
-
     def scored(self, states: Tensor, lead: Sequence[int]) -> Tensor:
         """(*lead, *batch) the scores of trees (*lead, *batch, T, T)."""
         tree = self.tree
         states = states.reshape(math.prod(lead), self.batch, *states.shape[-2:])
         scores = score(states, self.unary, self.lengths, self.root, self.rules, tree.preterminals)
         return scores.reshape([*lead, *tree.batch_shape])
-
-    def work(self) -> float:
-        """The multiply-adds of log Z."""
-        total, states = self.tree.unary.shape[-2], self.states
-        spans, splits = total**2 / 2, total**3 / 6
-        if isinstance(self.rules, SparseRules):
-            return self.batch * splits * self.rules.count
-        rules = self.parts.rules
-        if isinstance(rules, Ranks):
-            rank = rules.left.shape[2]
-            run = 1 if rules.parent is None else states
-            return self.batch * (splits * rank + spans * rank * (2 * states + run))
-        return self.batch * (spans * states**3 + splits * states**2)
-
-    def items(self, rows: Tensor) -> HypertreeFields:
-        """Some of the items, in one batch dim."""
-        tree = self.flat(self.tree.rules)
-        root = None if tree.root is None else tree.root[rows]
-        return replace(
-            tree, unary=tree.unary[rows], rules=tree.rules.item(rows), root=root,
-            lengths=self.lengths[rows],
-        )  # fmt: skip
 
     def flat(self, rules: Rules) -> HypertreeFields:
         """The hypertree with one batch dim, and with other rules, of that for each item."""
@@ -110,12 +75,3 @@ class Form:
         if root is not None:
             root = flat(root, 1, tree.batch_shape).expand(batch, -1)
         return replace(tree, unary=self.unary, rules=rules, root=root, lengths=self.lengths)
-
-
-def _alike(parts: HypertreeTensors) -> HypertreeTensors:
-    """Spans and rules of one floating type."""
-    dtype = parts.spans.dtype
-    for part in parts.rules.parts:
-        dtype = torch.promote_types(dtype, part.dtype)
-    same = all(part.dtype == dtype for part in parts.tensors)
-    return parts if same else parts.to(dtype)

@@ -21,15 +21,10 @@ from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
-from rdpgraph.structures.hypertree.inside import log_partition, span_sums
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
-from rdpgraph.structures.tape.reader import Reader
-from rdpgraph.structures.tape.steps import Pairs
-from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.up import up
 
 _SMALL = 2**23  # terms that are summed on the tape as fast as by the kernel
 
@@ -46,8 +41,10 @@ class Hypertree(HypertreeFields):
 
     Every answer but trees is differentiable. log Z costs O(T^2 N^3 + T^3 N^2) with `DenseRules`,
     O(T^3 r + T^2 N r) with `LowRankRules`, O(T^3 M) with `SparseRules`, O(T^2 N + T^3) with
-    `NoRules`, and memory O(T^2 (N + r)) for its gradient (O(T^2 N + T N^2) with dense rules,
-    O(T^2 (N + M)) with sparse ones).
+    `NoRules`, and on the CPU memory O(T^3 + T^2 (N + r)) for its gradient, of the T^3 numbers of
+    places alone (O(T^2 (N + M)) with sparse rules). Where no compiled machine is, as on a GPU, the
+    gradient keeps the terms of all splits. Source: Baker 1979; Lari and Young 1990; low rank: Yang,
+    Zhao and Tu 2021 (arXiv:2104.13727).
 
     Args:
         unary: (*batch, T, T, N) log-potentials (nats), [first, last, state], both words included;
@@ -154,14 +151,6 @@ class Hypertree(HypertreeFields):
     def form(self) -> Form:
         """The hypertree as its kernels take it."""
         return Form(self)
-
-    def log_partition(self) -> Tensor:
-        """(*batch,) log Z in nats, by the inside recursion; twice differentiable.
-
-        Source: Baker 1979; Lari and Young 1990; low rank: Yang, Zhao and Tu 2021
-        (arXiv:2104.13727).
-        """
-        return log_partition(self).reshape(self.batch_shape)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, trees: Trees | Tensor
@@ -315,15 +304,3 @@ class Hypertree(HypertreeFields):
         O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
         """
         return proposals.log_masses(self, states, self.restrict(states, log_weights).unary)
-
-    def _sums(self, tape: Tape) -> Reader:
-        """By the kernel where it serves: its values are those of the steps after each join."""
-        rows = span_sums(self) if self.preterminals and tape.work > _SMALL else None
-        if rows is None:
-            return up(tape)
-        steps = [number + 2 for number, step in enumerate(tape.steps) if isinstance(step, Pairs)]
-        return up(tape, known=dict(zip(steps, rows, strict=True)))
-
-    def work(self) -> float:
-        """The multiply-adds of log Z."""
-        return self.form.work()

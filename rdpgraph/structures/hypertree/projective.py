@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.hypertree.charts import kept_layout
 from rdpgraph.structures.hypertree.dependencies import Dependencies
+from rdpgraph.structures.hypertree.fields import kept_layout
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape

@@ -90,16 +90,18 @@ def checked_link(
         )
 
 
-def checked_pick(x: Value, which: Tensor, to: Value) -> None:
-    """A label of one value for each of another."""
+def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
+    """A label of one value for each of another, or for labels of none."""
     checked_value("pick", x)
-    checked_value("pick", to)
+    checked_value("pick", to or x)
     if not isinstance(which, Tensor):
         raise ModelError(f"Tape.pick needs a tensor of labels; got {which!r:.80}.")
-    if which.dtype != torch.long or (to.labels.states is None and which.shape != (to.width,)):
+    own = None if to is None or to.labels.states is not None else to.width
+    if which.dtype != torch.long or which.ndim != 1 or own not in (None, len(which)):
+        many = "labels" if own is None else f"a label for each of the {own} of the other"
         raise ModelError(
-            f"Tape.pick needs a label for each of the {to.width} of the other, as int64; got "
-            f"{which.dtype} of shape {tuple(which.shape)}."
+            f"Tape.pick needs {many}, (N,) as int64; got {which.dtype} of shape "
+            f"{tuple(which.shape)}."
         )
 
 

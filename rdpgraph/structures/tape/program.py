@@ -140,7 +140,8 @@ def with_tensors(
 class _Lowering:
     values: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     steps: list[list[int]] = field(default_factory=list[list[int]])
-    index: list[int] = field(default_factory=list[int])
+    index: list[Tensor] = field(default_factory=list[Tensor])
+    filled: int = 0
     slots: list[Slot] = field(default_factory=list[Slot])
     known: dict[int, int] = field(default_factory=dict[int, int])
     links: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
@@ -155,25 +156,21 @@ class _Lowering:
             self.known[key] = len(self.slots)
         return self.known[key]
 
-    def put(self, numbers: Iterable[int]) -> int:
+    def put(self, numbers: Tensor | Iterable[int]) -> int:
         """Where some numbers start."""
-        start = len(self.index)
-        self.index.extend(numbers)
+        start = self.filled
+        own = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers))
+        self.index.append(own.flatten().to("cpu", torch.int32))
+        self.filled += own.numel()
         return start
 
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
-        own = torch.tensor([
-            (value.number, place) for value in view.pool for place in range(value.places)
-        ])  # fmt: skip
         shape = view.ways, view.places, view.width
-        if view.index is None:
-            return [view.size, self.put(own.flatten().tolist()), *shape, -1]
-        if view.index.ndim == 3:
-            return [view.size, self.put(own.flatten().tolist()), *shape, self.slot(view)]
-        with_none = torch.cat([own, torch.tensor([(-1, 0)])])
-        entries = with_none[view.index.flatten().to("cpu")]
-        return [view.size, self.put(entries.flatten().tolist()), *shape, -1]
+        own = view.index is not None and view.index.ndim == 3
+        read = None if own or view.index is None else view.index.flatten().to("cpu")
+        start = self.put(_entries(view, torch.arange(view.size) if read is None else read))
+        return [view.size, start, *shape, self.slot(view) if own else -1]
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
         """The next step."""
@@ -181,6 +178,15 @@ class _Lowering:
         own = [numbers[0], len(self.steps), *numbers[1:]]
         self.steps.append(own + [0] * (_FIELDS - len(own)))
         self.size += places * labels if stored else 0
+
+
+def _entries(view: View, places: Tensor) -> Tensor:
+    """(n, 2) the step and its place of some places in the pool of a view; -1: none."""
+    known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)])
+    numbers, sizes = known.unbind(1)
+    ends = sizes.cumsum(0)
+    which = torch.bucketize(places, ends[:-1], right=True)
+    return torch.stack((numbers[which], places - (ends - sizes)[which]), 1)
 
 
 def lowered(steps: Sequence[Step], states: int) -> Program:
@@ -212,7 +218,7 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
     return Program(
         torch.tensor(made.values, dtype=torch.int64).reshape(-1, 3),
         steps_made,
-        torch.tensor(made.index or [0], dtype=torch.int64),
+        torch.cat([*made.index, torch.zeros(1, dtype=torch.int32)]),
         made.size,
         made.slots,
         rows,
@@ -240,7 +246,7 @@ def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int
     match step:
         case Leaf(logs=None):
             assert step.sites is not None
-            made.add(len(step.sites), states, _SITES, made.put(step.sites.tolist()))
+            made.add(len(step.sites), states, _SITES, made.put(step.sites))
         case Leaf():
             assert step.logs is not None
             slot = made.slot(step)
@@ -283,7 +289,7 @@ def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int
             places = max(part[3] for part in parts)
             made.add(places, width, _BESIDE, 0, start, len(parts))
         case Relabelled() if step.which.ndim == 1:
-            start = made.put(step.which.tolist())
+            start = made.put(step.which)
             made.add(step.places, len(step.which), _PICKED, step.x.number, start)
         case LabelsAsPlaces():
             made.add(step.x.places * step.x.width, 1, _APART, step.x.number)

@@ -24,7 +24,6 @@ from rdpgraph.structures.tape.descend import Drawn, descend
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
-from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.replay import laid_out
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, log_sum, up
@@ -58,7 +57,8 @@ class Recursion(Structure):
     follow: on CPU or GPU, for any batch dims, on all states of the sites or on a few of them. It
     may give any of them itself, such as a `log_partition` with a kernel of its own.
 
-    log Z is summed in the type of the potentials, and what else is asked in doubles.
+    log Z is summed in the type of the potentials, or float32 where that has fewer digits; what else
+    is asked in doubles.
 
     Attributes:
         unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
@@ -126,7 +126,8 @@ class Recursion(Structure):
         return laid_out(blank, self.recursion, (type(self), *_kinds(self)))
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
-        dtype = torch.float64 if double or self.doubles else self.unary.dtype
+        double = double or self.doubles
+        dtype = torch.float64 if double else torch.promote_types(self.unary.dtype, torch.float32)
         return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
 
     def _sum_tape(self) -> Tape:
@@ -264,11 +265,7 @@ class Recursion(Structure):
     def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
         """The sites of independent draws."""
         count = checked_count(count, self.states_shape)
-        return descend(tape, self._sums(tape), count, drawn(generator), name=self.name)
-
-    def _sums(self, tape: Tape) -> Reader:
-        """What draws are made by."""
-        return up(tape)
+        return descend(tape, up(tape), count, drawn(generator), name=self.name)
 
     @by_autograd
     def rsample(
@@ -374,7 +371,7 @@ class KeptStates(Recursion):
         return self.original.recursion(tape)
 
     def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
-        dtype = torch.float64 if double or self.original.doubles else self.unary.dtype
+        dtype = self.original._blank(self.unary, ranks=ranks, double=double).dtype
         return Tape(unary, self._dims, states=self.states, ranks=ranks, dtype=dtype)
 
     def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Child, Step
 from rdpgraph.structures.tape.sums import soft
@@ -47,6 +48,10 @@ class Relabelled(Step):
         self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
     ) -> Iterator[tuple[View, Tensor]]:
         """To each label of x what those have that are made of it."""
+        if self.which.ndim == 1:
+            parts = soft_scatter(above.movedim(2, 0), self.which, self.x.width, 0.0)
+            yield View((self.x,)), parts.movedim(0, 2).unsqueeze(1)
+            return
         which = self.which.expand(len(above), self.places, -1)
         columns = torch.arange(self.x.width, device=which.device)
         made = which.unsqueeze(-2) == columns.unsqueeze(-1)

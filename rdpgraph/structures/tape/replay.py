@@ -27,8 +27,8 @@ from rdpgraph.structures.tape.steps import Linked
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Given, Labels, Value, View, some_places
 
-_MOST = 2**16  # steps of all layouts that are kept
-_LARGE = 2**17  # numbers of places in a layout that is not kept
+_MOST = 2**23  # numbers of all layouts that are kept, those of places above all
+_STEP = 2**6  # numbers that a step takes, however many places it has
 _TRIES = 3  # divergences after which a recursion is laid out again each time
 Answer = TypeVar("Answer")
 
@@ -354,17 +354,24 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     recorded = Recorded(*blank, **options)
     recorded.finish(recursion(recorded))
     script = recorded.script(known)
-    if script is not None and len(script.program.index) > _LARGE:
+    kept = _TRIES if script is None else script
+    if _size(kept) > _MOST:
         return recorded
-    _KEPT[key] = _TRIES if script is None else script
+    _KEPT[key] = kept
     _KEPT.move_to_end(key)
-    steps = 0
+    total = 0
     for old in reversed(list(_KEPT)):
-        own = _KEPT[old]
-        steps += len(own.steps) if isinstance(own, Script) else 1
-        if steps > _MOST and old != key:
+        total += _size(_KEPT[old])
+        if total > _MOST:
             del _KEPT[old]
     return recorded
+
+
+def _size(kept: Script | int) -> int:
+    """The numbers that it takes."""
+    if isinstance(kept, int):
+        return _STEP
+    return _STEP * len(kept.steps) + len(kept.program.index)
 
 
 def _blank(tensor: Tensor) -> Tensor:

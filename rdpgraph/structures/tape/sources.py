@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import ModelError
@@ -51,6 +52,10 @@ class Sources:
 
         return self.once(("rules", id(rules)), made)[1]
 
+    def ranks(self, rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
+        """(*batch, C, r) from left and right parts to the ranks, and (*batch, r, C) to parents."""
+        return self.once(("ranks", id(rules)), lambda: (rules, _ranks(rules)))[1]
+
     def source(self, potential: Tensor | Potential) -> Tensor | Potential:
         """A table (batch or 1, 1, N, M), or a potential without leading dims; in their own type.
 
@@ -88,15 +93,13 @@ class Sources:
         return self.once(("table", id(source)), made)
 
 
-def collected(rules: FactorisedRules) -> Tensor:
-    """(*batch, N r, C) from the ranks of each parent to it, normalised."""
+def _ranks(rules: LowRankRules | FactorisedRules) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rules; -inf to what is never a parent."""
+    if isinstance(rules, LowRankRules):
+        more = rules.left.shape[-2] - rules.parent.shape[-2]
+        return rules.left, rules.right, pad(rules.parent, (0, 0, 0, more), value=-math.inf).mT
     parents, rank = rules.left.shape[-3], rules.left.shape[-1]
     own = torch.eye(parents, device=rules.left.device).repeat_interleave(rank, 0) > 0
     logs = torch.where(own, -rules.log_normaliser.unsqueeze(-2), -math.inf)
-    return torch.nn.functional.pad(logs, (0, rules.left.shape[-2] - parents), value=-math.inf)
-
-
-def widened(rules: LowRankRules) -> Tensor:
-    """(*batch, C, r) the factors of parents with a row for each child; -inf: never a parent."""
-    more = rules.left.shape[-2] - rules.parent.shape[-2]
-    return torch.nn.functional.pad(rules.parent, (0, 0, 0, more), value=-math.inf)
+    left, right = (part.transpose(-3, -2).flatten(-2) for part in rules.parts)
+    return left, right, pad(logs, (0, left.shape[-2] - parents), value=-math.inf)

@@ -31,7 +31,7 @@ from rdpgraph.structures.tape.listed import Listed
 from rdpgraph.structures.tape.lowered import Lowered
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.tape.sites import Sites, numbered
-from rdpgraph.structures.tape.sources import Sources, collected, widened
+from rdpgraph.structures.tape.sources import Sources
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Concatenated, Leaf, Linked, Pairs, Total
 from rdpgraph.structures.tape.values import (
@@ -270,19 +270,20 @@ class Tape(Lowered):
         width = sum(view.ways * view.width for view in taken)
         return self._add(Concatenated(taken), taken[0].places, width, Labels())
 
-    def pick(self, x: Value, which: Tensor, *, to: Value) -> Value:
+    def pick(self, x: Value, which: Tensor, *, to: Value | None = None) -> Value:
         """For each label n of another value, of as many places, the label `which[n]` of x.
 
         Args:
             x: (B, P, I).
             which: (N,) labels of x for all labels of the other.
-            to: whose labels the result has.
+            to: whose labels the result has; None: labels of none, as all are.
         """
         checked_pick(x, which, to)
-        states, places = to.labels.states, x.places
+        states, places = None if to is None else to.labels.states, x.places
         if states is not None:
             which, places = which[states], states.shape[1]
-        return self._add(Relabelled(x, which, places), places, which.shape[-1], to.labels)
+        labels = Labels() if to is None else to.labels
+        return self._add(Relabelled(x, which, places), places, which.shape[-1], labels)
 
     def apart(self, x: Value, states: int | None = None) -> Value:
         """The states of sites as places of one label: place p * states + s is state s of place p.
@@ -319,17 +320,9 @@ class Tape(Lowered):
         checked_join(left, right, rules, to)
         if isinstance(rules, NoRules):
             return self.total((mapped(left, self.sum), mapped(right, self.sum)))
-        if self.ranks and isinstance(rules, LowRankRules):
-            sides = rules.left, rules.right
-            top = self.sources.derived(rules, lambda rules: widened(rules).mT)
-        elif self.ranks and isinstance(rules, FactorisedRules):
-            sides = (
-                self.sources.derived(side, lambda part: part.transpose(-3, -2).flatten(-2))
-                for side in (rules.left, rules.right)
-            )
-            top = self.sources.derived(rules, collected)
-        else:
+        if not self.ranks or not isinstance(rules, LowRankRules | FactorisedRules):
             return self._joined(left, right, rules, to)
+        *sides, top = self.sources.ranks(rules)
         first, second = (
             mapped(view, partial(self.link, potential=side))
             for view, side in zip((left, right), sides, strict=True)

@@ -4,7 +4,7 @@ The compiled machine runs what it has, on the CPU; torch the rest, second deriva
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -49,37 +49,25 @@ def last_read(tape: Tape) -> list[list[int]]:
     return ended
 
 
-def up(
-    tape: Tape, temperature: float = 1.0, *, known: Mapping[int, Tensor] | None = None
-) -> Reader:
+def up(tape: Tape, temperature: float = 1.0) -> Reader:
     """The values of all steps; the last is the goal. Differentiable any number of times.
 
     Args:
         tape: laid out.
         temperature: 1.0 for sums, 0.0 for maxima; any other one needs ``ranks=False``.
-        known: of some steps the values, by their numbers, for draws: what only those read is not
-            made, if they have one alternative, except for the rows of pairs that are asked for.
     """
-    program = None if known or temperature not in (0.0, 1.0) else program_of(tape)
+    program = program_of(tape) if temperature in (0.0, 1.0) else None
     if program is not None and not torch.is_grad_enabled():
         return _read(tape, program, machine.run(program, tape.inputs, best=not temperature))
     given, held = leaves(tape), 0
     small = 0 if torch.is_grad_enabled() else _HELD // len(tape.steps)
     reader = Reader(temperature=temperature, small=small)
-    known = known or {}
-    made = _read_by_others(tape, known) if known else range(len(tape.steps))
     for number, step in enumerate(tape.steps):
-        if isinstance(step, Leaf):
-            reader.values.append(next(given))
-        elif number in made:
-            reader.values.append(step.up(reader, temperature))
-        else:
-            reader.values.append(known.get(number, tape.unary.new_empty(0)))
-            if isinstance(step, Pairs):
-                reader.remade[number] = step
+        leaf = isinstance(step, Leaf)
+        reader.values.append(next(given) if leaf else step.up(reader, temperature))
         before = tape.steps[number - 1]
         # Pairs are made again where they are many, once the step after them has read them.
-        if number - 1 in made and isinstance(before, Pairs) and not torch.is_grad_enabled():
+        if isinstance(before, Pairs) and not torch.is_grad_enabled():
             pairs = reader.values[number - 1]
             held += pairs.numel()
             if held > _HELD:
@@ -126,15 +114,6 @@ def _read(tape: Tape, program: Program, done: machine.Run) -> Reader:
             assert isinstance(step, Pairs)
             reader.remade[number] = step
     return reader
-
-
-def _read_by_others(tape: Tape, known: Mapping[int, Tensor]) -> set[int]:
-    """The numbers of steps without known values that the goal is made of."""
-    made = {len(tape.steps) - 1}
-    for number in range(len(tape.steps) - 1, -1, -1):
-        if number in made and number not in known:
-            made |= {value.number for view in tape.steps[number].reads for value in view.pool}
-    return made - known.keys()
 
 
 def goal(tape: Tape, reader: Reader) -> Tensor:

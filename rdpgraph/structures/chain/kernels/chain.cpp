@@ -57,14 +57,14 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
                          int threads) {                                                           \
     best_lists<Real>(unary, turned, lengths, found, batch, steps, count, k, threads);             \
   }                                                                                               \
-  void chain_up_##name(const int64_t* values, const int64_t* steps, const int64_t* index,         \
+  void chain_up_##name(const int64_t* values, const int64_t* steps, const int32_t* index,         \
                        const int64_t* tables, Real* arena, Real* room, int64_t count,             \
                        int64_t batch, int64_t slots, int best, int threads) {                     \
     const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
     std::vector<uint8_t> bad = prepare_all(m, slots, false);                                      \
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_up(m, a, b, bad); });          \
   }                                                                                               \
-  void chain_down_##name(const int64_t* values, const int64_t* steps, const int64_t* index,       \
+  void chain_down_##name(const int64_t* values, const int64_t* steps, const int32_t* index,       \
                          const int64_t* tables, Real* arena, Real* room, Real* grads,             \
                          Real* befores, Real* afters, Real* const* extras, Real* sites,           \
                          int64_t count, int64_t batch, int64_t slots, int threads) {              \

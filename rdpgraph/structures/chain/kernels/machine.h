@@ -18,7 +18,7 @@ constexpr int64_t kBlock = 64;    // rows of a link that are worked on together
 template <typename Real> struct Machine {
   const int64_t* values;      // (n, 3): numbers of one item before it, places, labels
   const int64_t* steps;       // (n, kFields)
-  const int64_t* index;       // what steps point to
+  const int32_t* index;       // what steps point to
   const int64_t* tables;      // (slots, kTable): address, items, their stride, rows, their stride,
                               // columns, their stride, room of one item
   Real* arena;                // all values
@@ -38,7 +38,7 @@ template <typename Real> struct Machine {
   }
 
   // Where a factor's entry lies in the arena; below 0: none.
-  int64_t entry(const int64_t* part, int64_t way, int64_t item, int64_t place) const {
+  int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int64_t many = part[2], wide = part[3];
     int64_t number = (many > 1 ? way : 0) * wide + (wide > 1 ? place : 0);
     if (part[5] >= 0) {  // places in a pool, given when it is run
@@ -47,7 +47,7 @@ template <typename Real> struct Machine {
       number = places[(given[1] > 1 ? item * given[2] : 0) + number];
       if (number >= part[0]) return -1;
     }
-    const int64_t* found = index + part[1] + 2 * number;
+    const int32_t* found = index + part[1] + 2 * number;
     return found[0] < 0 ? -1 : at(found[0], item, found[1]);
   }
 };
@@ -195,7 +195,7 @@ template <typename Real> struct Link {
   const Machine<Real>& m;
   const int64_t* step;
   int64_t rules, out, inner, splits, firsts, seconds, depth, places;
-  const int64_t *left, *right;
+  const int32_t *left, *right;
 
   Link(const Machine<Real>& machine, const int64_t* step) : m(machine), step(step) {
     rules = step[0] == kRules || step[0] == kPairs;
@@ -470,13 +470,13 @@ void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, in
 template <typename Real>
 int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
                      int64_t labels, std::vector<Real>& terms) {
-  const int64_t* way = m.index + step[2];
+  const int32_t* way = m.index + step[2];
   int64_t row = 0;
   for (int64_t w = 0; w < step[3]; ++w) {
     const int64_t many = way[0], factors = way[1];
     for (int64_t a = 0; a < many; ++a, ++row) {
       Real* to = terms.data() + row * labels;
-      const int64_t* part = way + 2;
+      const int32_t* part = way + 2;
       for (int64_t f = 0; f < factors; ++f, part += kPart) {
         const int64_t from = m.entry(part, a, item, place);
         const Real* x = m.arena + from;
@@ -561,11 +561,11 @@ void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int6
           }
         }
       }
-      const int64_t* way = m.index + step[2];
+      const int32_t* way = m.index + step[2];
       for (int64_t w = 0; w < step[3]; ++w) {
         const int64_t many = way[0], factors = way[1];
         for (int64_t a = 0; a < many; ++a, terms += labels) {
-          const int64_t* part = way + 2;
+          const int32_t* part = way + 2;
           bool none = false;
           for (int64_t f = 0; f < factors; ++f)
             none |= m.entry(part + f * kPart, a, item, place) < 0;
@@ -600,7 +600,7 @@ void moved(const Machine<Real>& m, const int64_t* step, int64_t item, Visit visi
     } else if (step[0] == kApart) {
       visit(here, m.at(x, item, 0) + place);
     } else {  // kBeside
-      const int64_t* part = m.index + step[3];
+      const int32_t* part = m.index + step[3];
       int64_t to = here;
       for (int64_t f = 0; f < step[4]; ++f, part += kPart)
         for (int64_t a = 0; a < part[2]; ++a) {
