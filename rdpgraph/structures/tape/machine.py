@@ -1,5 +1,6 @@
 """The compiled machine: it runs a program, upwards and, for the gradient, downwards."""
 
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from torch.autograd import Function
 from rdpgraph.model.gradients import regradient
 from rdpgraph.structures.chain import library
 from rdpgraph.structures.tape.links import Table
-from rdpgraph.structures.tape.program import Inputs, Program
+from rdpgraph.structures.tape.program import Inputs, NotLoweredError, Program, lowered, tensor_of
+from rdpgraph.structures.tape.tape import Tape
 
+PROGRAM, GIVEN = ("program",), ("given",)
+"""What a tape made its program by, and the tensors of its slots, if these are not in its steps."""
 _SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more than it brings
 
 
@@ -67,7 +71,7 @@ class Run:
         befores, afters = (values.new_empty(batch * size) for size in sizes)
         sites = torch.zeros_like(unary)
         extras = [
-            torch.zeros(0 if not use or slot + 1 not in program.rows else own.numel(), dtype=dtype)
+            values.new_zeros(own.numel() if use and slot + 1 in program.rows else 0)
             for slot, (use, own) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
         ]
         places = array("q", [0, *(part.data_ptr() for part in extras)])
@@ -122,6 +126,29 @@ class Run:
             *(part.data_ptr() for part in fixed), self.tables.buffer_info()[0],
             self.values.data_ptr(), self.room.data_ptr(),
         )  # fmt: skip
+
+
+def program_of(tape: Tape) -> Program | None:
+    """What the machine runs of a tape that has a goal, if it is there and has all steps."""
+    if tape.states is not None or not serves(tape.unary, tape.dtype):
+        return None
+
+    def made() -> Program | None:
+        try:
+            return lowered(tape.steps, tape.unary.shape[-1])
+        except NotLoweredError:
+            return None
+
+    return tape.sources.once(PROGRAM, made)
+
+
+def inputs_of(tape: Tape, program: Program) -> Inputs:
+    """What the program of a tape is run on."""
+    given = tape.sources.known.get(GIVEN)
+    if given is None:
+        given = [tensor_of(slot, tape.dtype) for slot in program.slots]
+    shape = tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1]
+    return Inputs(tape.unary.reshape(shape).to(tape.dtype).contiguous(), given)
 
 
 def serves(unary: Tensor, dtype: torch.dtype) -> bool:

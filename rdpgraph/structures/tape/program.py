@@ -159,7 +159,7 @@ class _Lowering:
     def put(self, numbers: Tensor | Iterable[int]) -> int:
         """Where some numbers start."""
         start = self.filled
-        own = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers))
+        own = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers), device="cpu")
         self.index.append(own.flatten().to("cpu", torch.int32))
         self.filled += own.numel()
         return start
@@ -169,7 +169,9 @@ class _Lowering:
         shape = view.ways, view.places, view.width
         own = view.index is not None and view.index.ndim == 3
         read = None if own or view.index is None else view.index.flatten().to("cpu")
-        start = self.put(_entries(view, torch.arange(view.size) if read is None else read))
+        start = self.put(
+            _entries(view, torch.arange(view.size, device="cpu") if read is None else read)
+        )
         return [view.size, start, *shape, self.slot(view) if own else -1]
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
@@ -182,7 +184,7 @@ class _Lowering:
 
 def _entries(view: View, places: Tensor) -> Tensor:
     """(n, 2) the step and its place of some places in the pool of a view; -1: none."""
-    known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)])
+    known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)], device="cpu")
     numbers, sizes = known.unbind(1)
     ends = sizes.cumsum(0)
     which = torch.bucketize(places, ends[:-1], right=True)
@@ -214,11 +216,11 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
     rows = _rows(made)
     for number in fused:  # by the links that read them
         made.steps[number][0] = _NONE
-    steps_made = torch.tensor(made.steps, dtype=torch.int64).reshape(-1, _FIELDS)
+    steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
     return Program(
-        torch.tensor(made.values, dtype=torch.int64).reshape(-1, 3),
+        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 3),
         steps_made,
-        torch.cat([*made.index, torch.zeros(1, dtype=torch.int32)]),
+        torch.cat([*made.index, torch.zeros(1, dtype=torch.int32, device="cpu")]),
         made.size,
         made.slots,
         rows,

@@ -24,7 +24,7 @@ from rdpgraph.structures.tape.descend import Drawn, descend
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
-from rdpgraph.structures.tape.replay import laid_out
+from rdpgraph.structures.tape.replay import laid_out, whole
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import exhausting, goal, log_sum, up
 from rdpgraph.structures.tape.values import Value
@@ -116,7 +116,7 @@ class Recursion(Structure):
             ranks: see `Tape`.
             double: whether in doubles, whatever the type of the potentials.
         """
-        return self._laid_out(unary, ranks=ranks, double=double).whole
+        return whole(self._laid_out(unary, ranks=ranks, double=double))
 
     def _laid_out(
         self, unary: Tensor | None = None, *, ranks: bool = True, double: bool = False

@@ -5,7 +5,6 @@ compared with what it asked before, and answered by what was laid out then. Tens
 and places that each item has of its own, go to the slots of the program.
 """
 
-import weakref
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.tape import machine
-from rdpgraph.structures.tape.program import Inputs, Program, tensor_of, with_tensors
+from rdpgraph.structures.tape.program import Program, tensor_of, with_tensors
 from rdpgraph.structures.tape.sites import Sites
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Linked
@@ -104,19 +103,8 @@ class _Scripted(Tape):
     @property
     def sites(self) -> Sites:
         """The sites, to be indexed."""
-        return self._sites
-
-    @cached_property
-    def _sites(self) -> Sites:
-        # They do not hold the tape: the two would be freed by the garbage collector alone.
-        own = weakref.ref(self)
-
-        def ask(name: str, given: tuple[Any, ...]) -> Any:
-            tape = own()
-            assert tape is not None
-            return tape.ask(name, given)
-
-        return _Sites(*self._numbered, self._of_sites, ask)
+        # Not kept, as those of a tape are not.
+        return _Sites(*self._numbered, self._of_sites, self.ask)
 
     def leaf(self, logs: Tensor) -> Value:
         """Log-values, which go to a slot."""
@@ -220,7 +208,7 @@ class Recorded(_Scripted):
 
     def script(self, failures: int) -> Script | None:
         """What came of it; None where the machine does not have it."""
-        program = self.program
+        program = machine.program_of(self)
         if program is None:
             return None
         slots = {
@@ -253,7 +241,7 @@ class Replayed(_Scripted):
     given: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
 
     def __post_init__(self) -> None:
-        self.__dict__["program"] = self.known.program
+        self.sources.known[machine.PROGRAM] = self.known.program
 
     @cached_property
     def _left(self) -> Iterator[Call]:
@@ -298,25 +286,23 @@ class Replayed(_Scripted):
                 raise DivergedError
         if len(self.given) < len(self.known.program.slots):
             raise DivergedError
-
-    @property
-    def inputs(self) -> Inputs:
-        """What was given."""
-        return Inputs(self.flat_unary, [self.given[n] for n in range(len(self.given))])
-
-    @property
-    def whole(self) -> Tape:
-        """The tape with all steps."""
-        return self._whole
+        self.sources.known[machine.GIVEN] = [self.given[n] for n in range(len(self.given))]
+        self.steps.extend(self.known.steps)
 
     @cached_property
-    def _whole(self) -> Tape:
+    def whole(self) -> Tape:
+        """The tape whose steps have the tensors."""
         tape = Tape(self.unary, self.site_dims, ranks=self.ranks, dtype=self.dtype)
-        given = [self.given[n] for n in range(len(self.given))]
-        steps, slots = with_tensors(self.known.steps, self.known.program.slots, given)
+        given, program = self.sources.known[machine.GIVEN], self.known.program
+        steps, slots = with_tensors(self.known.steps, program.slots, given)
         tape.steps.extend(steps)
-        tape.__dict__["program"] = replace(self.known.program, slots=slots)
+        tape.sources.known[machine.PROGRAM] = replace(program, slots=slots)
         return tape
+
+
+def whole(tape: Tape) -> Tape:
+    """A tape of which everything can be asked, not log Z alone."""
+    return tape.whole if isinstance(tape, Replayed) else tape
 
 
 _KEPT = OrderedDict[tuple[object, ...], Script | int]()
@@ -336,6 +322,7 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
         return tape
     settings = tape.site_dims, tape.ranks, tape.dtype
     key = *key, *settings, tape.site_shape, tape.unary.shape[-1], len(tape.lead)
+    key = *key, torch.is_inference_mode_enabled()  # what is made there has no gradients elsewhere
     known = _KEPT.get(key, 0)
     blank = tape.unary, tape.site_dims
     options: Any = {"ranks": tape.ranks, "dtype": tape.dtype}

@@ -28,7 +28,6 @@ from rdpgraph.structures.tape.checks import (
 )
 from rdpgraph.structures.tape.links import Link, LookupLink, RuleLink
 from rdpgraph.structures.tape.listed import Listed
-from rdpgraph.structures.tape.lowered import Lowered
 from rdpgraph.structures.tape.relabelling import LabelsAsPlaces, Relabelled
 from rdpgraph.structures.tape.sites import Sites, numbered
 from rdpgraph.structures.tape.sources import Sources
@@ -53,7 +52,7 @@ Meeting = tuple[Labels, Tensor | Potential, Labels]
 
 
 @dataclass(frozen=True, eq=False)
-class Tape(Lowered):
+class Tape:
     """A recursion as steps, over values of log-sums for each item, place and label.
 
     A structure's `recursion` is handed one, and returns the value of the whole: one place, one

@@ -56,9 +56,10 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
         tape: laid out.
         temperature: 1.0 for sums, 0.0 for maxima; any other one needs ``ranks=False``.
     """
-    program = program_of(tape) if temperature in (0.0, 1.0) else None
+    program = machine.program_of(tape) if temperature in (0.0, 1.0) else None
     if program is not None and not torch.is_grad_enabled():
-        return _read(tape, program, machine.run(program, tape.inputs, best=not temperature))
+        inputs = machine.inputs_of(tape, program)
+        return _read(tape, program, machine.run(program, inputs, best=not temperature))
     given, held = leaves(tape), 0
     small = 0 if torch.is_grad_enabled() else _HELD // len(tape.steps)
     reader = Reader(temperature=temperature, small=small)
@@ -79,27 +80,22 @@ def up(tape: Tape, temperature: float = 1.0) -> Reader:
 
 def log_sum(tape: Tape) -> Tensor:
     """(*lead,) the log-sum of all derivations; twice differentiable."""
-    program = program_of(tape)
+    program = machine.program_of(tape)
     if program is None:
         return goal(tape, up(tape))
-    given = tape.inputs
+    given = machine.inputs_of(tape, program)
     if not torch.is_grad_enabled():
         return machine.run(program, given).goal.clone().reshape(tape.lead)
-    return machine.log_sum(program, given, _by_torch(tape)).reshape(tape.lead)
+    return machine.log_sum(program, given, _by_torch(tape, program)).reshape(tape.lead)
 
 
-def program_of(tape: Tape) -> Program | None:
-    """The program of a tape, if the machine is there for it."""
-    return tape.program if machine.serves(tape.unary, tape.dtype) else None
-
-
-def _by_torch(tape: Tape) -> Callable[..., Tensor]:
+def _by_torch(tape: Tape, program: Program) -> Callable[..., Tensor]:
     """(B,) the log-sum of other inputs by operations that autograd records."""
 
     def summed(unary: Tensor, *given: Tensor) -> Tensor:
         own = unary.reshape(tape.unary.shape)
         other = Tape(own, tape.site_dims, ranks=tape.ranks, dtype=tape.dtype)
-        other.steps.extend(with_tensors(tape.whole.steps, tape.whole.slots, given)[0])
+        other.steps.extend(with_tensors(tape.steps, program.slots, given)[0])
         return goal(other, up(other)).reshape(-1)
 
     return summed
