@@ -13,6 +13,7 @@ from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError,
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.budget import Budget
+from rdpgraph.structures.hypertree.constructors import grammar_rules
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.trees import Trees
 
@@ -26,7 +27,8 @@ _CHARTS = {
 """How many times the charts of inside values, of 8 numbers for each symbol of a span and one for
 each rule, an answer takes; measured on up to 800 words and 93 rules."""
 _TREES = 6  # arrays of states while trees are drawn, scored and written
-_SPLITS = 16 / 6  # bytes for each three words: the places of both parts of every split
+_SPLITS = 14  # bytes for each three words: the places of both parts of every split
+_TABLES = 4  # of all rules, while they are laid out
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +89,9 @@ def needed(grammar: Grammar, lengths: Sequence[int], *, task: ParseTask, draws: 
     cells = len(lengths) * longest**2
     # Rules are looked up at every split of spans of a width.
     charts = _CHARTS[task] * (8 * len(grammar.symbols) + len(grammar.rules))
-    if task in (ParseTask.LOGZ, ParseTask.MARGINALS):
-        return 8.0 * cells * charts
-    return 8.0 * cells * (charts + _TREES * draws) + _SPLITS * longest**3
+    trees = 0 if task in (ParseTask.LOGZ, ParseTask.MARGINALS) else _TREES * draws
+    rules = grammar_rules(grammar).parts[0].numel()
+    return 8.0 * (cells * (charts + trees) + _TABLES * rules) + _SPLITS * longest**3
 
 
 def answers(
