@@ -94,6 +94,12 @@ class Run:
                 at = batch * before
                 part = below[at : at + batch * places * labels].view(batch, places, labels)
                 results.append(part.sum_to_size(own.shape).clone())
+        lost = self.goal.isnan() & (gradient != 0)
+        if bool(lost.any()):
+            for own in results:
+                if own is not None:
+                    spoilt = lost if len(own) > 1 else lost.any()
+                    own.masked_fill_(spoilt.reshape(-1, *(1,) * (own.ndim - 1)), math.nan)
         return results
 
     def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:

@@ -333,7 +333,8 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
         except DivergedError:
             known = known.failures + 1
         else:
-            _KEPT.move_to_end(key)
+            _KEPT.pop(key, None)
+            _KEPT[key] = known  # the last one used
             return replayed
     if known >= _TRIES:
         tape.finish(recursion(tape))
@@ -347,10 +348,10 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     _KEPT[key] = kept
     _KEPT.move_to_end(key)
     total = 0
-    for old in reversed(list(_KEPT)):
-        total += _size(_KEPT[old])
+    for old, own in reversed(list(_KEPT.items())):
+        total += _size(own)
         if total > _MOST:
-            del _KEPT[old]
+            _KEPT.pop(old, None)  # another thread may have been quicker
     return recorded
 
 
