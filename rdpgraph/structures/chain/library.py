@@ -66,7 +66,7 @@ class NoFolderError(Exception):
 
 
 def status() -> KernelStatus:
-    """Whether chains use a compiled kernel here; builds it if that was not tried yet."""
+    """Whether structures use compiled code here; builds it if that was not tried yet."""
     return _loaded()[1]
 
 

@@ -26,8 +26,6 @@ from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
 from rdpgraph.structures.relaxation import perturbed
 
-_SMALL = 2**23  # terms that are summed on the tape as fast as by the kernel
-
 
 @dataclass(frozen=True, eq=False)
 class Hypertree(HypertreeFields):
@@ -149,7 +147,7 @@ class Hypertree(HypertreeFields):
 
     @property
     def form(self) -> Form:
-        """The hypertree as its kernels take it."""
+        """The hypertree with one batch dim, laid flat."""
         return Form(self)
 
     def score(  # pyright: ignore[reportIncompatibleMethodOverride]

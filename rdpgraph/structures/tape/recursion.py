@@ -138,7 +138,7 @@ class Recursion(Structure):
 
     @current_property()
     def _tape(self) -> Tape:
-        return self.to_tape()
+        return self._laid_out()
 
     @current_property()
     @torch.no_grad()

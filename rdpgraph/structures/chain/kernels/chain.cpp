@@ -1,4 +1,4 @@
-// What the library of the chain's kernels offers, for each type of number.
+// What the library of kernels offers, of chains and of tapes, for each type of number.
 
 #include "machine.h"
 #include "paths.h"

@@ -9,6 +9,9 @@ namespace {
 
 enum Kind : int64_t { kSites, kGiven, kTotal, kLinked, kSummed, kPairs, kRules, kBeside, kPicked, kApart, kNone };
 
+// Of functions that are large beside a call: copies of them doubled the time of the build.
+#define APART __attribute__((noinline))
+
 constexpr int64_t kFields = 12;   // numbers of one step
 constexpr int64_t kPart = 6;      // numbers of one factor of a product
 constexpr int64_t kTable = 8;     // numbers of one tensor
@@ -219,7 +222,7 @@ template <typename Real> struct Link {
   }
 
   // exp(row - top), top; of pairs their sums over splits, relative to the largest of all.
-  Real scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
+  APART Real scaled(int64_t item, int64_t place, Real* row, Room<Real>& room) const {
     if (!rules) {
       const Real* x = m.arena + source(item, place);
       const Real top = finite(largest(x, depth));
@@ -241,7 +244,7 @@ template <typename Real> struct Link {
   }
 
   // exp(left - ...), exp(right - ...) of every split; the share of a split is in its left part.
-  Real scaled_parts(int64_t item, int64_t place, Room<Real>& room) const {
+  APART Real scaled_parts(int64_t item, int64_t place, Room<Real>& room) const {
     room.left.resize(splits * firsts);
     room.right.resize(splits * seconds);
     room.tops.resize(splits);
@@ -276,7 +279,7 @@ template <typename Real> struct Link {
   }
 
   // The row in logs: of pairs the exact log-sums, or maxima, over splits.
-  const Real* in_logs(int64_t item, int64_t place, Room<Real>& room) const {
+  APART const Real* in_logs(int64_t item, int64_t place, Room<Real>& room) const {
     if (!rules) return m.arena + source(item, place);
     room.logs.assign(depth, kNever<Real>);
     Real* tops = room.logs.data();
@@ -312,7 +315,7 @@ Real exact_entry(const Prepared<Real>& t, const Real* row, int64_t column, std::
 }
 
 template <typename Real>
-void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+APART void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
              Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], labels = m.labels(link.out);
@@ -357,7 +360,7 @@ void link_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t
 
 // The gradient of links, and the rows whose products are that of the table.
 template <typename Real>
-void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
                Real* grads, Real* befores, Real* afters, Real* const* extras, Room<Real>& room) {
   const Link<Real> link(m, step);
   const int64_t *table = m.table(step[3]), columns = table[5], depth = link.depth;
@@ -443,7 +446,7 @@ void link_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64
 
 // Shares of a row's entries, given on to what it is made of.
 template <typename Real>
-void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
+APART void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, int64_t place,
                 const Real* shares, const Real* row, Real* grads) {
   if (!link.rules) {
     Real* to = grads + link.source(item, place);
@@ -468,7 +471,7 @@ void exact_down(const Machine<Real>& m, const Link<Real>& link, int64_t item, in
 
 // (ways, labels) the log-values of all alternatives of an entry.
 template <typename Real>
-int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
+APART int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, int64_t place,
                      int64_t labels, std::vector<Real>& terms) {
   const int32_t* way = m.index + step[2];
   int64_t row = 0;
@@ -496,7 +499,7 @@ int64_t alternatives(const Machine<Real>& m, const int64_t* step, int64_t item, 
 }
 
 template <typename Real>
-void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+APART void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
               Room<Real>& room) {
   const int64_t labels = m.labels(step[1]), places = m.places(step[1]), ways = step[4];
   room.terms.resize(std::max<int64_t>(1, ways * labels));
@@ -533,7 +536,7 @@ void total_up(const Machine<Real>& m, const int64_t* step, int64_t first, int64_
 }
 
 template <typename Real>
-void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
+APART void total_down(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last,
                 Real* grads, Room<Real>& room) {
   const int64_t labels = m.labels(step[1]), places = m.places(step[1]), ways = step[4];
   room.terms.resize(std::max<int64_t>(1, ways * labels));
