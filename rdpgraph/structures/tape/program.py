@@ -5,9 +5,11 @@ given when a program is run, by slot: the potentials of the sites, leaves, table
 each item has of its own.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ _SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APA
     11
 )
 _FIELDS = 12
+_FEW = 64  # places that are lowered one by one
 
 
 Slot = Leaf | Table | View
@@ -140,8 +143,7 @@ def with_tensors(
 class _Lowering:
     values: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     steps: list[list[int]] = field(default_factory=list[list[int]])
-    index: list[Tensor] = field(default_factory=list[Tensor])
-    filled: int = 0
+    index: "array[int]" = field(default_factory=lambda: array("i"))
     slots: list[Slot] = field(default_factory=list[Slot])
     known: dict[int, int] = field(default_factory=dict[int, int])
     links: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
@@ -158,21 +160,22 @@ class _Lowering:
 
     def put(self, numbers: Tensor | Iterable[int]) -> int:
         """Where some numbers start."""
-        start = self.filled
-        own = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers), device="cpu")
-        self.index.append(own.flatten().to("cpu", torch.int32))
-        self.filled += own.numel()
+        start = len(self.index)
+        if isinstance(numbers, Tensor):
+            self.index.frombytes(numbers.to("cpu", torch.int32).numpy().tobytes())
+        else:
+            self.index.extend(numbers)
         return start
 
     def part(self, view: View) -> list[int]:
         """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
-        shape = view.ways, view.places, view.width
         own = view.index is not None and view.index.ndim == 3
-        read = None if own or view.index is None else view.index.flatten().to("cpu")
-        start = self.put(
-            _entries(view, torch.arange(view.size, device="cpu") if read is None else read)
-        )
-        return [view.size, start, *shape, self.slot(view) if own else -1]
+        read = None if own or view.index is None else view.index.flatten()
+        few = view.size <= _FEW and (read is None or len(read) <= _FEW)
+        start = self.put((_few_entries if few else _entries)(view, read))
+        return [
+            view.size, start, view.ways, view.places, view.width, self.slot(view) if own else -1
+        ]  # fmt: skip
 
     def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
         """The next step."""
@@ -182,13 +185,23 @@ class _Lowering:
         self.size += places * labels if stored else 0
 
 
-def _entries(view: View, places: Tensor) -> Tensor:
-    """(n, 2) the step and its place of some places in the pool of a view; -1: none."""
+def _entries(view: View, places: Tensor | None) -> Tensor:
+    """(n, 2) the step and its place of some places in the pool of a view, or all; -1: none."""
+    places = torch.arange(view.size, device="cpu") if places is None else places.to("cpu")
     known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)], device="cpu")
     numbers, sizes = known.unbind(1)
     ends = sizes.cumsum(0)
     which = torch.bucketize(places, ends[:-1], right=True)
     return torch.stack((numbers[which], places - (ends - sizes)[which]), 1)
+
+
+def _few_entries(view: View, places: Tensor | None) -> Iterable[int]:
+    """The same one by one, in less time where there are few."""
+    known = [(x.number, place) for x in view.pool for place in range(x.places)]
+    if places is not None:
+        known.append((-1, 0))
+        known = [known[place] for place in places.tolist()]
+    return chain.from_iterable(known)
 
 
 def lowered(steps: Sequence[Step], states: int) -> Program:
@@ -220,7 +233,7 @@ def lowered(steps: Sequence[Step], states: int) -> Program:
     return Program(
         torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 3),
         steps_made,
-        torch.cat([*made.index, torch.zeros(1, dtype=torch.int32, device="cpu")]),
+        torch.frombuffer(made.index or array("i", [0]), dtype=torch.int32),
         made.size,
         made.slots,
         rows,

@@ -1,17 +1,25 @@
 // What the library of kernels offers, of chains and of tapes, for each type of number.
 
-#include "machine.h"
 #include "paths.h"
 #include "sums.h"
 
+// As fast, and half the time to build.
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+#include "machine.h"
+#pragma GCC pop_options
+
 extern "C" {
 
+// One of two halves that are built side by side.
+#ifdef CHAIN_FLOAT
 int64_t chain_packed_size(int64_t states, int64_t bytes) {
   const int64_t wide = 2 * kBytes / bytes;
   return panels_of(states, wide) * wide * states;
 }
 
 int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
+#endif
 
 #define CHAIN_KERNELS(Real, name)                                                                 \
   void chain_forward_##name(const Real* unary, const Real* emission, const Real* transition,      \
@@ -75,7 +83,10 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     });                                                                                           \
   }
 
+#ifdef CHAIN_FLOAT
 CHAIN_KERNELS(float, float)
+#else
 CHAIN_KERNELS(double, double)
+#endif
 
 }

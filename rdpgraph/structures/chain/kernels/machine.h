@@ -431,6 +431,7 @@ APART void link_down(const Machine<Real>& m, const int64_t* step, int64_t first,
           const Real* g = back + c * link.seconds;
           const Real value = one[c];
           Real sum = 0;
+#pragma omp simd reduction(+ : sum)
           for (int64_t e = 0; e < link.seconds; ++e) {
             const Real part = g[e] * two[e];
             sum += part;
