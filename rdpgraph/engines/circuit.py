@@ -20,7 +20,7 @@ from rdpgraph._cache import cached_property, differentiable_property, remembered
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
-from rdpgraph.model.gradients import possible_alone, regradient
+from rdpgraph.model.gradients import is_transformed, possible_alone, regradient
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.semiring import safe_log
 from rdpgraph.model.table import Table
@@ -74,7 +74,7 @@ def circuit_of(graph: FactorGraph) -> Circuit | None:
             return None
         own = None if rows is None or tables == 1 else rows.numpy().tobytes()
         parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, own))
-    if _transformed():
+    if is_transformed():
         return None
     return shaped(graph.domain.sizes.numpy().tobytes(), tuple(parts))
 
@@ -84,14 +84,6 @@ def _plain(tensor: Tensor) -> bool:
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype in _FLOATS
         and tensor.device.type == "cpu"
-    )
-
-
-def _transformed() -> bool:
-    """Whether derivatives are taken in a way that gradients written by hand do not serve."""
-    return (
-        torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
-        or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
     )
 
 

@@ -163,3 +163,11 @@ class _Once(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return gradients[0], None
         return refused(gradients[0], ctx.why, *ctx.saved_tensors), None
+
+
+def is_transformed() -> bool:
+    """Whether derivatives are taken in a way that gradients written by hand do not serve."""
+    return (
+        torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
+        or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
+    )

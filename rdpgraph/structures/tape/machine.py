@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from rdpgraph.model.gradients import regradient
+from rdpgraph.model.gradients import is_transformed, regradient
 from rdpgraph.structures.chain import library
 from rdpgraph.structures.tape.links import Table
 from rdpgraph.structures.tape.program import Inputs, NotLoweredError, Program, lowered, tensor_of
@@ -159,7 +159,7 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
 
 def serves(unary: Tensor, dtype: torch.dtype) -> bool:
     """Whether the machine is there for a tape."""
-    return unary.device.type == "cpu" and library.available(dtype)
+    return unary.device.type == "cpu" and not is_transformed() and library.available(dtype)
 
 
 def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -307,6 +308,7 @@ def whole(tape: Tape) -> Tape:
 
 _KEPT = OrderedDict[tuple[object, ...], Script | int]()
 """Scripts, those used last at the end; or how often one did not fit."""
+_LOCK = Lock()
 
 
 def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, ...]) -> Tape:
@@ -333,8 +335,7 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
         except DivergedError:
             known = known.failures + 1
         else:
-            _KEPT.pop(key, None)
-            _KEPT[key] = known  # the last one used
+            _keep(key, replayed.known)
             return replayed
     if known >= _TRIES:
         tape.finish(recursion(tape))
@@ -343,16 +344,21 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     recorded.finish(recursion(recorded))
     script = recorded.script(known)
     kept = _TRIES if script is None else script
-    if _size(kept) > _MOST:
-        return recorded
-    _KEPT[key] = kept
-    _KEPT.move_to_end(key)
-    total = 0
-    for old, own in reversed(list(_KEPT.items())):
-        total += _size(own)
-        if total > _MOST:
-            _KEPT.pop(old, None)  # another thread may have been quicker
+    if _size(kept) <= _MOST:
+        _keep(key, kept)
     return recorded
+
+
+def _keep(key: tuple[object, ...], kept: Script | int) -> None:
+    """Put a script last; those used longest ago go, as far as there is no room for them."""
+    with _LOCK:
+        _KEPT[key] = kept
+        _KEPT.move_to_end(key)
+        total = 0
+        for old in reversed(list(_KEPT)):
+            total += _size(_KEPT[old])
+            if total > _MOST:
+                del _KEPT[old]
 
 
 def _size(kept: Script | int) -> int:
