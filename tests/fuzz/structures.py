@@ -249,7 +249,7 @@ def _bitext(draws: _Draws) -> rg.Bitext:
 
 def _mixed(draws: _Draws) -> rg.MixedBitext:
     batch = draws.batch
-    source, target = SIDES[draws.size(*range(3 if batch else len(SIDES)))]
+    source, target = SIDES[draws.size(*range(len(SIDES)))]
     return rg.MixedBitext.words(
         draws.logs(*batch, source, target), draws.logs(*batch, source), draws.logs(*batch, target),
         rules=draws.logs(10, zeros=False) if draws.chance(0.5) else None,

@@ -296,7 +296,7 @@ def flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
     lead = part.shape[: part.ndim - dims]
     if math.prod(lead) == 1:
         return part.reshape(1, *ends)
-    return part.expand(*batch, *ends).reshape(-1, *ends)
+    return part.expand(*batch, *ends).reshape(math.prod(batch), *ends)
 
 
 def items_of(part: Tensor, states: Tensor) -> Tensor:
