@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.model.log_values import FLOATING, WHOLE, refuse_hollow
 from rdpgraph.model.potential import Potential
-
-FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def as_values(name: str, given: Any) -> Tensor:
@@ -25,7 +23,7 @@ def as_values(name: str, given: Any) -> Tensor:
         ModelError: anything else, or a tensor that holds no values (meta) or not all (sparse).
     """
     values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
-    if not isinstance(given, Tensor) and values.dtype in (*_WHOLE, torch.bool):
+    if not isinstance(given, Tensor) and values.dtype in (*WHOLE, torch.bool):
         values = values.to(torch.get_default_dtype())
     if values.dtype not in FLOATING:
         raise ModelError(f"{name} needs floating values; got a tensor of {values.dtype}.")
@@ -81,7 +79,7 @@ def as_whole(name: str, given: Any) -> Tensor:
     values = given if isinstance(given, Tensor) else _converted(name, given, "integers")
     if not isinstance(given, Tensor) and not values.numel():
         values = values.long()
-    if values.dtype not in _WHOLE:
+    if values.dtype not in WHOLE:
         raise ModelError(f"{name} needs integers; got a tensor of {values.dtype}.")
     refuse_hollow(name, values)
     return values
@@ -136,19 +134,6 @@ def _tensor(given: Any) -> Tensor:
     if not isinstance(given, int | float):
         raise TypeError
     return torch.tensor(given)
-
-
-def refuse_hollow(name: str, values: Tensor) -> None:
-    """Refuse a tensor without values (meta), or without all of them (sparse, or on many ranks)."""
-    if type(values).__name__ == "DTensor":  # imported by those alone who have one
-        raise ModelError(
-            f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
-            "declare the model in rdpgraph.distributed."
-        )
-    if values.is_meta and not torch.compiler.is_compiling():
-        raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
-    if values.layout != torch.strided:
-        raise ModelError(f"{name} needs a dense tensor; got {values.layout}: use to_dense().")
 
 
 def _shown(given: object) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rdpgraph._numbers import is_whole
 from rdpgraph._shapes import broadcast_shapes, broadcasts
 from rdpgraph.errors import ModelError
+from rdpgraph.model.log_values import WHOLE, checked_log_values
 from rdpgraph.model.semiring import soft_sum
 
 
@@ -57,8 +58,9 @@ class Potential(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "evaluate" in vars(cls):
-            cls.evaluate = _held_to_its_grid(cls.evaluate)  # pyright: ignore[reportAttributeAccessIssue]
+        for name, held in _HELD.items():
+            if name in vars(cls):
+                setattr(cls, name, held(getattr(cls, name)))
 
     @property
     @abstractmethod
@@ -170,30 +172,137 @@ class Potential(ABC):
         return tuple(outgoing)
 
 
-def _held_to_its_grid(
-    evaluate: Callable[[Any, Sequence[Tensor]], Tensor],
-) -> Callable[[Any, Sequence[Tensor]], Tensor]:
+def _held_to_its_grid(evaluate: Callable[..., object]) -> Callable[..., Tensor]:
     """The method, whose values must be those of the grid asked for."""
 
     @wraps(evaluate)
     def checked(self: Potential, states: Sequence[Tensor]) -> Tensor:
-        values: object = evaluate(self, states)
         sizes = tuple([asked.shape[-1] for asked in states])
-        arity = len(sizes)
-        if (
-            isinstance(values, Tensor)
-            and tuple(values.shape[max(0, values.ndim - arity) :]) == sizes
-        ):
-            lead = broadcast_shapes(self.lead(arity), *[asked.shape[:-1] for asked in states])
-            if broadcasts(tuple(values.shape[: values.ndim - arity]), lead):
-                return values
-        got = tuple(values.shape) if isinstance(values, Tensor) else repr(values)
-        raise ModelError(
-            f"{type(self).__name__}.evaluate, asked for {sizes} states of its slots, needs to give "
-            f"log-values of shape (*lead, {str(sizes)[1:-1].rstrip(',')}); got {got!s:.80}."
+        leads = [asked.shape[:-1] for asked in states]
+        what = f"evaluate, asked for {sizes} states of its slots,"
+        return _numbers(self, what, evaluate(self, states), sizes, leads)
+
+    return checked
+
+
+def _held_to_its_slots(table: Callable[..., object]) -> Callable[..., Tensor]:
+    """The method, whose table must be that of the slots."""
+
+    @wraps(table)
+    def checked(self: Potential, arity: int) -> Tensor:
+        return _numbers(self, "table", table(self, arity), self.slots(arity))
+
+    return checked
+
+
+def _held_to_its_messages(messages: Callable[..., object]) -> Callable[..., tuple[Tensor, ...]]:
+    """The method, whose messages must be one for each slot, of the slot's size."""
+
+    @wraps(messages)
+    def checked(
+        self: Potential, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        answers = messages(self, incoming, temperature=temperature)
+        if not isinstance(answers, tuple | list) or len(answers) != len(incoming):
+            raise _unfit(self, "messages", f"a tuple of {len(incoming)} messages, one for each "
+                         "slot", answers)  # fmt: skip
+        leads = [message.shape[:-1] for message in incoming]
+        if isinstance(temperature, Tensor):
+            leads.append(temperature.shape)
+        return tuple(
+            _numbers(self, f"messages, to slot {slot},", answer, (size,), leads, len(incoming))
+            for slot, (answer, size) in enumerate(
+                zip(answers, self.slots(len(incoming)), strict=True)
+            )
         )
 
     return checked
+
+
+def _held_to_its_parts(
+    decompose: Callable[..., object],
+) -> Callable[..., Decomposition | None]:
+    """The method, whose parts must be tables of the slots and the auxiliary variables."""
+
+    @wraps(decompose)
+    def checked(self: Potential) -> Decomposition | None:
+        split = decompose(self)
+        if split is None:
+            return None
+        if not isinstance(split, Decomposition):
+            raise _unfit(self, "decompose", "a Decomposition, or None", split)
+        own: object = split.auxiliary
+        if not isinstance(own, tuple) or not all(is_whole(size, 1) for size in own):
+            wanted = "auxiliary, a tuple of the numbers of states of the auxiliary variables"
+            raise _unfit(self, "decompose", wanted, own)
+        parts: object = split.parts
+        if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
+            raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
+        scopes: list[Any] = [part.variables for part in split.parts]
+        known = all(isinstance(scope, tuple) and all(map(is_whole, scope)) for scope in scopes)
+        held = sorted({number for scope in scopes for number in scope} if known else ())
+        arity = len(held) - len(own)
+        if (
+            not known
+            or not 0 <= arity <= len(self.shape)
+            or held != list(range(len(held)))
+            or any(len(set(scope)) < len(scope) for scope in scopes)
+        ):
+            wanted = (
+                "parts over distinct variables, which together hold the slots, 0 to n - 1, and "
+                f"{len(own)} auxiliary variables"
+            )
+            raise _unfit(self, "decompose", wanted, scopes)
+        sizes = (*self.slots(arity), *split.auxiliary)
+        parts = tuple(
+            Part(
+                scope,
+                _numbers(
+                    self, f"decompose, for the part over {scope},", part.log_values,
+                    tuple(sizes[number] for number in scope), (), arity,
+                ),
+            )
+            for scope, part in zip(scopes, split.parts, strict=True)
+        )  # fmt: skip
+        return Decomposition(split.auxiliary, parts)
+
+    return checked
+
+
+def _numbers(
+    potential: Potential, what: str, values: object, sizes: tuple[int, ...],
+    leads: Sequence[Sequence[int]] = (), arity: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Log-values (*lead, *sizes) that a method gives; whole numbers become floating ones."""
+    if isinstance(values, Tensor) and tuple(values.shape[max(0, values.ndim - len(sizes)) :]) == (
+        sizes
+    ):
+        own = values.shape[: values.ndim - len(sizes)]
+        lead = broadcast_shapes(potential.lead(len(sizes) if arity is None else arity), *leads)
+        if math.prod(own) == 1 or broadcasts(own, lead):
+            if type(potential).__module__.startswith("rdpgraph."):  # held to it by their tests
+                return values
+            values = values.to(potential.dtype) if values.dtype in WHOLE else values
+            checked_log_values(f"{type(potential).__name__}.{what.split(',')[0]}", values)
+            return values
+    shape = f"log-values of shape (*lead, {str(sizes)[1:-1].rstrip(',')})"
+    raise _unfit(
+        potential, what, shape, tuple(values.shape) if isinstance(values, Tensor) else values
+    )
+
+
+def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelError:
+    shown = " ".join(repr(got).split())
+    return ModelError(f"{type(potential).__name__}.{what} needs to give {wanted}; got {shown:.80}.")
+
+
+_HELD: dict[str, Callable[[Callable[..., object]], Callable[..., object]]] = {
+    "evaluate": _held_to_its_grid,
+    "table": _held_to_its_slots,
+    "messages": _held_to_its_messages,
+    "decompose": _held_to_its_parts,
+}
+"""What the methods of a potential are held to."""
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:

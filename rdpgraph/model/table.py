@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError, ProbabilityWarning
-from rdpgraph.model.arrays import FLOATING, as_values, refuse_hollow, settle
+from rdpgraph.model.arrays import as_values, settle
+from rdpgraph.model.log_values import checked_log_values
 from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential, select_lead
 
@@ -129,22 +130,3 @@ def _add_up(values: Tensor) -> bool:
         return False
     sums = [values.sum(dim) for dim in range(values.ndim)] + [values.sum()]
     return any(bool(((total - 1).abs() <= _TOLERANCE).all()) for total in sums)
-
-
-def checked_log_values(name: str, log_values: Tensor) -> float:
-    """The largest of log-values; refuses what cannot be such: not a floating tensor, NaN, +inf.
-
-    Inside `torch.compile` the values themselves are not looked at: that would break the graph.
-    """
-    if not isinstance(log_values, Tensor):
-        raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
-    if log_values.dtype not in FLOATING:
-        raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
-    if torch.compiler.is_compiling():
-        return -math.inf
-    refuse_hollow(name, log_values)
-    highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
-    if not highest < math.inf:
-        kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
-        raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")
-    return highest
