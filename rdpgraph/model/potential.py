@@ -58,9 +58,8 @@ class Potential(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, held in _HELD.items():
-            if name in vars(cls):
-                setattr(cls, name, held(getattr(cls, name)))
+        for name in _FITTED.keys() & vars(cls):
+            setattr(cls, name, _held(getattr(cls, name), _FITTED[name]))
 
     @property
     @abstractmethod
@@ -172,123 +171,86 @@ class Potential(ABC):
         return tuple(outgoing)
 
 
-def _held_to_its_grid(evaluate: Callable[..., object]) -> Callable[..., Tensor]:
-    """The method, whose values must be those of the grid asked for."""
+def _held(method: Callable[..., object], fitted: Callable[..., object]) -> Callable[..., object]:
+    """A method of a potential, whose answer must fit."""
 
-    @wraps(evaluate)
-    def checked(self: Potential, states: Sequence[Tensor]) -> Tensor:
-        sizes = tuple([asked.shape[-1] for asked in states])
-        leads = [asked.shape[:-1] for asked in states]
-        what = f"evaluate, asked for {sizes} states of its slots,"
-        return _numbers(self, what, evaluate(self, states), sizes, leads)
+    @wraps(method)
+    def checked(self: Potential, *asked: Any, **options: Any) -> object:
+        return fitted(self, method(self, *asked, **options), *asked, **options)
 
     return checked
 
 
-def _held_to_its_slots(table: Callable[..., object]) -> Callable[..., Tensor]:
-    """The method, whose table must be that of the slots."""
-
-    @wraps(table)
-    def checked(self: Potential, arity: int) -> Tensor:
-        return _numbers(self, "table", table(self, arity), self.slots(arity))
-
-    return checked
+def _evaluated(self: Potential, values: object, states: Sequence[Tensor]) -> Tensor:
+    sizes = tuple([asked.shape[-1] for asked in states])
+    what = f"evaluate, asked for {sizes} states of its slots,"
+    leads = [asked.shape[:-1] for asked in states]
+    return _numbers(self, what, values, sizes, len(sizes), leads)
 
 
-def _held_to_its_messages(messages: Callable[..., object]) -> Callable[..., tuple[Tensor, ...]]:
-    """The method, whose messages must be one for each slot, of the slot's size."""
-
-    @wraps(messages)
-    def checked(
-        self: Potential, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
-    ) -> tuple[Tensor, ...]:
-        answers = messages(self, incoming, temperature=temperature)
-        if not isinstance(answers, tuple | list) or len(answers) != len(incoming):
-            raise _unfit(self, "messages", f"a tuple of {len(incoming)} messages, one for each "
-                         "slot", answers)  # fmt: skip
-        leads = [message.shape[:-1] for message in incoming]
-        if isinstance(temperature, Tensor):
-            leads.append(temperature.shape)
-        return tuple(
-            _numbers(self, f"messages, to slot {slot},", answer, (size,), leads, len(incoming))
-            for slot, (answer, size) in enumerate(
-                zip(answers, self.slots(len(incoming)), strict=True)
-            )
-        )
-
-    return checked
+def _tabulated(self: Potential, values: object, arity: int) -> Tensor:
+    return _numbers(self, "table", values, self.slots(arity), arity)
 
 
-def _held_to_its_parts(
-    decompose: Callable[..., object],
-) -> Callable[..., Decomposition | None]:
-    """The method, whose parts must be tables of the slots and the auxiliary variables."""
+def _sent(
+    self: Potential, sent: Any, incoming: Sequence[Tensor], temperature: float | Tensor = 1.0
+) -> tuple[Tensor, ...]:
+    arity = len(incoming)
+    if not isinstance(sent, tuple | list) or len(sent) != arity:
+        raise _unfit(self, "messages", f"a tuple of {arity} messages, one for each slot", sent)
+    leads = [message.shape[:-1] for message in incoming]
+    leads += [temperature.shape] if isinstance(temperature, Tensor) else []
+    return tuple(
+        _numbers(self, f"messages, to slot {slot},", sent[slot], (size,), arity, leads)
+        for slot, size in enumerate(self.slots(arity))
+    )
 
-    @wraps(decompose)
-    def checked(self: Potential) -> Decomposition | None:
-        split = decompose(self)
-        if split is None:
-            return None
-        if not isinstance(split, Decomposition):
-            raise _unfit(self, "decompose", "a Decomposition, or None", split)
-        own: object = split.auxiliary
-        if not isinstance(own, tuple) or not all(is_whole(size, 1) for size in own):
-            wanted = "auxiliary, a tuple of the numbers of states of the auxiliary variables"
-            raise _unfit(self, "decompose", wanted, own)
-        parts: object = split.parts
-        if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
-            raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
-        scopes: list[Any] = [part.variables for part in split.parts]
-        known = all(isinstance(scope, tuple) and all(map(is_whole, scope)) for scope in scopes)
-        held = sorted({number for scope in scopes for number in scope} if known else ())
-        arity = len(held) - len(own)
-        if (
-            not known
-            or not 0 <= arity <= len(self.shape)
-            or held != list(range(len(held)))
-            or any(len(set(scope)) < len(scope) for scope in scopes)
-        ):
-            wanted = (
-                "parts over distinct variables, which together hold the slots, 0 to n - 1, and "
-                f"{len(own)} auxiliary variables"
-            )
-            raise _unfit(self, "decompose", wanted, scopes)
-        sizes = (*self.slots(arity), *split.auxiliary)
-        parts = tuple(
-            Part(
-                scope,
-                _numbers(
-                    self, f"decompose, for the part over {scope},", part.log_values,
-                    tuple(sizes[number] for number in scope), (), arity,
-                ),
-            )
-            for scope, part in zip(scopes, split.parts, strict=True)
-        )  # fmt: skip
-        return Decomposition(split.auxiliary, parts)
 
-    return checked
+def _split(self: Potential, split: Any) -> Decomposition | None:
+    if split is None:
+        return None
+    if not isinstance(split, Decomposition):
+        raise _unfit(self, "decompose", "a Decomposition, or None", split)
+    own: Any = split.auxiliary
+    if not isinstance(own, tuple) or not all(is_whole(size, 1) for size in own):
+        raise _unfit(self, "decompose", "auxiliary, a tuple of numbers of states", own)
+    parts: Any = split.parts
+    if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
+        raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
+    scopes: list[Any] = [part.variables for part in split.parts]
+    known = all(
+        isinstance(s, tuple) and all(map(is_whole, s)) and len(s) == len({*s}) for s in scopes
+    )
+    held = {number for scope in scopes for number in scope} if known else {-1}
+    arity = len(held) - len(own)
+    if held != set(range(len(held))) or not 0 <= arity <= len(self.shape):
+        wanted = f"parts over distinct variables, all slots and {len(own)} auxiliary ones together,"
+        raise _unfit(self, "decompose", wanted, scopes)
+    sizes, made = (*self.slots(arity), *split.auxiliary), list[Part]()
+    for part in split.parts:
+        what = f"decompose, for the part over {part.variables},"
+        wanted = tuple(sizes[number] for number in part.variables)
+        made.append(Part(part.variables, _numbers(self, what, part.log_values, wanted, arity)))
+    return Decomposition(split.auxiliary, tuple(made))
 
 
 def _numbers(
-    potential: Potential, what: str, values: object, sizes: tuple[int, ...],
-    leads: Sequence[Sequence[int]] = (), arity: int | None = None,
+    potential: Potential, what: str, values: object, sizes: tuple[int, ...], arity: int,
+    leads: Sequence[Sequence[int]] = (),
 ) -> Tensor:  # fmt: skip
     """Log-values (*lead, *sizes) that a method gives; whole numbers become floating ones."""
-    if isinstance(values, Tensor) and tuple(values.shape[max(0, values.ndim - len(sizes)) :]) == (
-        sizes
-    ):
-        own = values.shape[: values.ndim - len(sizes)]
-        lead = broadcast_shapes(potential.lead(len(sizes) if arity is None else arity), *leads)
-        if math.prod(own) == 1 or broadcasts(own, lead):
-            if type(potential).__module__.startswith("rdpgraph."):  # held to it by their tests
-                return values
-            values = values.to(potential.dtype) if values.dtype in WHOLE else values
-            checked_log_values(f"{type(potential).__name__}.{what.split(',')[0]}", values)
+    name, got = type(potential), values
+    if isinstance(values, Tensor):
+        split = max(0, values.ndim - len(sizes))
+        own, got = tuple(values.shape[:split]), tuple(values.shape)
+        lead = broadcast_shapes(potential.lead(arity), *leads)
+        if got[split:] == sizes and (math.prod(own) == 1 or broadcasts(own, lead)):
+            if not name.__module__.startswith("rdpgraph."):  # tests hold the package's own to it
+                values = values.to(potential.dtype) if values.dtype in WHOLE else values
+                checked_log_values(f"{name.__name__}.{what.split(',')[0]}", values)
             return values
     shape = f"log-values of shape (*lead, {str(sizes)[1:-1].rstrip(',')})"
-    raise _unfit(
-        potential, what, shape, tuple(values.shape) if isinstance(values, Tensor) else values
-    )
+    raise _unfit(potential, what, shape, got)
 
 
 def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelError:
@@ -296,13 +258,10 @@ def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelEr
     return ModelError(f"{type(potential).__name__}.{what} needs to give {wanted}; got {shown:.80}.")
 
 
-_HELD: dict[str, Callable[[Callable[..., object]], Callable[..., object]]] = {
-    "evaluate": _held_to_its_grid,
-    "table": _held_to_its_slots,
-    "messages": _held_to_its_messages,
-    "decompose": _held_to_its_parts,
-}
-"""What the methods of a potential are held to."""
+_FITTED: dict[str, Callable[..., object]] = {
+    "evaluate": _evaluated, "table": _tabulated, "messages": _sent, "decompose": _split,
+}  # fmt: skip
+"""What answers of a potential's methods are held to."""
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:

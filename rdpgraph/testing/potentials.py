@@ -48,7 +48,6 @@ def check_potential(potential: Potential, arity: int | None = None) -> None:
         agree(none.shape == (0, *sizes), "evaluate() with a leading dim of 0 has that dim")
     rebuilt = potential.decompose()
     if rebuilt is not None:
-        _check_parts(rebuilt, sizes)
         close(_rebuilt(rebuilt, arity, maximise=False), table, "decompose(), summed")
         close(_rebuilt(rebuilt, arity, maximise=True), table, "decompose(), maximised")
     for temperature in (1.0, 0.0):
@@ -118,18 +117,6 @@ def _check_messages(potential: Potential, table: Tensor, arity: int, temperature
             not any(bool(gradient.isnan().any()) for gradient in gradients),
             f"{what} have no NaN in their gradient",
         )
-
-
-def _check_parts(split: Decomposition, sizes: tuple[int, ...]) -> None:
-    """Check that the parts' shapes are those of their variables, and that all are held."""
-    every = (*sizes, *split.auxiliary)
-    held: set[int] = set()
-    for part in split.parts:
-        held.update(part.variables)
-        wanted = tuple(every[variable] for variable in part.variables)
-        ends = part.log_values.shape[part.log_values.ndim - len(wanted) :]
-        agree(ends == wanted, f"decompose(): the part over {part.variables} has shape {wanted}")
-    agree(held == set(range(len(every))), "decompose(): the parts hold every variable")
 
 
 def _rebuilt(split: Decomposition, arity: int, *, maximise: bool) -> Tensor:

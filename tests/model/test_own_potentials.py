@@ -60,7 +60,7 @@ WRONG = {
     "decompose, a number": ("decompose", parts(Part((0, 7), FLAT)), "got [(0, 7)]"),
     "decompose, a negative": ("decompose", parts(Part((0, -1), FLAT)), "got [(0, -1)]"),
     "decompose, twice": ("decompose", parts(Part((0, 0), FLAT)), "got [(0, 0)]"),
-    "decompose, nothing held": ("decompose", parts(Part((0, 1), FLAT), auxiliary=(2,)), "got (80, 80)"),
+    "decompose, not held": ("decompose", parts(Part((0, 1), FLAT), auxiliary=(2,)), "80, 80"),
     "decompose, a shape": ("decompose", parts(Part((0, 1), FLAT[:, :3])), "got (80, 3)"),
     "decompose, few dims": ("decompose", parts(Part((0, 1), FLAT[0])), "got (80,)"),
     "decompose, a lead": ("decompose", parts(Part((0, 1), FLAT.expand(5, N, N))), "got (5, 80"),

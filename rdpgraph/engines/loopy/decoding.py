@@ -28,6 +28,8 @@ _OF_DAMPED = 1.2
 _DEEP = 2
 """Layers in which factors are peeled off, in those outwards: more of them come from a core in which
 every variable has many factors, where this order promises nothing."""
+_ORDERING = 1e-5
+"""Seconds that an order takes for each edge, rounded up."""
 _WIDE = 500
 """Sweeps beside those for models with factors so wide that there is nothing but sweeps."""
 
@@ -104,7 +106,8 @@ class _Search:
         self.consistent: Tensor | None = None  # (B,) where nothing was left to search for
         self.states = states.clone()
         self.scores = scores(equations, self.states)
-        self.orders = orders(equations.edges)
+        hurried = end < math.inf and clock.now() + _ORDERING * equations.edges.count > end
+        self.orders = None if hurried else orders(equations.edges)
         self.left = _ALL * sweeps.double()
         self.settling = (_SETTLING * sweeps).long()
         if self.orders is None:
