@@ -175,10 +175,6 @@ def as_text(answer: Answer, style: Format) -> str:
     """The answer in the ``uai`` or ``json`` format."""
     if style is Format.JSON:
         return _json(answer)
-    if len(answer.log_partition) > 1:
-        raise ModelError(
-            f"The uai format holds one evidence row; got {len(answer.log_partition)}. Use json."
-        )
     if answer.task is Task.PR:
         return format_pr(next(iter(answer.log_partition)) / math.log(10))
     if answer.task is Task.MAR:

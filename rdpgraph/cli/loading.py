@@ -11,7 +11,7 @@ import torch
 import typer
 
 from rdpgraph.cli.options import Device, Format, Task
-from rdpgraph.errors import EvidenceError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.io.evidence import LIMIT as EVIDENCE_LIMIT
 from rdpgraph.io.evidence import read_evidence, read_query
 from rdpgraph.io.files import read
@@ -100,8 +100,11 @@ def require_room_for_answers(
 
     Raises:
         BudgetError: they do not.
+        ModelError: there are more rows than the format holds.
     """
     rows, numbers = math.prod(graph.batch_shape), 0
+    if style is Format.UAI and rows > 1:
+        raise ModelError(f"The uai format holds one evidence row; got {rows}. Use json.")
     if task is Task.MAR:
         sizes = graph.domain.sizes
         places = [graph.domain.place(name) for name in query]

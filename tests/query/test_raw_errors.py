@@ -41,10 +41,13 @@ def test_mini_buckets_of_impossible_models(count, memory):
 @pytest.mark.parametrize("shape", [(0, 2), (2, 0), (0, 0)])
 def test_bitexts_with_an_empty_side(shape):
     p, q = shape
-    bitext = rg.MixedBitext.words(torch.zeros(p, q), torch.zeros(p), torch.zeros(q))
+    tensors = torch.zeros(p, q), torch.zeros(p), torch.zeros(q)
+    bitext = rg.MixedBitext.words(*tensors)
     assert bitext.log_partition() == (0.0 if p == q else -math.inf)
     assert bitext.pair_marginals().shape == shape
     assert bitext.entropy() == 0
+    batch = rg.MixedBitext.words(*(part.expand(3, *part.shape) for part in tensors))
+    assert bool((rg.infer(batch).log_partition == rg.infer(bitext).log_partition).all())
 
 
 TRANSITIONS = {
