@@ -15,10 +15,10 @@ from rdpgraph import trees as trees
 from rdpgraph.engines.status import Status
 from rdpgraph.estimate.control import controlled
 from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.problem import Exact
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
+from rdpgraph.estimate.setting import Exact
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
 from rdpgraph.model.automaton import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor

@@ -8,10 +8,10 @@ Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 """
 
 from rdpgraph.engines.solution import Solution
-from rdpgraph.estimate.added import AddedVariables
-from rdpgraph.estimate.lifted import Inexact, Lifted
-from rdpgraph.estimate.problem import Estimator, Problem
+from rdpgraph.estimate.lowrank import AddedVariables
+from rdpgraph.estimate.redrawn import Inexact, Lifted
 from rdpgraph.estimate.restriction import Restriction
+from rdpgraph.estimate.setting import Estimator, Problem
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
 from rdpgraph.model.sites import Sites

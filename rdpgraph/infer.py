@@ -11,15 +11,14 @@ from rdpgraph._portable import tensors_in
 from rdpgraph.engines.recognised import plan_of
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Estimator, Exact, Model
+from rdpgraph.estimate.setting import Estimator, Exact, Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly
-from rdpgraph.schedulers.deferred import begun
-from rdpgraph.schedulers.prepared import prepared
+from rdpgraph.schedulers.deferred import begun, prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
 

@@ -7,18 +7,25 @@ built in, and the interfaces of your own. The estimator itself is `rdpgraph.Rand
 
 from rdpgraph.estimate.lowrank_pilot import LowRankPilot
 from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.proposal import Mixture, Proposal
 from rdpgraph.estimate.proposals import (
     Global,
     Landmark,
     Local,
     LocalGlobal,
+    Mixture,
     Oracle,
+    Proposal,
     SoftmaxGlobal,
     Uniform,
 )
-from rdpgraph.estimate.selection import Inversion, Selection
-from rdpgraph.estimate.selections import Threshold, Top, TopSystematic, TopTail
+from rdpgraph.estimate.selections import (
+    Inversion,
+    Selection,
+    Threshold,
+    Top,
+    TopSystematic,
+    TopTail,
+)
 
 __all__ = [
     "Global",

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from rdpgraph.structures.chain import logs
-from rdpgraph.structures.hypertree import arborescence
+from rdpgraph.structures.hypertree import nonprojective
 
 
 def test_a_wrong_shape_is_noticed():
@@ -18,4 +18,4 @@ def test_a_wrong_shape_is_noticed():
     with pytest.raises(TypeCheckError):
         logs.log_partition(unary, torch.zeros(4, 4), lengths[:1])
     with pytest.raises(TypeCheckError):
-        arborescence.log_partition(torch.zeros(2, 3, 3), lengths, multiroot=True)
+        nonprojective.log_partition(torch.zeros(2, 3, 3), lengths, multiroot=True)

@@ -157,6 +157,7 @@ def infer_command(
             f"--format uai writes all variables for {task}; with --query use table or json"
         )
     from rdpgraph.cli.answers import answer, as_text, plain, print_table
+    from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import Files, queried, require_room_for_answers
     from rdpgraph.cli.solving import (
         about,
@@ -171,7 +172,6 @@ def infer_command(
         spread,
         warn,
     )
-    from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.text import write_text_atomically
     from rdpgraph.plan.clock import Allowance, now
 
@@ -259,9 +259,9 @@ def convert(
     limit: Limit = None,
 ) -> None:
     """Read a model in one format and write it in another."""
+    from rdpgraph.cli.drawing import checked_target
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.solving import ending
-    from rdpgraph.cli.targets import checked_target
     from rdpgraph.io.files import text_of, write
     from rdpgraph.io.text import WAIT
 
@@ -284,10 +284,10 @@ def draw(
     limit: Limit = None,
 ) -> None:
     """Draw a Bayesian network with its arrows, or the factor graph of any other model."""
+    from rdpgraph.cli.drawing import checked_picture
     from rdpgraph.cli.drawing import draw as draw_graph
     from rdpgraph.cli.loading import Files
     from rdpgraph.cli.solving import ending, posterior_of, progress
-    from rdpgraph.cli.targets import checked_picture
     from rdpgraph.io.text import WAIT
     from rdpgraph.schedulers import Auto
 
@@ -331,10 +331,9 @@ def parse_command(
         raise typer.BadParameter("--draw needs a task with trees: viterbi, mbr or sample")
     if count is not None and task is not ParseTask.SAMPLE:
         raise typer.BadParameter("--count is a number of draws and needs --task sample")
-    from rdpgraph.cli.drawing import draw_tree
+    from rdpgraph.cli.drawing import checked_picture, checked_target, draw_tree
     from rdpgraph.cli.parse import answers, as_text, parsed
     from rdpgraph.cli.solving import ending, seeded
-    from rdpgraph.cli.targets import checked_picture, checked_target
     from rdpgraph.io.grammar import MEMORY, read_grammar
     from rdpgraph.io.text import LIMIT, write_text_atomically
 

@@ -14,13 +14,13 @@ from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.problem import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
-from rdpgraph.estimate.pruning.run import Run
 from rdpgraph.estimate.pruning.sampler import Sampler
+from rdpgraph.estimate.pruning.solution import Run
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import RestrictedSolution, Restriction
+from rdpgraph.estimate.setting import Estimator, Model, Problem
 from rdpgraph.model.graph import FactorGraph
 
 if TYPE_CHECKING:

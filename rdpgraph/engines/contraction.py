@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.network import Group
-from rdpgraph.engines.products import multiply, reduce
+from rdpgraph.engines.products import Value, from_logs, joined, multiply, reduce
 from rdpgraph.engines.program import BatchedStep, Operand, Program
-from rdpgraph.engines.values import Value, from_logs, joined
 from rdpgraph.model.semiring import safe_log
 from rdpgraph.plan.clock import Watch
 

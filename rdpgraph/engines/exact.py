@@ -11,9 +11,9 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.contraction import Upward, downward, log_total, traceback, upward
 from rdpgraph.engines.flat import factor_tables, full_states, variable_table
 from rdpgraph.engines.network import Network
+from rdpgraph.engines.products import Value, float_limits, rescaled
 from rdpgraph.engines.program import Owner, compiled
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.values import Value, float_limits, rescaled
 from rdpgraph.plan.clock import Watch
 from rdpgraph.plan.tree import ContractionTree
 

@@ -12,7 +12,7 @@ from rdpgraph.engines.consistency import Possible, strike_impossible
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.rows import distinct_rows
+from rdpgraph.model.restriction import distinct_rows
 
 _FEW_FACTORS = 64  # grouped in Python, which is faster than by tensors
 _SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.engines.search.configurations import best_of, likeliest, violations
-from rdpgraph.engines.search.searched import Searched
+from rdpgraph.engines.search.configurations import Searched, best_of, likeliest, violations
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status

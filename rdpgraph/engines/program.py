@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, remembered
-from rdpgraph.plan.cost import ELEMENTS_PER_SECOND, SECONDS_PER_GROUP
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, SECONDS_PER_GROUP
 from rdpgraph.plan.tree import ContractionTree
 
 

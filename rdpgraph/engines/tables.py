@@ -12,7 +12,7 @@ import torch
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.network import Network
-from rdpgraph.model.rows import distinct_rows
+from rdpgraph.model.restriction import distinct_rows
 from rdpgraph.plan.orders import PrimalGraph
 
 _SURE = 40.0

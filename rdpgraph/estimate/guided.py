@@ -9,10 +9,9 @@ import torch
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.tables import Floats
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.proposal import Proposal, normalised
+from rdpgraph.estimate.proposals import Proposal, normalised
 from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.setting import Model, Setting
 
 _KEPT = 0.5
 """A proposal that runs inference keeps this share of the states, and draws as many of the rest."""

@@ -13,9 +13,8 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError
-from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.estimate.setting import restricted
+from rdpgraph.estimate.setting import Model, Supports, restricted
 from rdpgraph.model.support import Support
 
 _SURE = 0.999  # of the interval that a lower bound is above, where the estimate is called low

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.estimate.problem import Model, Supports
+from rdpgraph.estimate.setting import Model, Supports
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Structure

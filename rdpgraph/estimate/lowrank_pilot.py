@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.lowrank import LowRankFactors
-from rdpgraph.estimate.proposal import Proposal, Scores, mixed
-from rdpgraph.estimate.proposals import LocalGlobal, SoftmaxGlobal
+from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.setting import Setting
 
 

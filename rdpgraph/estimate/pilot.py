@@ -9,12 +9,9 @@ from torch import Tensor
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.proposal import Proposal, Scores, mixed
-from rdpgraph.estimate.proposals import broad
-from rdpgraph.estimate.selection import Selection
-from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.proposals import Proposal, Scores, broad, mixed
+from rdpgraph.estimate.selections import Selection, TopSystematic
+from rdpgraph.estimate.setting import Model, Setting
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.support import Support
 

@@ -10,13 +10,10 @@ from torch import Tensor
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.estimate.pilot import Pilot
-from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.proposal import Proposal, Scores, mixed
-from rdpgraph.estimate.proposals import Uniform, broad
+from rdpgraph.estimate.proposals import Proposal, Scores, Uniform, broad, mixed
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.estimate.selection import Selection, Size, checked_size
-from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.selections import Selection, Size, TopSystematic, checked_size
+from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.support import Support
 

@@ -11,18 +11,45 @@ from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.engines.loopy.counting import Bethe
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.solution import Solution
+from rdpgraph.engines.solution import Delegate, Question, Solution, Value
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.lifted import Lifted
-from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.proposal import Scores, mixed, normalised
+from rdpgraph.estimate.proposals import Scores, mixed, normalised
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.graph_sites import free_numbers
 from rdpgraph.model.sites import free_variables
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted(Delegate):
+    """The answers of another solution; a subclass overrides those that differ.
+
+    Attributes:
+        inner: the solution of the model that an estimator made.
+    """
+
+    inner: Solution
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Inexact(Lifted):
+    """The same answers, of a model that approximates the one declared: a lift by itself.
+
+    What is proved of the approximation is not proved of the model.
+    """
+
+    bounds, interval = Solution.bounds, Solution.interval
+    mode_bound, mode_is_optimal = Solution.mode_bound, Solution.mode_is_optimal
+
+    def status(self) -> Status:
+        """Neither exact nor unbiased, nor a bound."""
+        return replace(self.inner.status(), exact=False, biased=True, bound="")
 
 
 @dataclass(frozen=True)

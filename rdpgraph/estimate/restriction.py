@@ -15,9 +15,8 @@ from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
 from rdpgraph.estimate.judged import Judged
 from rdpgraph.estimate.layout import Layout
-from rdpgraph.estimate.problem import Model, Supports
 from rdpgraph.estimate.replicates import Replicates, draws_before, taken
-from rdpgraph.estimate.setting import restricted
+from rdpgraph.estimate.setting import Model, Supports, restricted
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import observed_supports

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Estimator
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.estimate.setting import Estimator
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.nn.hmm import checked_tokens, require_known

@@ -14,7 +14,6 @@ from typing import Any
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.anneal import HOT, anneal
-from rdpgraph.plan.cost import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
 from rdpgraph.plan.orders import (
     Rule,
     forest_order,
@@ -24,6 +23,7 @@ from rdpgraph.plan.orders import (
     primal_graph,
     weighted_min_fill,
 )
+from rdpgraph.plan.plan import SECONDS_PER_GROUP, Cost, cost, predicted_seconds
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, Workbench, tree_from_order, tree_from_path
 

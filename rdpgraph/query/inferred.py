@@ -16,8 +16,8 @@ from rdpgraph._portable import Portable, tensors_in
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
-from rdpgraph.estimate.problem import Model
 from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.estimate.setting import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.plan import Plan

@@ -15,8 +15,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.model.domain import Named
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.summary import summary
+from rdpgraph.model.structure import Structure, summary
 from rdpgraph.model.support import Support
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.answers import checked_draws

@@ -31,8 +31,7 @@ from rdpgraph.plan import clock
 from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
-from rdpgraph.plan.cost import ELEMENTS_PER_SECOND
-from rdpgraph.plan.plan import Plan, duration
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Plan, duration
 from rdpgraph.plan.scheduler import PASSES, SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved

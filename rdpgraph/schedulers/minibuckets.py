@@ -16,8 +16,8 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.tables import Floats
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.guided import log_likely
-from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.proposal import Proposal
+from rdpgraph.estimate.proposals import Proposal
+from rdpgraph.estimate.setting import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior

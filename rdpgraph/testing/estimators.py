@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
-from rdpgraph.estimate.problem import Estimator, Model
 from rdpgraph.estimate.proposals import Local
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Top, TopSystematic
+from rdpgraph.estimate.setting import Estimator, Model
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._shapes import broadcasts
-from rdpgraph.estimate.proposal import Proposal, Scores
+from rdpgraph.estimate.proposals import Proposal, Scores
 from rdpgraph.estimate.randomized import Randomized
-from rdpgraph.estimate.selection import Inversion, Selection
-from rdpgraph.estimate.selections import Threshold, Top
+from rdpgraph.estimate.selections import Inversion, Selection, Threshold, Top
 from rdpgraph.estimate.setting import Setting
 from rdpgraph.infer import infer
 from rdpgraph.model.bilinear import Bilinear

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.problem import Model
-from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.estimate.pruning.likely import masks_of
+from rdpgraph.estimate.setting import Model
 from rdpgraph.infer import infer
 from rdpgraph.model.masks import Expected, Masks
 from rdpgraph.model.potential import Potential

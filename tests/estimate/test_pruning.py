@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
-from rdpgraph.estimate.pruning import run as runs
+from rdpgraph.estimate.pruning import solution as runs
 from rdpgraph.estimate.pruning.averages import Averages
 from rdpgraph.pruning import Alternating, Given, LikelyBy, Selected, masks_of, sweeps_of
 from rdpgraph.testing import check_masks

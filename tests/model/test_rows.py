@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rdpgraph.model.rows import distinct_rows
+from rdpgraph.model.restriction import distinct_rows
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 10**6, 2**31 - 1])

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdpgraph.plan.cost import cost
 from rdpgraph.plan.orders import (
     elimination_order,
     forest_order,
@@ -13,6 +12,7 @@ from rdpgraph.plan.orders import (
     primal_graph,
     weighted_min_fill,
 )
+from rdpgraph.plan.plan import cost
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import tree_from_order
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
-from rdpgraph.plan.cost import cost
 from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan.plan import cost
 from rdpgraph.plan.scheduler import choose_slices, sliced_topology, sliced_tree
 from rdpgraph.plan.search import search
 from rdpgraph.plan.topology import Topology

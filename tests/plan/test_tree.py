@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rdpgraph.errors import ModelError
 from rdpgraph.plan.anneal import anneal
-from rdpgraph.plan.cost import cost
+from rdpgraph.plan.plan import cost
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, Step, tree_from_order, tree_from_path
 

@@ -21,7 +21,7 @@ from rdpgraph.randomized import (
     TopTail,
     Uniform,
 )
-from rdpgraph.structures.semimarkov import masses as weighing
+from rdpgraph.structures.semimarkov import proposals as weighing
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.test_semimarkov import all_segmentations
 

@@ -20,7 +20,7 @@ from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.search.searched import Searched
+from rdpgraph.engines.search.configurations import Searched
 from rdpgraph.engines.search.solution import possible_modes
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.engines.status import Status

@@ -1,4 +1,4 @@
-"""Log Z between bounds, and estimated with its error, by mini-buckets and populations."""
+"""Log Z between bounds and with an error, and answers by what populations are made of."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,16 +13,62 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import variable_table
 from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
-from rdpgraph.engines.minibuckets.lattice import averages
-from rdpgraph.engines.minibuckets.population import grown
+from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.status import Status
-from rdpgraph.engines.tables import Floats, tables_of
+from rdpgraph.engines.tables import Floats, Integers, tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan import clock
+
+
+def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]:
+    """The probabilities of the states, and the expected score, under the estimate.
+
+    Means over all paths through the population, forwards and backwards, consistent as it grows.
+
+    Args:
+        run: with its steps, and a member left at least.
+        bound: the log-weight before the first step.
+        starts: (V + 1,) where the states of each variable begin in a list of all.
+
+    Returns:
+        (S,), zero for variables without a step, and nats.
+    """
+    flat, score = np.zeros(int(starts[-1])), bound
+    shares = run.shares
+    for step in reversed(run.steps):
+        flow = shares[step.members] * step.shares
+        first = int(starts[step.variable])
+        size = int(starts[step.variable + 1]) - first
+        flat[first : first + size] = np.bincount(step.states, flow, size)
+        score += float((flow * step.gains).sum())
+        shares = np.bincount(step.parents, flow, step.before)
+    return flat, score
+
+
+def paths(run: Grown, variables: int, most: int) -> Integers:
+    """(n, V) the configurations of the members with the largest weights, of their largest parts.
+
+    Args:
+        run: with the steps of all variables.
+        variables: V.
+        most: configurations at most.
+    """
+    members = np.argsort(-run.shares, kind="stable")[:most]
+    states = np.zeros((len(members), variables), np.int64)
+    for step in reversed(run.steps):
+        # The last part that is written for a member is its largest one.
+        rising = np.argsort(step.shares, kind="stable")
+        largest = np.zeros(int(step.members.max(initial=-1)) + 1, np.int64)
+        largest[step.members[rising]] = rising
+        parts = largest[members]
+        states[:, step.variable] = step.states[parts]
+        members = step.parents[parts]
+    return states
+
 
 _SUMS = 0.6
 """The part of the time for log Z; the rest is for means over configurations."""

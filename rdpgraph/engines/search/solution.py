@@ -15,9 +15,8 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import full_states
 from rdpgraph.engines.minibuckets.ceiling import ceilings
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.search.configurations import begun, completed, scored
+from rdpgraph.engines.search.configurations import Searched, begun, completed, scored
 from rdpgraph.engines.search.neighbourhoods import Move, Search
-from rdpgraph.engines.search.searched import Searched
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.engines.status import Status

@@ -9,13 +9,10 @@ import torch
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.problem import Estimator, Model, Problem
-from rdpgraph.estimate.pruning.likely import Everything, Likely
-from rdpgraph.estimate.pruning.questions import masks_of
-from rdpgraph.estimate.pruning.run import Run
-from rdpgraph.estimate.pruning.sampler import Sampler
-from rdpgraph.estimate.pruning.selected import Alternating, Selected
-from rdpgraph.estimate.pruning.solution import PrunedSolution, sweeps_of
+from rdpgraph.estimate.pruning.likely import Everything, Likely, masks_of
+from rdpgraph.estimate.pruning.sampler import Alternating, Sampler, Selected
+from rdpgraph.estimate.pruning.solution import PrunedSolution, Run, sweeps_of
+from rdpgraph.estimate.setting import Estimator, Model, Problem
 from rdpgraph.model.graph import FactorGraph
 
 

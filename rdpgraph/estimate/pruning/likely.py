@@ -1,4 +1,4 @@
-"""Which questions are worth selecting: those to which a cheaper model says yes."""
+"""The masks of a model, and the questions worth selecting by what a cheaper one says."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,10 +10,26 @@ from torch import Tensor
 
 from rdpgraph._shapes import broadcasts
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.pruning.questions import masks_of
+from rdpgraph.estimate.pruning.graphs import GraphMasks
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import Structure
+
+
+def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:
+    """The questions that a model can be masked by.
+
+    Raises:
+        ModelError: something else than a model.
+        UnsupportedError: a structure without masks.
+    """
+    if isinstance(model, Structure):
+        return model.masks()
+    if isinstance(model, FactorGraph):
+        return GraphMasks(model, solve)
+    raise ModelError(
+        f"RandomizedPruning needs a FactorGraph or a Structure; got {type(model).__name__}."
+    )
 
 
 class Likely(ABC):

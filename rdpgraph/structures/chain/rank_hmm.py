@@ -13,7 +13,7 @@ from rdpgraph.model.arrays import settle
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.semiring import soft_sum
-from rdpgraph.model.summary import summary
+from rdpgraph.model.structure import summary
 from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.compact.matching import each, matched
+from rdpgraph.structures.compact.spans import each, matched
 
 Triple = tuple[Tensor, Tensor, Tensor]
 

@@ -14,8 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from rdpgraph.structures.compact.matching import matched
-from rdpgraph.structures.compact.rule_forest import RuleForest
+from rdpgraph.structures.compact.ruled import RuleForest
+from rdpgraph.structures.compact.spans import matched
 from rdpgraph.structures.mixed.boxes import Boxes, Pairs
 from rdpgraph.structures.mixed.emission import ORDERS, Emission
 

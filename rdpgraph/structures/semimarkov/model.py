@@ -26,7 +26,7 @@ from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
-from rdpgraph.structures.semimarkov.segmentation import KBestSegmentations, Segmentation
+from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
 from rdpgraph.structures.tape.best import best as best_of
 from rdpgraph.structures.tape.descend import Drawn

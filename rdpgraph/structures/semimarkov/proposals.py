@@ -1,16 +1,124 @@
-"""What proposals ask of a semi-Markov chain: which labels of which segments look likely."""
+"""Likely labels of segments, for proposals, and their masses among a few labels."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph._cache import cached_property
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.tensors import flattened, table_of
-from rdpgraph.structures.semimarkov.masses import LabelledSegments
+
+_AT_ONCE = 2**22  # pairs of labels that are looked at together
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSegments:
+    """Segments of K labels each, one batch dim.
+
+    Attributes:
+        unary: (B, T, D, K) float64 log-potentials.
+        states: (B, T, D, K) the labels.
+        lengths: (B,).
+        potential: the transition; a `Table` (1 or B, T - 1, N, N) if each position has its own.
+    """
+
+    unary: Tensor
+    states: Tensor
+    lengths: Tensor
+    potential: Potential
+
+    @torch.no_grad()
+    def masses(self, unary: Tensor) -> Tensor:
+        """(B, T, D, N) what all segmentations with a segment weigh.
+
+        Args:
+            unary: (B, T, D, N) of all labels, -inf where there is no segment.
+        """
+        batch, steps, durations, labels = unary.shape
+        entering = unary.new_zeros(batch, steps, labels, dtype=torch.float64)
+        leaving = torch.zeros_like(entering)
+        if not steps:
+            return unary
+        ending, begun = self._ending(), self._begun_scores()
+        width = labels
+        if not isinstance(self.potential, LowRank):
+            width = max(1, _AT_ONCE // max(1, self.unary[:, 0].numel()))
+        for some in torch.arange(labels, device=unary.device).split(width):
+            asked = some.expand(batch, -1)
+            for place in range(steps):
+                leaving[:, place, some] = self._behind(asked, begun, place)
+                if place + 1 < steps:
+                    sums = self._ahead(ending[:, place], place, asked)
+                    entering[:, place + 1, some] = sums
+        place = torch.arange(steps, device=unary.device).unsqueeze(1)
+        first = (place - torch.arange(durations, device=unary.device)).clamp(min=0)
+        return unary + entering[:, first] + leaving.unsqueeze(2)
+
+    def _ending(self) -> Tensor:
+        """(B, T, D, K) log-sum of the prefixes that end with each segment."""
+        ending = self.unary.clone()
+        steps, durations = ending.shape[1:3]
+        reach = torch.arange(durations, device=ending.device)
+        for place in range(steps):
+            # A segment is whole once all have been seen that end before it starts.
+            ending[:, place, place + 1 :] = -math.inf
+            if place + 1 < steps:
+                own = reach[: steps - place - 1]
+                after = self._labels[:, place + 1 + own, own].flatten(1)
+                sums = self._ahead(ending[:, place], place, after)
+                ending[:, place + 1 + own, own] += sums.unflatten(1, (len(own), -1))
+        return ending
+
+    def _begun_scores(self) -> Tensor:
+        """(B, T + D, D, K) log-sum of the suffixes that begin with each segment; -inf beyond."""
+        batch, steps, durations, kept = self.unary.shape
+        begun = self.unary.new_full((batch, steps + durations, durations, kept), -math.inf)
+        for place in range(steps - 1, -1, -1):
+            after = self._behind(self.states[:, place].flatten(1), begun, place)
+            begun[:, place] = self.unary[:, place] + after.unflatten(1, (durations, kept))
+        return begun
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """(B, T + D, D, K) the labels, padded."""
+        return pad(self.states, (0, 0, 0, 0, 0, self.states.shape[2]))
+
+    def _ahead(self, ending: Tensor, place: int, after: Tensor) -> Tensor:
+        """(B, n) over the segments (B, D, K) that end at a place, for labels (B, n) after them."""
+        return self._summed(place, self.states[:, place].flatten(1), after, ending.flatten(1), 1)
+
+    def _behind(self, before: Tensor, scores: Tensor, place: int) -> Tensor:
+        """(B, n) over the segments that start after a place, for labels (B, n) that end at it."""
+        if place + 1 == self.unary.shape[1]:
+            sums = torch.full_like(before, -math.inf, dtype=scores.dtype)
+        else:
+            after, logs = _begun(self._labels, place + 1), _begun(scores, place + 1)
+            sums = self._summed(place, before, after, logs, 2)
+        return torch.where((self.lengths == place + 1).unsqueeze(1), 0.0, sums)
+
+    def _summed(self, place: int, before: Tensor, after: Tensor, logs: Tensor, dim: int) -> Tensor:
+        """(B, m) log-sums over labels before, dim 1, or after, dim 2, which have logs (B, n)."""
+        if isinstance(self.potential, LowRank):
+            low = self.potential.rows(before, after)
+            own, other = (low.log_left, low.log_right)[:: 3 - 2 * dim]
+            ranks = (logs.unsqueeze(2) + own).logsumexp(1)
+            return (ranks.unsqueeze(1) + other).logsumexp(2)
+        potential = self.potential
+        if isinstance(potential, Table) and len(potential.shape) > 2:
+            each = potential.log_values
+            potential = Table.from_logs(each[0, place] if len(each) == 1 else each[:, place])
+        return (logs.unsqueeze(3 - dim) + potential.evaluate([before, after])).logsumexp(dim)
+
+
+def _begun(values: Tensor, place: int) -> Tensor:
+    """(B, D K) of padded (B, T + D, D, K): the segments that start at a place."""
+    reach = torch.arange(values.shape[2], device=values.device)
+    return values[:, place + reach, reach].flatten(1)
 
 
 @torch.no_grad()

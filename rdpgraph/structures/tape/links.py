@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._cache import differentiable_property
 from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.model.lookup import looked_up
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import looked_up
 from rdpgraph.structures.hypertree.rules import Rules
-from rdpgraph.structures.tape.sums import in_blocks, soft
+from rdpgraph.structures.tape.step import in_blocks, soft
 
 _SMALL = 256  # entries of a table that is summed in logs rather than multiplied
 _BLOCK = 2**20  # terms that are made at a time where they are made again for the gradient

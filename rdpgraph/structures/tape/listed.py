@@ -13,8 +13,7 @@ from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.reader import Reader
-from rdpgraph.structures.tape.step import Child, Step, beside, child
-from rdpgraph.structures.tape.sums import soft
+from rdpgraph.structures.tape.step import Child, Step, beside, child, soft
 from rdpgraph.structures.tape.values import View
 
 _BLOCK = 2**22  # terms that are held at a time

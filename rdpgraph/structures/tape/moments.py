@@ -12,13 +12,108 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
+from rdpgraph.model.logmatrix import LogMatrix
 from rdpgraph.model.semiring import finite
-from rdpgraph.structures.tape import products
+from rdpgraph.structures.tape.links import Table
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step
-from rdpgraph.structures.tape.steps import Leaf
+from rdpgraph.structures.tape.steps import Leaf, Linked
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.up import goal, last_read, leaves, up
+
+_SMALL = 2**12  # terms of a link, of all items, that are looked at one by one
+
+
+def matrix_of(step: Step, batch: int) -> LogMatrix | None:
+    """The table of a step, if there is one for all places, and it is large; else None."""
+    if not isinstance(step, Linked) or not isinstance(step.link, Table):
+        return None
+    logs = step.link.values
+    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= _SMALL:
+        return None
+    return step.whole.matrix
+
+
+def matrices_of(steps: tuple[Step, Step], batch: int) -> tuple[LogMatrix, LogMatrix] | None:
+    """Those of the same step in two recursions; None if either has none."""
+    first, second = (matrix_of(step, batch) for step in steps)
+    return None if first is None or second is None else (first, second)
+
+
+def chosen(matrix: LogMatrix, x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, P, J) the values after, and the entropies of the choices there and below.
+
+    Args:
+        matrix: of the link.
+        x: (B, P, I) the values before.
+        below: (B, P, I) the entropies of theirs.
+    """
+    value = matrix.times(x)
+    own, total = _relative(matrix, x, value)
+    mean = matrix.means(x, finite(below) - own, matrix.surprises)
+    return value, torch.where(value > -math.inf, mean + total, 0.0)
+
+
+def compared(
+    matrices: tuple[LogMatrix, LogMatrix],
+    befores: tuple[Tensor, Tensor],
+    values: tuple[Tensor, Tensor],
+    below: Tensor,
+    *,
+    divergence: bool,
+) -> Tensor:
+    """(B, P, J) the means, over the choices of one recursion, of what another loses by them.
+
+    Args:
+        matrices: of the link in both.
+        befores: (B, P, I) the values before.
+        values: (B, P, J) those after.
+        below: (B, P, I) what is lost below.
+        divergence: less the entropy.
+    """
+    parts = [_relative(*each) for each in zip(matrices, befores, values, strict=True)]
+    (own, total), (other, others) = parts
+    gains, scores, rest = -other, matrices[1].surprises[0], others
+    if divergence:
+        gains, scores = own - other, scores - matrices[0].surprises[0]
+        rest = others - total
+    weighted = matrices[0].weights * scores
+    mean = matrices[0].means(befores[0], finite(below) + gains, (scores, weighted))
+    return torch.where(values[0] > -math.inf, mean + rest, 0.0)
+
+
+def barred(
+    matrices: tuple[LogMatrix, LogMatrix], befores: tuple[Tensor, Tensor], lost: Tensor
+) -> Tensor:
+    """(B, P, J) 1 where a possible choice of one recursion is not one of another; else 0.
+
+    Args:
+        matrices: of the link in both.
+        befores: (B, P, I) the values before.
+        lost: (B, P, I) 1 where that is so below.
+    """
+    possible = befores[0] > -math.inf
+    wrong = (possible & ((befores[1] == -math.inf) | (lost > 0))).to(lost)
+    linked = matrices[0].logs > -math.inf
+    cut = (linked & (matrices[1].logs == -math.inf)).to(lost)
+    reached = wrong @ linked.to(lost).mT
+    if bool(cut.any()):
+        reached = reached + possible.to(lost) @ cut.mT
+    return (reached > 0).to(lost)
+
+
+def read(step: Step, *readers: Reader) -> list[Tensor]:
+    """(B, P, I) of each reader: what the link of a step is of."""
+    assert isinstance(step, Linked)
+    return [reader.value(step.x.number) for reader in readers]
+
+
+def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The values before less the largest, and those after less all that was taken off."""
+    peak = finite(x.detach().amax(-1, keepdim=True))
+    total = value - peak - matrix.peaks.unsqueeze(-2)
+    return finite(x - peak), finite(total)
+
 
 _BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
 
@@ -35,7 +130,7 @@ def entropy(tape: Tape) -> Tensor:
             ours.values.append(next(given))
             means.values.append(_none(ours.values[-1]))
             continue
-        many = products.matrix_of(step, tape.batch) is None and step.work * tape.batch > _BLOCK
+        many = matrix_of(step, tape.batch) is None and step.work * tape.batch > _BLOCK
         if torch.is_grad_enabled() and many:
             readers = _copied((ours, means))
             value, mean = checkpoint(_chosen, step, *readers, use_reentrant=False)  # pyright: ignore
@@ -56,9 +151,9 @@ def _none(values: Tensor) -> Tensor:
 
 def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
     """(B, P, K) the values of a step, and the entropies of the choices there and below."""
-    matrix = products.matrix_of(step, len(ours.values[-1]))
+    matrix = matrix_of(step, len(ours.values[-1]))
     if matrix is not None:
-        return products.chosen(matrix, *products.read(step, ours, means))
+        return chosen(matrix, *read(step, ours, means))
     terms, below = step.terms(ours), step.terms(means, scores=False)
     if terms.shape[step.dim] > 1:
         return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
@@ -129,7 +224,7 @@ def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tenso
         readers = (ours, theirs, means)
         with torch.no_grad():
             lost.values.append(_lost(pair, readers, lost))
-        again = step.dim == -2 and products.matrix_of(step, tape.batch) is None
+        again = step.dim == -2 and matrix_of(step, tape.batch) is None
         if torch.is_grad_enabled() and again:
             mean: Tensor = checkpoint(  # pyright: ignore
                 _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False
@@ -151,11 +246,11 @@ def _mean(
 ) -> Tensor:
     """(B, P, K) the mean over the alternatives of what is lost here and below."""
     ours, theirs, means = readers
-    matrices = products.matrices_of(steps, len(ours.values[-1]))
+    matrices = matrices_of(steps, len(ours.values[-1]))
     if matrices is not None:
-        first, second, below = products.read(steps[0], *readers)
+        first, second, below = read(steps[0], *readers)
         values = ours.value(number), theirs.value(number)
-        return products.compared(matrices, (first, second), values, below, divergence=divergence)
+        return compared(matrices, (first, second), values, below, divergence=divergence)
     (logs, possible), (others, allowed) = (
         _choices(step.terms(reader), reader.value(number), step.dim)
         for step, reader in zip(steps, (ours, theirs), strict=True)
@@ -171,10 +266,10 @@ def _mean(
 def _lost(steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader) -> Tensor:
     """(B, P, K) 1 where a possible choice is not one of the other, here or below; else 0."""
     ours, theirs, _ = readers
-    matrices = products.matrices_of(steps, len(ours.values[-1]))
+    matrices = matrices_of(steps, len(ours.values[-1]))
     if matrices is not None:
-        first, second, below = products.read(steps[0], ours, theirs, lost)
-        return products.barred(matrices, (first, second), below)
+        first, second, below = read(steps[0], ours, theirs, lost)
+        return barred(matrices, (first, second), below)
     terms = steps[0].terms(ours)
     wrong = (steps[1].terms(theirs) == -math.inf) | (steps[0].terms(lost, scores=False) > 0)
     return (wrong & (terms > -math.inf)).to(terms).amax(steps[0].dim)

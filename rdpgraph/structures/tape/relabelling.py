@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rdpgraph.model.semiring import soft_scatter
 from rdpgraph.structures.tape.reader import Reader
-from rdpgraph.structures.tape.step import Child, Step
-from rdpgraph.structures.tape.sums import soft
+from rdpgraph.structures.tape.step import Child, Step, soft
 from rdpgraph.structures.tape.values import Value, View
 
 

@@ -12,8 +12,7 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.logmatrix import log_products
 from rdpgraph.structures.tape.links import Link, Table
 from rdpgraph.structures.tape.reader import Reader, batches, entries, side_by_side
-from rdpgraph.structures.tape.step import Child, Step, beside, child
-from rdpgraph.structures.tape.sums import in_blocks, soft
+from rdpgraph.structures.tape.step import Child, Step, beside, child, in_blocks, soft
 from rdpgraph.structures.tape.values import Value, View
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from rdpgraph.structures.tape import machine
 from rdpgraph.structures.tape.program import Program, with_tensors
 from rdpgraph.structures.tape.reader import Reader
+from rdpgraph.structures.tape.step import soft
 from rdpgraph.structures.tape.steps import Leaf, Pairs
-from rdpgraph.structures.tape.sums import soft
 from rdpgraph.structures.tape.tape import Tape
 
 _HELD = 2**20  # numbers of pairs of labels, and of terms, that are kept for the way down

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.tape.best import together
-from rdpgraph.structures.tape.lazy import one_by_one
+from rdpgraph.structures.tape.best import one_by_one, together
 from tests.structures.tape.models import PAIRS, Spans, draw
 
 
