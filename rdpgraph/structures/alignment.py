@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Potential
 from rdpgraph.structures.alignment_grid import (
@@ -25,6 +26,11 @@ from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value
+
+
+@remembered(8, where=lambda shape, moves, device: shape[0] * shape[1] <= 2**15)  # noqa: ARG005
+def _grid(shape: tuple[int, ...], moves: tuple[Move, ...], device: torch.device) -> Grid:
+    return Grid.of(shape, moves, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +115,10 @@ class Alignment(Recursion):
 
     def recursion(self, tape: Tape) -> Value:
         """Line by line; each cell from those that its states' moves come from."""
-        grid, moves = Grid.of(tape.site_shape, self.moves, tape.device), sorted(set(self.moves))
+        grid, moves = (
+            _grid(tape.site_shape, tuple(self.moves), tape.device),
+            sorted(set(self.moves)),
+        )
         kinds = torch.tensor([moves.index(move) for move in self.moves], device=tape.device)
         # In front of the first line there is one from which nothing comes.
         starts, states, reached = [tape.nothing], [tape.nothing], [tape.nothing]

@@ -1,13 +1,14 @@
 """Bitexts: distributions over the trees that two sentences share, and their grammar."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rdpgraph._cache import remembered
 from rdpgraph.errors import ModelError
 from rdpgraph.model.arrays import as_values, settle, spread
 from rdpgraph.model.masks import Masks
@@ -21,6 +22,7 @@ from rdpgraph.structures.tape.values import Value
 
 Cells: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 Parts: TypeAlias = tuple[Tensor, Tensor]
+Sized: TypeAlias = Iterable[tuple[Cells, Parts, Parts]]
 
 
 def words_unary(
@@ -121,6 +123,13 @@ class Splits:
             yield (i, k, j, last), _possible(*straight), _possible(*inverted)
             self.stand[i, k, j, last] = torch.arange(count, count + len(i), device=device)
             count += len(i)
+
+
+@remembered(8, where=lambda shape, device: math.prod(shape) <= 2**14)  # noqa: ARG005
+def _of_all(shape: tuple[int, ...], device: torch.device) -> tuple[Sized, Tensor]:
+    """The bispans of all sizes and their splits where all are allowed, and where they stand."""
+    splits = Splits.of(shape, device)
+    return list(splits.by_size(None)), splits.stand
 
 
 def _grid(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -240,8 +249,13 @@ class Bitext(Recursion):
         """By size: from all splits of a bispan on both sides."""
         leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
         leaf, whole = (torch.where(own, 0.0, -torch.inf) for own in (leaf, ~leaf))
-        splits, done = Splits.of(tape.site_shape, tape.device), list[Value]()
-        for cells, straight, inverted in splits.by_size(self.allowed):
+        done = list[Value]()
+        if self.allowed is None:
+            sizes, stand = _of_all(tape.site_shape, tape.device)
+        else:
+            splits = Splits.of(tape.site_shape, tape.device)
+            sizes, stand = splits.by_size(self.allowed), splits.stand
+        for cells, straight, inverted in sizes:
             site = tape.sites[cells]
             ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]
             for sides, rules in ((straight, self.straight), (inverted, self.inverted)):
@@ -255,7 +269,7 @@ class Bitext(Recursion):
         empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
         if not done:
             return empty
-        last = splits.stand[0, source, 0, target].reshape(-1, 1, 1)
+        last = stand[0, source, 0, target].reshape(-1, 1, 1)
         top = tape.total(tape.view(done, last))
         if self.root is not None:
             top = tape.total((top, tape.lookup(self.root, top)))

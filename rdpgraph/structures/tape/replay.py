@@ -104,7 +104,6 @@ class _Scripted(Tape):
     @property
     def sites(self) -> Sites:
         """The sites, to be indexed."""
-        # Not kept, as those of a tape are not.
         return _Sites(*self._numbered, self._of_sites, self.ask)
 
     def leaf(self, logs: Tensor) -> Value:
@@ -114,6 +113,7 @@ class _Scripted(Tape):
     def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
         """Places in a pool; those of each item go to a slot."""
         index = torch.as_tensor(index, device=self.device)
+        pool = tuple(pool) if isinstance(pool, list) else pool  # which may grow
         if index.ndim < 3:
             return self.ask("view", (pool, index))
 
@@ -145,7 +145,8 @@ def _asked(name: str) -> Callable[..., Any]:
 
     @wraps(getattr(Tape, name))
     def method(self: _Scripted, *args: Any, **options: Any) -> Any:
-        return self.ask(name, (*args, *options.values()), *args, **options)
+        given = [tuple(own) if isinstance(own, list) else own for own in (*args, *options.values())]
+        return self.ask(name, tuple(given), *args, **options)
 
     return method
 
@@ -322,15 +323,13 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     if tape.states is not None or not machine.serves(tape.unary, tape.dtype):
         tape.finish(recursion(tape))
         return tape
-    settings = tape.site_dims, tape.ranks, tape.dtype
-    key = *key, *settings, tape.site_shape, tape.unary.shape[-1], len(tape.lead)
+    options: Any = {"site_dims": tape.site_dims, "ranks": tape.ranks, "dtype": tape.dtype}
+    key = *key, *options.values(), tape.site_shape, tape.unary.shape[-1], len(tape.lead)
     key = *key, torch.is_inference_mode_enabled()  # what is made there has no gradients elsewhere
     known = _KEPT.get(key, 0)
-    blank = tape.unary, tape.site_dims
-    options: Any = {"ranks": tape.ranks, "dtype": tape.dtype}
     if isinstance(known, Script):
         try:
-            replayed = Replayed(*blank, **options, known=known)
+            replayed = Replayed(tape.unary, **options, known=known)
             replayed.finish(recursion(replayed))
         except DivergedError:
             known = known.failures + 1
@@ -340,7 +339,7 @@ def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, 
     if known >= _TRIES:
         tape.finish(recursion(tape))
         return tape
-    recorded = Recorded(*blank, **options)
+    recorded = Recorded(tape.unary, **options)
     recorded.finish(recursion(recorded))
     script = recorded.script(known)
     kept = _TRIES if script is None else script
