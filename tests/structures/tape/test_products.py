@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.model.logmatrix import LogMatrix
+from rdpgraph.structures.tape import moments as products
 from rdpgraph.structures.tape.up import last_read
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
