@@ -51,7 +51,7 @@ class AddedVariables:
     exact: bool = True
 
     def __call__(self, solution: Solution) -> Solution:
-        """What the solution says of the plain model."""
+        """Solution of the plain model."""
         summed = SummedOut(solution, self)
         return summed if self.exact else Inexact(summed)
 
@@ -65,7 +65,7 @@ class AddedVariables:
 
 @dataclass(frozen=True, eq=False)
 class SummedOut(Lifted):
-    """What sums over the added variables is read off; the rest is asked of the plain model.
+    """Answers of two models: sums over the added variables of one, the rest of the plain one.
 
     log Z, marginals of variables, samples and the joints of factors that were not rewritten cost
     what the solved model does. A maximum over added variables, or the log of a sum over them, is

@@ -74,7 +74,7 @@ class Inversion(Selection):
 
     @abstractmethod
     def choose(self, log_q: Tensor, uniforms: Tensor) -> Support:
-        """What is kept, given (*lead, `num_uniforms`) float64 numbers in [0, 1)."""
+        """Select states, given (*lead, `num_uniforms`) float64 numbers in [0, 1)."""
 
 
 def checked_size(owner: str, name: str, size: Size, least: int = 1) -> None:

@@ -26,7 +26,7 @@ Lift: TypeAlias = Callable[[Solution], Solution]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What an estimator made of a model.
+    """Smaller model that an estimator made of a model.
 
     Attributes:
         model: the model to solve in its place.

@@ -166,7 +166,7 @@ class _Once(torch.autograd.Function):
 
 
 def is_transformed() -> bool:
-    """Whether derivatives are taken in a way that gradients written by hand do not serve."""
+    """Return whether derivatives are taken forward or by transforms, past hand-written ones."""
     return (
         torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
         or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore

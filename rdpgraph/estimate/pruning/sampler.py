@@ -65,7 +65,7 @@ class Alternating(Selected):
         return _smallest(order.masked_fill(~likely, 2.0), self._size(likely))
 
     def after(self, last: Tensor, likely: Tensor, generator: torch.Generator | None) -> Tensor:
-        """What was left out, and a random part of what was not."""
+        """Questions that were left out, and a random part of the others."""
         # Those left out come first; where they are too many, a random part of them is taken.
         order = uniform(likely.shape, likely.device, generator) + last.double()
         return _smallest(order.masked_fill(~likely, 3.0), self._size(likely))
@@ -77,7 +77,7 @@ class Alternating(Selected):
 
 
 def _smallest(values: Tensor, count: Tensor) -> Tensor:
-    """Where the `count` smallest entries of each row stand."""
+    """Return the places of the `count` smallest entries of each row."""
     if not values.shape[-1]:
         return values > 0
     last = values.sort(-1).values.gather(-1, (count - 1).clamp(min=0))

@@ -23,7 +23,7 @@ _MOST_DRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What the chains have done so far; going on from one is going on with the same chains.
+    """State of the chains so far; going on from one is going on with the same chains.
 
     Attributes:
         sampler: the chains' kernel.

@@ -17,7 +17,7 @@ from rdpgraph.structures.tape.program import Inputs, NotLoweredError, Program, l
 from rdpgraph.structures.tape.tape import Tape
 
 PROGRAM, GIVEN = ("program",), ("given",)
-"""What a tape made its program by, and the tensors of its slots, if these are not in its steps."""
+"""Keys of a tape's program, and of the tensors of its slots if these are not in its steps."""
 _SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more than it brings
 
 
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Where all that a run reads and writes lies."""
+        """Addresses of all that a run reads and writes."""
         program = self.program
         fixed = program.values, program.steps, program.index
         return (
@@ -135,7 +135,7 @@ class Run:
 
 
 def program_of(tape: Tape) -> Program | None:
-    """What the machine runs of a tape that has a goal, if it is there and has all steps."""
+    """Return the program of a tape that has a goal, if the machine is there and has all steps."""
     if tape.states is not None or not serves(tape.unary, tape.dtype):
         return None
 
@@ -149,7 +149,7 @@ def program_of(tape: Tape) -> Program | None:
 
 
 def inputs_of(tape: Tape, program: Program) -> Inputs:
-    """What the program of a tape is run on."""
+    """Return the tensors that the program of a tape is run on."""
     given = tape.sources.known.get(GIVEN)
     if given is None:
         given = [tensor_of(slot, tape.dtype) for slot in program.slots]
@@ -158,7 +158,7 @@ def inputs_of(tape: Tape, program: Program) -> Inputs:
 
 
 def serves(unary: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the machine is there for a tape."""
+    """Return whether the machine is there for a tape."""
     return unary.device.type == "cpu" and not is_transformed() and library.available(dtype)
 
 
