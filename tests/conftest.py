@@ -21,7 +21,7 @@ CHECKED = {
     "structures.chain": (
         "decode", "logs", "paths", "recursion", "sampling", "scaled", "scan",
     ),
-    "structures.hypertree": ("elimination", "nonprojective"),
+    "structures.hypertree": ("elimination",),
 }  # fmt: skip
 install_import_hook(
     [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],
