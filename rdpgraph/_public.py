@@ -12,7 +12,7 @@ from rdpgraph import nn as nn
 from rdpgraph import pruning as pruning
 from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Status
 from rdpgraph.estimate.control import controlled
 from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning
@@ -22,11 +22,10 @@ from rdpgraph.estimate.setting import Exact
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import from_networkx, read, to_networkx, write
 from rdpgraph.model.automaton import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
-from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.lowrank import Bilinear, LowRank
 from rdpgraph.model.sparse import Sparse
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
@@ -38,12 +37,12 @@ from rdpgraph.structures.alignment import Alignment
 from rdpgraph.structures.bitext import Bitext
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.rank_hmm import LowRankHMM
+from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.hypertree.derivations import Derivations
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
 from rdpgraph.structures.mixed.model import MixedBitext
-from rdpgraph.structures.relaxation import straight_through
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 __all__ = [

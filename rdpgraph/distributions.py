@@ -15,8 +15,8 @@ from torch.distributions.kl import register_kl
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_values
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.model.table import as_values
 from rdpgraph.structures.chain.model import Chain
 
 __all__ = ["HMM", "LinearChain", "StateSequences"]

@@ -14,9 +14,9 @@ from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.setting import Estimator, Problem
 from rdpgraph.io.files import FORMATS, FileFormat
 from rdpgraph.model.potential import Decomposition, Part, Potential
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import REGISTRY, Match, Structure
-from rdpgraph.model.support import Support
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape

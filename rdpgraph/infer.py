@@ -18,7 +18,7 @@ from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Loopy, Scheduler, exactly
-from rdpgraph.schedulers.deferred import begun, prepared
+from rdpgraph.schedulers.contraction import begun, prepared
 from rdpgraph.schedulers.scheduler import require_room_for_states
 
 

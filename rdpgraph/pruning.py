@@ -6,7 +6,7 @@ those whose answers each sweep holds. Here belong those that are built in, and t
 your own. The estimator itself is `rdpgraph.RandomizedPruning`.
 """
 
-from rdpgraph.estimate.pruning.likely import Everything, Given, Likely, LikelyBy, masks_of
+from rdpgraph.estimate.pruning.estimator import Everything, Given, Likely, LikelyBy, masks_of
 from rdpgraph.estimate.pruning.sampler import Alternating, Selected
 from rdpgraph.estimate.pruning.solution import PrunedSolution, sweeps_of
 from rdpgraph.model.masks import Draw, Expected, Masked, Masks

@@ -5,7 +5,7 @@ which states are kept and with which weights, so that Z stays unbiased. Here bel
 built in, and the interfaces of your own. The estimator itself is `rdpgraph.Randomized`.
 """
 
-from rdpgraph.estimate.lowrank_pilot import LowRankPilot
+from rdpgraph.estimate.lowrank import LowRankPilot
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposals import (
     Global,

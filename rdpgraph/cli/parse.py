@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from rdpgraph.cli.options import ParseFormat, ParseTask
+from rdpgraph.cli.loading import ParseFormat, ParseTask
 from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, printable
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
-from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Budget
 from rdpgraph.structures.hypertree.constructors import grammar_rules
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.trees import Trees

@@ -11,8 +11,7 @@ from rdpgraph.distributed.estimates import SpreadChains, SpreadReplicates
 from rdpgraph.distributed.forecast import Cluster, Forecast, explain
 from rdpgraph.distributed.graphs import GraphPart, PartPosterior
 from rdpgraph.distributed.group import alone, group
-from rdpgraph.distributed.slices import SpreadSlices
-from rdpgraph.distributed.summed import pooled, share
+from rdpgraph.distributed.slices import SpreadSlices, pooled, share
 
 __all__ = [
     "Cluster",

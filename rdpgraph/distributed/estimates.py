@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import differentiable_property
-from rdpgraph.distributed.summed import Summed, part_of
+from rdpgraph.distributed.slices import Summed, part_of
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
-from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
 from rdpgraph.estimate.pruning.sampler import Sampler

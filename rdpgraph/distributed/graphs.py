@@ -23,7 +23,7 @@ from rdpgraph.engines.loopy.counting import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import MISSING

@@ -15,10 +15,9 @@ from torch import Tensor
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.distributed import logs, scaled
 from rdpgraph.distributed.wire import Split
-from rdpgraph.model.bilinear import rows_of
-from rdpgraph.model.logmatrix import log_products
+from rdpgraph.model.logmatrix import finite, log_products
+from rdpgraph.model.lowrank import rows_of
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.semiring import finite
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.factors import inside, masked, step_of
 from rdpgraph.structures.chain.steps import advance

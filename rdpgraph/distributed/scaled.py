@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph.distributed.wire import Split
 from rdpgraph.model.gradients import differentiable_once
-from rdpgraph.model.semiring import finite
+from rdpgraph.model.logmatrix import finite
 from rdpgraph.structures.chain.factors import (
     Factors,
     edge_gradient,

@@ -16,8 +16,7 @@ from rdpgraph._cache import cached_property
 from rdpgraph.engines.minibuckets.estimate import Estimate
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.portfolio import FirstConverged
-from rdpgraph.engines.solution import Delegate, Question, Solution, Value
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 

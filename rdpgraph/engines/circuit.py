@@ -22,7 +22,7 @@ from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.gradients import is_transformed, possible_alone, regradient
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.semiring import safe_log
+from rdpgraph.model.logmatrix import safe_log
 from rdpgraph.model.table import Table
 from rdpgraph.plan.circuit import MOST_CELLS, MOST_FACTORS, Circuit, Scopes, circuit
 

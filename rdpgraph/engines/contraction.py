@@ -17,7 +17,7 @@ from torch import Tensor
 from rdpgraph.engines.network import Group
 from rdpgraph.engines.products import Value, from_logs, joined, multiply, reduce
 from rdpgraph.engines.program import BatchedStep, Operand, Program
-from rdpgraph.model.semiring import safe_log
+from rdpgraph.model.logmatrix import safe_log
 from rdpgraph.plan.clock import Watch
 
 _DRAWN, _COMPARED = 1 << 23, 1 << 20  # elements gathered at a time in a traceback

@@ -15,8 +15,7 @@ from rdpgraph.engines.loopy.gradients import Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
 from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.solution import Approximation, Solution
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Approximation, Solution, Status
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph

@@ -11,8 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.search.configurations import Searched, best_of, likeliest, violations
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
-from rdpgraph.engines.solution import Delegate, Question, Solution, Value
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.clock import Allowance

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rdpgraph._cache import remembered
 from rdpgraph._shapes import broadcast_shapes
-from rdpgraph.model.semiring import safe_log
+from rdpgraph.model.logmatrix import safe_log
 
 
 @dataclass(frozen=True, eq=False)

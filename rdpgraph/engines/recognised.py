@@ -1,4 +1,4 @@
-"""A graph that a structure recognised: its recursion answers, and contraction what it leaves."""
+"""Answers by the structure that recognises a graph, or what evidence leaves of it."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,116 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph.engines.flat import full_states, variable_table
+from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
+from rdpgraph.model.block import Block
+from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import Match, Structure
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import Plan, structure_plan
+
+
+def graph_left(network: Network) -> FactorGraph | None:
+    """The graph of the variables that are left, in one array; None if they differ in states."""
+    sizes = set(network.sizes)
+    auxiliary = len(network.numbers) < len(network.sizes)
+    if len(sizes) != 1 or auxiliary or network.impossible or network.high_order:
+        return None
+    blocks: list[Block] = []
+    for group in network.groups:
+        tables = group.log_tables
+        if len(tables) == 1:
+            tables = tables.squeeze(0)
+        each = len(group.scopes) if group.rows is None else int(group.log_tables.shape[1])
+        shape = (1,) if group.log_tables.shape[1] == 1 else (each,)
+        declared = torch.arange(len(group.scopes), device="cpu")
+        blocks.append(Block(group.scopes, Table.from_logs(tables), shape, group.rows, declared))
+    left = VariableArray("left", (len(network.sizes),), sizes.pop())
+    return FactorGraph.from_blocks(Domain((left,)), blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class LeftSolution(Solution):
+    """Answers about a graph from those about what is left of it.
+
+    Attributes:
+        network: the graph, reduced.
+        inner: the solution of `graph_left`.
+        general: solves the graph by contraction, for the questions left open.
+    """
+
+    network: Network
+    inner: Solution
+    general: Callable[[], Solution]
+
+    @differentiable_property
+    def _general(self) -> Solution:
+        return self.general()
+
+    def log_partition(self) -> Tensor:
+        """(B,) log Z in nats."""
+        # What is left may be the same for all items.
+        return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) the probabilities of all states."""
+        flat = self._flat(self.inner.variable_marginals(), 0.0, 1.0)
+        return torch.where((self.log_partition().detach() > -math.inf).unsqueeze(1), flat, 0.0)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes)."""
+        return self._general.factor_marginals(block)
+
+    def entropy(self) -> Tensor:
+        """(B,) the entropy, nats."""
+        return torch.where(self._alive, self.inner.entropy(), 0.0)
+
+    def expected_score(self) -> Tensor:
+        """(B,) the expected score, nats."""
+        constant = torch.where(self._alive, self.network.constant, 0.0)
+        return torch.where(self._alive, self.inner.expected_score() + constant, 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score with each state, nats."""
+        best = self.inner.max_marginals() + self.network.constant.unsqueeze(1)
+        first = best[:, : self.network.sizes[0]].amax(1)
+        return self._flat(best, -math.inf, first.expand(self.network.batch))
+
+    def mode(self) -> Tensor:
+        """(B, V) the states of a mode."""
+        return self._states(self.inner.mode().unsqueeze(0))[0]
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V)."""
+        batch = self.network.batch
+        if len(self.inner.log_partition()) == batch:
+            return self._states(self.inner.sample(count, generator))
+        drawn = self.inner.sample(count * batch, generator)
+        return self._states(drawn.reshape(count, batch, -1))
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) the states of a marginal mode."""
+        return self._general.marginal_mode(numbers)
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,)."""
+        return self._general.marginal_mode_scores(numbers)
+
+    @property
+    def _alive(self) -> Tensor:
+        return self.log_partition().detach() > -math.inf
+
+    def _states(self, states: Tensor) -> Tensor:
+        return full_states(self.network, states.expand(-1, self.network.batch, -1))
+
+    def _flat(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
+        count = len(self.network.sizes)
+        numbers = torch.arange(count, device="cpu")
+        parts = [(numbers, values.reshape(len(values), count, -1))]
+        return variable_table(self.network, parts, empty, settled)
 
 
 def plan_of(structure: Structure) -> Plan:

@@ -1,4 +1,4 @@
-"""Pairwise factors of low rank as two factors and an added variable of the rank."""
+"""Pairwise factors of low rank as two factors and an added variable, and proposals from these."""
 
 import math
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph._numbers import is_whole
 from rdpgraph.engines.solution import Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
-from rdpgraph.estimate.setting import Estimator, Model, Problem
-from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.lowrank import Bilinear, LowRank
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
-from rdpgraph.structures.relaxation import perturbed_graph
+from rdpgraph.structures.draws import perturbed_graph
 
 _READ_OFF = {"status", "log_partition", "log_partitions", "bounds", "interval", "possible"}
 """The questions that the model with further variables answers in place of the plain one."""
@@ -263,3 +263,40 @@ def _with_ranks(graph: FactorGraph) -> FactorGraph:
         )
     domain = Domain.of([*graph.variables, *ranks])
     return FactorGraph.from_blocks(domain, numbered, observed)
+
+
+@dataclass(frozen=True)
+class LowRankPilot(Proposal):
+    """The marginals of the model with random features instead of `Bilinear` potentials.
+
+    Messages of the low-rank model look ahead and back over all states, in O(T N r) for a chain,
+    where other proposals see a site and its neighbours alone. States drawn by them have weights
+    that keep Z unbiased, however poor the features are: those are one map for all factors, and
+    their error costs variance. As good as the features: with a predicted relative error
+    (`RandomFeatures.predicted_error`) below 1 it comes close to the exact marginals, and above
+    that it may be worse than the base alone.
+    `LowRank` potentials are used as they are, and the marginals are then exact.
+
+    Args:
+        features: for each `Bilinear` factor; None where there is none.
+        base: mixed in, for states that the features miss.
+        share: the part of the low-rank marginals in the mixture.
+
+    Raises:
+        ModelError: a share outside (0, 1).
+    """
+
+    features: int | None = None
+    base: Proposal = field(default_factory=lambda: LocalGlobal(SoftmaxGlobal()))
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.share < 1.0:
+            raise ModelError(f"LowRankPilot needs a share between 0 and 1; got {self.share}.")
+
+    def scores_of(self, setting: Setting) -> Scores:
+        """The mixture of the marginals found and the base."""
+        rewrite, solve = LowRankFactors(self.features, shared=True), setting.solve
+        low = rewrite.prepare(setting.model, solve=solve, generator=setting.generator).model
+        marginals = tuple(part.detach().log() for part in setting.marginals(solve(low)))
+        return mixed((marginals, self.base.scores_of(setting)), (self.share, 1.0 - self.share))

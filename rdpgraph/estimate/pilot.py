@@ -12,8 +12,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.estimate.proposals import Proposal, Scores, broad, mixed
 from rdpgraph.estimate.selections import Selection, TopSystematic
 from rdpgraph.estimate.setting import Model, Setting
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
 _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once

@@ -14,8 +14,8 @@ from rdpgraph.estimate.proposals import Proposal, Scores, Uniform, broad, mixed
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.selections import Selection, Size, TopSystematic, checked_size
 from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.support import Support
 
 
 @dataclass(frozen=True)

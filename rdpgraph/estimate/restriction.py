@@ -13,18 +13,15 @@ from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
-from rdpgraph.estimate.judged import Judged
-from rdpgraph.estimate.layout import Layout
-from rdpgraph.estimate.replicates import Replicates, draws_before, taken
-from rdpgraph.estimate.setting import Model, Supports, restricted
+from rdpgraph.estimate.replicates import Judged, Replicates, draws_before, taken
+from rdpgraph.estimate.setting import Layout, Model, Supports, restricted
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.model.overlay import opened, with_joint
-from rdpgraph.model.restriction import observed_supports
-from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.restriction import expanded, observed_supports
 from rdpgraph.model.soundness import items_named
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import expanded
-from rdpgraph.structures.relaxation import perturbed_graph
+from rdpgraph.structures.draws import perturbed_graph
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.support import Support
+from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 
 Size: TypeAlias = int | float

@@ -14,8 +14,8 @@ from rdpgraph._cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.model.names import Names
-from rdpgraph.model.semiring import soft_scatter
 
 _BINARY, _LEXICAL = 1, 2  # kinds of rules
 _PIECE = 1 << 14

@@ -11,10 +11,9 @@ from torch import Tensor
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle
+from rdpgraph.model.logmatrix import soft_scatter, soft_sum
 from rdpgraph.model.potential import Decomposition, Part, Potential, message_lead, select_lead
-from rdpgraph.model.semiring import soft_scatter, soft_sum
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import checked_log_values, settle
 
 
 @dataclass(frozen=True, eq=False)

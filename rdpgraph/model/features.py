@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rdpgraph._numbers import is_whole
 from rdpgraph.errors import ModelError
+from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.semiring import soft_sum
 
 _MOST = 2048  # states of each side that errors are averaged over
 _TRIED = 256  # the same for the warning

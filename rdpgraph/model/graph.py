@@ -14,7 +14,6 @@ from rdpgraph._shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors
-from rdpgraph.model.copies import described, moved_blocks, outliving
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import (
     MISSING,
@@ -25,9 +24,8 @@ from rdpgraph.model.evidence import (
 )
 from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.frames import Labels
-from rdpgraph.model.restriction import restrict_blocks
-from rdpgraph.model.scores import log_values_at
-from rdpgraph.model.support import Support
+from rdpgraph.model.restriction import Support, restrict_blocks
+from rdpgraph.model.scores import described, log_values_at, moved_blocks, outliving
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 

@@ -1,14 +1,104 @@
-"""Log-values of the factors of a graph at given configurations."""
+"""Copies of a graph and its description, and log-values at given configurations."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rdpgraph.errors import EvidenceError
+from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
-from rdpgraph.model.domain import Domain
+from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+
+_SHOWN = 6
+
+
+def outliving(
+    blocks: Iterable[Block], observed: Tensor | None
+) -> tuple[tuple[Block, ...], Tensor | None]:
+    """The same with numbers that gradients may pass, which those of inference mode are not."""
+    copies = tuple(
+        replace(
+            block,
+            scopes=block.scopes.clone(),
+            rows=None if block.rows is None else block.rows.clone(),
+            declared=block.declared.clone(),
+        )
+        for block in blocks
+    )
+    return copies, None if observed is None else observed.clone()
+
+
+def moved(potential: Potential, *args: Any) -> Potential:
+    """A potential with its tensors on another device, and floating ones of another type."""
+    if isinstance(potential, Table):
+        return Table.from_logs(potential.log_values.to(*args))
+    if not is_dataclass(potential):
+        return potential
+    changes: dict[str, Tensor] = {}
+    for field in fields(potential):
+        value = getattr(potential, field.name)
+        if field.init and isinstance(value, Tensor):
+            moved = torch.empty(0, dtype=value.dtype, device=value.device).to(*args)
+            changes[field.name] = (
+                value.to(*args) if value.is_floating_point() else value.to(moved.device)
+            )
+    return replace(potential, **changes)
+
+
+def moved_blocks(blocks: Iterable[Block], *args: Any) -> list[Block]:
+    """Blocks with their potentials on another device or of another floating type.
+
+    Raises:
+        ModelError: torch has no such device, or no such type.
+    """
+    try:
+        torch.empty(0, device="cpu").to(*args)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"FactorGraph.to needs a device or a type: {reason}") from None
+    return [Block(b.scopes, moved(b.potential, *args), b.shape, b.rows, b.declared) for b in blocks]
+
+
+def described(
+    domain: Domain, blocks: Sequence[Block], observed: Tensor | None, batch_shape: tuple[int, ...]
+) -> str:
+    """What `repr` shows of a `FactorGraph`."""
+    factors = sum(block.count for block in blocks)
+    lines = [f"FactorGraph of {domain.count:,} variables and {factors:,} factors"]
+    if batch_shape:
+        lines[0] += f", batch {batch_shape}"
+    lines.append(
+        f"  variables: {_some(list(map(_described, domain.entries[:_SHOWN])), len(domain.entries))}"
+    )
+    kinds = [
+        f"{b.count:,} of shape {b.sizes}{' (one table)' if b.shared and b.count > 1 else ''}"
+        for b in blocks
+    ]
+    lines.append(f"  factors: {_some(kinds[:_SHOWN], len(kinds))}")
+    if observed is not None:
+        seen = (observed != MISSING).reshape(-1, domain.count).any(0)
+        lines.append(f"  observed: {int(seen.sum()):,} variables")
+    return "\n".join(lines)
+
+
+def _described(entry: Entry) -> str:
+    if isinstance(entry, VariableArray):
+        return f"{entry.name} {entry.shape} of {entry.size} states"
+    if isinstance(entry.states, tuple) and len(entry.states) <= 4:
+        return f"{entry.name} ({', '.join(map(str, entry.states))})"
+    return f"{entry.name} ({entry.size} states)"
+
+
+def _some(shown: Sequence[str], count: int) -> str:
+    """The first parts of several, and how many more there are."""
+    listed = "; ".join(shown) or "none"
+    return listed if count == len(shown) else f"{listed}; and {count - len(shown):,} more"
 
 
 def log_values_at(

@@ -12,9 +12,8 @@ from rdpgraph._cache import current_property
 from rdpgraph._shapes import broadcast_shapes
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Decomposition, Part, Potential, select_lead
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import checked_log_values, settle
 from rdpgraph.model.variable import MOST
 
 

@@ -8,9 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rdpgraph._numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import as_states
 from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.table import as_states
 from rdpgraph.structures.chain import lowrank_ranks
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.factors import inside

@@ -12,7 +12,7 @@ from rdpgraph.errors import ModelError
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.setting import Estimator
 from rdpgraph.infer import infer
-from rdpgraph.model.bilinear import Bilinear
+from rdpgraph.model.lowrank import Bilinear
 from rdpgraph.nn.hmm import checked_tokens, require_known
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.factors import inside

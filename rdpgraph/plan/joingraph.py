@@ -6,8 +6,8 @@ from math import inf, log2, prod
 from threading import Lock
 
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.orders import elimination_order, min_weight
+from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.topology import Topology
 
 _SWEEPS = 20

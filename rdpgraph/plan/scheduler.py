@@ -8,9 +8,8 @@ from threading import Lock
 
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.orders import forest_order, min_weight, peel, primal_graph
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Plan, cost, duration, quantity
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, cost, duration, quantity
 from rdpgraph.plan.search import HOPELESS_BITS, HopelessError, search
 from rdpgraph.plan.topology import Topology
 from rdpgraph.plan.tree import ContractionTree, tree_from_order

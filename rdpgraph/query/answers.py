@@ -14,7 +14,7 @@ from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable
-from rdpgraph.plan.budget import require_room
+from rdpgraph.plan.plan import require_room
 
 
 class Answers(dict[Entry, Tensor]):

@@ -13,8 +13,7 @@ from torch import Tensor
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph._compiler import Opaque
 from rdpgraph._portable import Portable, tensors_in
-from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.setting import Model

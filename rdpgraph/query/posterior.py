@@ -17,10 +17,10 @@ from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.overlay import with_joint
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.model.variable import Variable, VariableArray
-from rdpgraph.plan.budget import SMALL, require_room
+from rdpgraph.plan.plan import SMALL, require_room
 from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues, checked_draws
 from rdpgraph.query.inferred import Inferred
-from rdpgraph.structures.relaxation import checked_temperature, perturbed_graph
+from rdpgraph.structures.draws import checked_temperature, perturbed_graph
 
 
 @dataclass(frozen=True, eq=False)

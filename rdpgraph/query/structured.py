@@ -14,13 +14,13 @@ from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.model.domain import Named
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
 from rdpgraph.model.structure import Structure, summary
-from rdpgraph.model.support import Support
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.inferred import Inferred
-from rdpgraph.structures.relaxation import straight_through
+from rdpgraph.structures.draws import straight_through
 
 
 @dataclass(frozen=True, eq=False)

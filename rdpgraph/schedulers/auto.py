@@ -19,8 +19,7 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
-from rdpgraph.engines.recognised import RecognisedSolution, plan_of
-from rdpgraph.engines.recognised_left import LeftSolution, graph_left
+from rdpgraph.engines.recognised import LeftSolution, RecognisedSolution, graph_left, plan_of
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
@@ -28,10 +27,9 @@ from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted
-from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Plan, duration
+from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, duration
 from rdpgraph.plan.scheduler import PASSES, SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved

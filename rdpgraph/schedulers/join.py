@@ -15,10 +15,9 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
 from rdpgraph.plan.joingraph import ClusterGraph, choose_join_graph
-from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.plan import SMALL, Plan
 from rdpgraph.schedulers.contraction import plan_network
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.scheduler import (

@@ -20,9 +20,8 @@ from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import SMALL
 from rdpgraph.plan.clock import Allowance
-from rdpgraph.plan.plan import Plan, quantity
+from rdpgraph.plan.plan import SMALL, Plan, quantity
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers.scheduler import Scheduler, require_budget, require_function, require_kind
 

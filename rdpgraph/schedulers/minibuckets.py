@@ -15,8 +15,7 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.tables import Floats
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
-from rdpgraph.estimate.guided import log_likely
-from rdpgraph.estimate.proposals import Proposal
+from rdpgraph.estimate.proposals import Proposal, log_likely
 from rdpgraph.estimate.setting import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan

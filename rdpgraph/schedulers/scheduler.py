@@ -15,9 +15,8 @@ from rdpgraph.errors import ModelError
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import SMALL, Budget, require_room
 from rdpgraph.plan.circuit import Circuit
-from rdpgraph.plan.plan import Plan
+from rdpgraph.plan.plan import SMALL, Budget, Plan, require_room
 from rdpgraph.plan.scheduler import is_easy
 from rdpgraph.plan.topology import Topology
 

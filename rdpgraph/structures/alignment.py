@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import remembered
-from rdpgraph.model.arrays import settle
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.table import settle
 from rdpgraph.structures.alignment_grid import (
     DELETION,
     INSERTION,

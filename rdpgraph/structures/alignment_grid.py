@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_values, as_whole, spread
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import as_values, as_whole, checked_log_values, spread
 
 Move = tuple[int, int]
 MATCH, DELETION, INSERTION = (1, 1), (1, 0), (0, 1)

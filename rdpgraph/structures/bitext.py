@@ -10,9 +10,8 @@ from torch import Tensor
 
 from rdpgraph._cache import remembered
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_values, settle, spread
 from rdpgraph.model.masks import Masks
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import as_values, checked_log_values, settle, spread
 from rdpgraph.structures.bitext_masks import BitextMasks
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules

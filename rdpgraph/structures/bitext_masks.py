@@ -9,10 +9,8 @@ from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.structures.compact.bispans import Bispans
-from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
-from rdpgraph.structures.compact.inside import LOWEST
-from rdpgraph.structures.compact.links import LinkMasks
-from rdpgraph.structures.compact.masked import ForestMasked
+from rdpgraph.structures.compact.inside import LOWEST, Binary, Forest, joined_forest
+from rdpgraph.structures.compact.masked import ForestMasked, LinkMasks
 from rdpgraph.structures.hypertree.rules import Rules
 
 

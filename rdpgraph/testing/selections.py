@@ -14,12 +14,12 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Inversion, Selection, Threshold, Top
 from rdpgraph.estimate.setting import Setting
 from rdpgraph.infer import infer
-from rdpgraph.model.bilinear import Bilinear
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.lowrank import Bilinear
+from rdpgraph.model.restriction import Support
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.model import Chain

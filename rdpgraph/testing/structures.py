@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.estimate.pruning.likely import masks_of
+from rdpgraph.estimate.pruning.estimator import masks_of
 from rdpgraph.estimate.setting import Model
 from rdpgraph.infer import infer
 from rdpgraph.model.masks import Expected, Masks

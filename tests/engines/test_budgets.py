@@ -10,8 +10,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.minibuckets.bounds import bounded, pass_cells, pass_seconds
-from rdpgraph.engines.minibuckets.ceiling import ceilings
-from rdpgraph.engines.minibuckets.ordering import tight_order
+from rdpgraph.engines.minibuckets.ceiling import ceilings, tight_order
 from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.tables import tables_of
@@ -109,7 +108,7 @@ def test_bounds_of_more_factors_than_there_is_time_for_are_refused():
 
 
 def test_a_pass_takes_no_more_memory_than_predicted(monkeypatch):
-    monkeypatch.setattr("rdpgraph.plan.budget.SMALL", 0.0)
+    monkeypatch.setattr("rdpgraph.plan.plan.SMALL", 0.0)
     monkeypatch.setattr("rdpgraph.engines.minibuckets.bounds.SMALL", 0.0)
     tables = tables_of(reduce_graph(pairs(300, 600)), 0, zeros=True)
     order, memory = tight_order(tables, cells=16, seconds=0.0, rng=Random(0)), 4e6

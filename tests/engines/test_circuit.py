@@ -175,8 +175,8 @@ def test_other_evidence_takes_no_plan_and_no_new_circuit(monkeypatch):
         posterior = rg.infer(graph.condition({"c": state, "f": state}))
         expected = rg.Contraction().solve(posterior.graph)
         with monkeypatch.context() as patched:
-            patched.setattr("rdpgraph.schedulers.deferred.prepared", refused)
-            patched.setattr("rdpgraph.schedulers.deferred.prepared", refused)
+            patched.setattr("rdpgraph.schedulers.contraction.prepared", refused)
+            patched.setattr("rdpgraph.schedulers.contraction.prepared", refused)
             close(posterior.log_partition, expected.log_partition()[0])
             close(posterior.marginal("b").sum(), torch.ones((), dtype=DOUBLE))
         assert str(posterior.plan) == str(rg.explain(posterior.graph))

@@ -12,10 +12,10 @@ import rdpgraph as rg
 from rdpgraph import schedulers
 from rdpgraph.engines.network import reduce_graph
 from rdpgraph.plan import clock, joingraph, scheduler
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.clock import PLANNING, Allowance
 from rdpgraph.plan.joingraph import choose_join_graph
 from rdpgraph.plan.orders import elimination_order, min_fill, min_weight, weighted_min_fill
+from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import is_easy, make_plan
 from rdpgraph.plan.topology import Topology
 

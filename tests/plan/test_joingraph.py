@@ -6,9 +6,9 @@ import random
 import networkx as nx
 import pytest
 
-from rdpgraph.plan.budget import Budget
 from rdpgraph.plan.joingraph import choose_join_graph, join_graph
 from rdpgraph.plan.orders import elimination_order
+from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.topology import Topology
 
 

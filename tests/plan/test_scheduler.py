@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import scheduler
-from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import make_plan
 from rdpgraph.plan.topology import Topology
 
@@ -91,7 +91,7 @@ PLANNING = """
 import sys
 sys.modules["rdpgraph"] = type(sys)("rdpgraph")  # without the rooms that do import torch
 sys.modules["rdpgraph"].__path__ = [sys.argv[1]]
-from rdpgraph.plan.budget import Budget
+from rdpgraph.plan.plan import Budget
 from rdpgraph.plan.scheduler import make_plan
 from rdpgraph.plan.topology import Topology
 triangle = Topology(((0, 1), (1, 2), (0, 2)), (2, 2, 2))

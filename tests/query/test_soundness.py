@@ -168,9 +168,9 @@ def test_sizes_that_cannot_be_meant(make):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda s: type(s).__name__)
 def test_more_states_than_the_machine_holds_are_refused_first(scheduler, monkeypatch):
-    from rdpgraph.plan import budget
+    from rdpgraph.plan import plan
 
-    monkeypatch.setattr(budget, "_available", lambda: 1e9)
+    monkeypatch.setattr(plan, "_available", lambda: 1e9)
     big = rg.FactorGraph([], [rg.Variable("v", 2**31), rg.Variable("w", 2)])
     with pytest.raises(rg.errors.BudgetError, match="states of this graph would take"):
         rg.infer(big, scheduler=scheduler)
@@ -196,7 +196,7 @@ def test_a_joint_beside_a_factor_too_wide_to_be_written_out():
 def test_a_limit_on_the_process_counts(monkeypatch):
     import resource
 
-    from rdpgraph.plan.budget import Budget
+    from rdpgraph.plan.plan import Budget
 
     free = Budget.of_machine().memory_bytes
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))

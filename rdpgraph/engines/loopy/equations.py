@@ -24,10 +24,9 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, change, floored, rescaled, share, take
-from rdpgraph.engines.loopy.boundary import Boundary
-from rdpgraph.engines.loopy.edges import Edges, Port, SizeClass
+from rdpgraph.engines.loopy.edges import Boundary, Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import FactorKernel, Kernel
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.logmatrix import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""

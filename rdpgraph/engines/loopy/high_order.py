@@ -13,7 +13,7 @@ from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import CALL, FactorKernel, Ports
 from rdpgraph.engines.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.plan import clock
 
 _MOST_ENTRIES = 1 << 22

@@ -15,9 +15,8 @@ from rdpgraph.engines.loopy.equations import Messages
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.network import Network
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.graph_sites import free_numbers, site_potentials
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.model.sites import free_variables
+from rdpgraph.model.logmatrix import soft_sum
+from rdpgraph.model.sites import free_numbers, free_variables, site_potentials
 
 BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
 """For a block and a slot (B, F, k) logs over the states of the slot's variables."""

@@ -21,7 +21,7 @@ from rdpgraph.engines.loopy.arithmetic import (
 )
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.network import Group
-from rdpgraph.model.semiring import safe_log, soft_sum
+from rdpgraph.model.logmatrix import safe_log, soft_sum
 
 _OF_ENTRY = 5.0
 """Operations for each entry of a message, beside those of tables."""

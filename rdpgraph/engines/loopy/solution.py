@@ -22,8 +22,7 @@ from rdpgraph.engines.loopy.propagation import Limits, Outcome
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.search.configurations import Searched
 from rdpgraph.engines.search.solution import possible_modes
-from rdpgraph.engines.solution import Approximation
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Approximation, Status
 from rdpgraph.errors import UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan.clock import Allowance

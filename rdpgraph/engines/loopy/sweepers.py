@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import neighbours, rescaled, take
-from rdpgraph.engines.loopy.binary import LogOdds
 from rdpgraph.engines.loopy.clusters import ClusterKernel
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages, Sums
@@ -16,6 +15,7 @@ from rdpgraph.engines.loopy.partial import (
     Asked,
     EdgeSubset,
     EdgeSubsets,
+    LogOdds,
     affected,
     candidates,
     edge_subset,

@@ -15,7 +15,7 @@ from rdpgraph.engines.network import Network
 from rdpgraph.engines.tables import Floats, Tables
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
-from rdpgraph.plan.budget import SMALL, require_room
+from rdpgraph.plan.plan import SMALL, require_room
 
 Factor: TypeAlias = tuple[tuple[int, ...], Floats]
 """The variables, and the log-values with a dim for each."""

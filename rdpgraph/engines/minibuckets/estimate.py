@@ -8,10 +8,17 @@ from random import Random
 import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
-from rdpgraph.engines.minibuckets.interval import Draws, interval
-from rdpgraph.engines.minibuckets.ordering import tight_order
+from rdpgraph.engines.minibuckets.ceiling import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
-from rdpgraph.engines.minibuckets.populations import CHANCE, FEWER, RUNS, SPREAD, Populations
+from rdpgraph.engines.minibuckets.populations import (
+    CHANCE,
+    FEWER,
+    RUNS,
+    SPREAD,
+    Draws,
+    Populations,
+    interval,
+)
 from rdpgraph.engines.search.gibbs import Known, annealed, log_total
 from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock

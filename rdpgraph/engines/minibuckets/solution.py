@@ -1,7 +1,7 @@
 """Log Z between bounds and with an error, and answers by what populations are made of."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -11,17 +11,51 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property
 from rdpgraph.engines.flat import variable_table
-from rdpgraph.engines.minibuckets.bounds import log_sum
+from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
 from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
 from rdpgraph.engines.network import Network
-from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.engines.tables import Floats, Integers, tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan import clock
+
+
+def best_bounded(passed: Elimination, maximised: Set[int], count: int) -> tuple[Integers, Floats]:
+    """Configurations of the maximised variables, those with the highest bounds first.
+
+    Grows them backwards along the order of elimination, a variable at a time, and keeps the best.
+
+    Args:
+        passed: the maximised variables were the last of its order.
+        maximised: these variables; the others keep state 0.
+        count: how many configurations are kept at a time.
+
+    Returns:
+        (n, V) states and (n,) bounds of their scores, or sums; n is 0 where none is possible.
+    """
+    states = np.zeros((len(passed.buckets), 1), np.int32)
+    bounds = np.array([passed.bound])
+    for bucket in reversed(passed.buckets):
+        v = bucket[0].scope[0]
+        if v not in maximised:
+            break
+        each = np.repeat(bounds[None], len(bucket[0].values), 0)
+        for part in bucket:
+            each += part.values[(slice(None), *(states[u] for u in part.scope[1:]))].reshape(
+                len(each), -1
+            )
+            said = np.asarray(part.message[tuple(states[u] for u in part.rest)])
+            each -= np.where(said > -math.inf, said, 0.0)
+        flat = each.reshape(-1)
+        order = np.argsort(-flat, kind="stable")[:count]
+        order = order[flat[order] > -math.inf]
+        states = states[:, order % len(bounds)]
+        states[v] = order // len(bounds)
+        bounds = flat[order]
+    return states.T.astype(np.int64), bounds
 
 
 def averages(run: Grown, bound: float, starts: Integers) -> tuple[Floats, float]:

@@ -18,8 +18,7 @@ from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.search.configurations import Searched, begun, completed, scored
 from rdpgraph.engines.search.neighbourhoods import Move, Search
 from rdpgraph.engines.search.starts import Limits, best_estimated, start_of_sums
-from rdpgraph.engines.solution import Solution, meets
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Solution, Status, meets
 from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.graph import FactorGraph

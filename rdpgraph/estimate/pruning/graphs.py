@@ -14,7 +14,7 @@ from rdpgraph.model.domain import Entry
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
-from rdpgraph.model.support import Support
+from rdpgraph.model.restriction import Support
 
 
 @dataclass(frozen=True, eq=False)

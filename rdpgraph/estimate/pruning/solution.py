@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.solution import Delegate, Question, Solution, Value
-from rdpgraph.engines.status import Status
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep

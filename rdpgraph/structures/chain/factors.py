@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property
-from rdpgraph.model.semiring import finite
+from rdpgraph.model.logmatrix import finite
 from rdpgraph.structures.chain.ranges import state_limit, step_limit
 
 

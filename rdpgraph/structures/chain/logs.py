@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Transition, Unary
-from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.model.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.steps import Steps, TableSteps, as_steps
 

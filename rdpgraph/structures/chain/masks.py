@@ -15,8 +15,8 @@ from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.tensors import flattened, table_of
+from rdpgraph.structures.compact.bispans import each
 from rdpgraph.structures.compact.runs import Runs
-from rdpgraph.structures.compact.spans import each
 
 
 @dataclass(frozen=True, eq=False)

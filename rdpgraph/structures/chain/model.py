@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
@@ -19,6 +18,7 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Match, Structure
+from rdpgraph.model.table import as_states, settle
 from rdpgraph.structures.chain import (
     decode,
     logs,

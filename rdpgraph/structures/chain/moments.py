@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.model.gradients import ONCE, expectations, once
-from rdpgraph.model.logmatrix import LogMatrix, log_products
-from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.model.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, scaled
 from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages

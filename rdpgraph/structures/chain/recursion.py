@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.model.semiring import finite
+from rdpgraph.model.logmatrix import finite
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
 from rdpgraph.structures.chain.steps import RankSteps, Steps, TableSteps, stepping

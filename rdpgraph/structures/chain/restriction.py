@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.support import gathered
+from rdpgraph.model.restriction import gathered
 from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.recursion import messages
 from rdpgraph.structures.chain.tensors import ChainTensors

@@ -12,8 +12,7 @@ from rdpgraph._types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
-from rdpgraph.structures.draws import Noise, gumbel
-from rdpgraph.structures.relaxation import checked_temperature
+from rdpgraph.structures.draws import Noise, checked_temperature, gumbel
 
 _CELLS = 2**20  # weights of a part of the steps
 _MOST_PARTS = 8  # where they have a gradient

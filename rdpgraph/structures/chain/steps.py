@@ -14,8 +14,7 @@ from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
 from rdpgraph.model.gradients import regradient
-from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.model.logmatrix import LogMatrix, finite, soft_sum
 from rdpgraph.structures.chain.factors import product, step_of
 
 _CELLS = 2**20  # values from all states that are made at a time

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.model.semiring import finite, soft_sum
+from rdpgraph.model.logmatrix import finite, soft_sum
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import LowRankRules, NoRules
 

@@ -10,17 +10,15 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import as_states, settle, taken
 from rdpgraph.model.gradients import by_autograd
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.logmatrix import soft_sum
+from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure
-from rdpgraph.model.support import Support, check_support
-from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.draws import checked_best
+from rdpgraph.model.table import as_states, checked_log_values, settle, taken
+from rdpgraph.structures.draws import checked_best, perturbed
 from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.checks import settle_lengths
-from rdpgraph.structures.relaxation import perturbed
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ from rdpgraph._cache import current_property
 from rdpgraph._numbers import is_whole
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import as_states, settle
+from rdpgraph.model.restriction import gathered
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.support import gathered
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import as_states, checked_log_values, settle
 from rdpgraph.structures.draws import checked_best
 from rdpgraph.structures.hypertree.hypergraph import Hypergraph, Row
 from rdpgraph.structures.tape.best import best

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph._cache import remembered
-from rdpgraph.model.arrays import settle
+from rdpgraph.model.table import settle
 from rdpgraph.structures.hypertree.checks import (
     checked_root,
     checked_rules,

@@ -10,10 +10,10 @@ from torch.nn.functional import pad
 
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected, Masked, StructureMasks
-from rdpgraph.structures.compact.forest import Binary, Forest, joined_forest
+from rdpgraph.structures.compact.bispans import Spans
+from rdpgraph.structures.compact.inside import Binary, Forest, joined_forest
 from rdpgraph.structures.compact.masked import ForestMasked
 from rdpgraph.structures.compact.ruled import RuleForest, RuleMasked
-from rdpgraph.structures.compact.spans import Spans
 from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.rules import NoRules

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.io.grammar import Grammar
-from rdpgraph.model.arrays import as_states, taken
 from rdpgraph.model.gradients import by_autograd
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.model.table import as_states, taken
+from rdpgraph.structures.draws import perturbed
 from rdpgraph.structures.hypertree import comparison, proposals
 from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
 from rdpgraph.structures.hypertree.constructors import grammar_rules, pcfg_unary, sentence_unary
@@ -24,7 +25,6 @@ from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.rules import DenseRules, Rules
 from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
-from rdpgraph.structures.relaxation import perturbed
 
 
 @dataclass(frozen=True, eq=False)

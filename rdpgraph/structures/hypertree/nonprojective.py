@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from rdpgraph._types import Arcs, Heads, Lengths, LogZ
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
 from rdpgraph.structures.hypertree import edmonds, elimination

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.structures.hypertree.cells import Cells
 from rdpgraph.structures.hypertree.cells import log_masses as masses_of
 from rdpgraph.structures.hypertree.fields import HypertreeFields

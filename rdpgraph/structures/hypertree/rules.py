@@ -11,10 +11,8 @@ from torch import Tensor
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import BudgetError, ModelError
-from rdpgraph.model.arrays import settle
-from rdpgraph.model.logmatrix import log_products
-from rdpgraph.model.semiring import soft_sum
-from rdpgraph.model.table import checked_log_values, looked_up
+from rdpgraph.model.logmatrix import log_products, soft_sum
+from rdpgraph.model.table import checked_log_values, looked_up, settle
 
 MOST_TABULATED = 2**28
 """Entries of the tables that rules are written out to, where a table is needed."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from rdpgraph._cache import current_property
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_whole, settle
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import as_whole, checked_log_values, settle
 from rdpgraph.structures.hypertree.rules import Rules, items_of, within_budget
 
 _MOST_STATES = 2**20

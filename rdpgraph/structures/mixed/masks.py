@@ -10,10 +10,9 @@ from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.structures.compact.bispans import Bispans
 from rdpgraph.structures.compact.inside import LOWEST
-from rdpgraph.structures.compact.links import LinkMasks
+from rdpgraph.structures.compact.masked import LinkMasks
 from rdpgraph.structures.compact.ruled import RuleMasked
-from rdpgraph.structures.mixed.boxes import Boxes
-from rdpgraph.structures.mixed.emission import ORDERS, Emission
+from rdpgraph.structures.mixed.emission import ORDERS, Boxes, Emission
 from rdpgraph.structures.mixed.ways import AROUND, PARTIAL, Listed, Nodes
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.gradients import by_autograd, expectations
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import is_tracked
-from rdpgraph.model.table import checked_log_values
+from rdpgraph.model.table import checked_log_values, settle, taken
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.mixed.emission import ORDERS, Emission, layouts
 from rdpgraph.structures.mixed.masks import MixedMasks

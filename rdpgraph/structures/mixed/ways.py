@@ -14,10 +14,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from rdpgraph.structures.compact.bispans import matched
 from rdpgraph.structures.compact.ruled import RuleForest
-from rdpgraph.structures.compact.spans import matched
-from rdpgraph.structures.mixed.boxes import Boxes, Pairs
-from rdpgraph.structures.mixed.emission import ORDERS, Emission
+from rdpgraph.structures.mixed.emission import ORDERS, Boxes, Emission, Pairs
 
 PARTIAL = len(ORDERS)
 """The kind of a way that makes no constituent yet."""

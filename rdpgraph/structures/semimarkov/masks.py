@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 from rdpgraph._cache import cached_property
 from rdpgraph.model.masks import Draw, Expected
 from rdpgraph.structures.chain.masks import LabelMasks
+from rdpgraph.structures.compact.bispans import each, matched
 from rdpgraph.structures.compact.ruled import RuleForest, RuleMasked
-from rdpgraph.structures.compact.spans import each, matched
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,19 +11,17 @@ from torch.nn.functional import pad
 
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import settle, taken
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.table import Table, checked_log_values
+from rdpgraph.model.table import Table, checked_log_values, settle, taken
 from rdpgraph.structures.chain.checks import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths
 from rdpgraph.structures.chain.tensors import flattened, table_of
-from rdpgraph.structures.draws import checked_best, checked_count
+from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.hypertree.checks import settle_lengths
-from rdpgraph.structures.relaxation import perturbed
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation

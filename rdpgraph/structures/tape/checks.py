@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.arrays import as_whole
 from rdpgraph.model.potential import Potential, checked_shape
+from rdpgraph.model.table import as_whole
 from rdpgraph.structures.hypertree.rules import Rules
 from rdpgraph.structures.tape.values import Labels, Value, View, Way, as_view
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
 from rdpgraph.structures.tape.reader import Reader

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.model.potential import Potential
-from rdpgraph.model.semiring import soft_sum
 from rdpgraph.structures.tape.down import down, of_sites
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.steps import Leaf

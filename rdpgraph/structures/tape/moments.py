@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rdpgraph.errors import ModelError
-from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.model.semiring import finite
+from rdpgraph.model.logmatrix import LogMatrix, finite
 from rdpgraph.structures.tape.links import Table
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Step

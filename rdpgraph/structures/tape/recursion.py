@@ -11,14 +11,12 @@ from torch import Tensor
 
 from rdpgraph._cache import current_property
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.arrays import as_states, settle
 from rdpgraph.model.gradients import by_autograd, expectations
+from rdpgraph.model.restriction import gathered
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
-from rdpgraph.model.support import gathered
-from rdpgraph.model.table import checked_log_values
-from rdpgraph.structures.draws import checked_best, checked_count, drawn, largest
-from rdpgraph.structures.relaxation import perturbed
+from rdpgraph.model.table import as_states, checked_log_values, settle
+from rdpgraph.structures.draws import checked_best, checked_count, drawn, largest, perturbed
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import Drawn, descend
 from rdpgraph.structures.tape.down import down, of_sites

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.model.semiring import soft_scatter
+from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.step import Child, Step, soft
 from rdpgraph.structures.tape.values import Value, View

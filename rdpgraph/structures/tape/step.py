@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph.model.semiring import soft_sum
+from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.structures.draws import Pick
 from rdpgraph.structures.tape.reader import Reader
 from rdpgraph.structures.tape.values import Value, View

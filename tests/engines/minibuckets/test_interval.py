@@ -10,7 +10,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.minibuckets import estimate, populations
-from rdpgraph.engines.minibuckets.interval import Draws, _gain, interval
+from rdpgraph.engines.minibuckets.populations import Draws, _gain, interval
 from rdpgraph.errors import ModelError
 from rdpgraph.testing import brute_force
 

@@ -16,7 +16,7 @@ from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
 from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.tables import Stack, Tables, tables_of
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
-from rdpgraph.estimate.guided import log_likely
+from rdpgraph.estimate.proposals import log_likely
 from rdpgraph.plan import clock
 from rdpgraph.testing import brute_force
 

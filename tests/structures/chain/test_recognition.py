@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 
 import rdpgraph as rg
-from rdpgraph.engines.recognised import RecognisedSolution
-from rdpgraph.engines.recognised_left import LeftSolution
+from rdpgraph.engines.recognised import LeftSolution, RecognisedSolution
 from rdpgraph.structures.chain.recognition import lined_up
 from rdpgraph.testing import brute_force
 
