@@ -3,18 +3,23 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph.engines.consistency import Possible
 from rdpgraph.engines.flat import full_states, variable_table
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
+from rdpgraph.model.evidence import MISSING, observed_entries
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.structure import Match, Structure
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import Plan, structure_plan
@@ -37,6 +42,72 @@ def graph_left(network: Network) -> FactorGraph | None:
         blocks.append(Block(group.scopes, Table.from_logs(tables), shape, group.rows, declared))
     left = VariableArray("left", (len(network.sizes),), sizes.pop())
     return FactorGraph.from_blocks(Domain((left,)), blocks)
+
+
+def recognised_left(
+    graph: FactorGraph, network: Network, exactly: Callable[[FactorGraph], Callable[[], Solution]]
+) -> tuple[Plan, Callable[[], Solution]] | None:
+    """The plan and the answers of a structure that evidence leaves of a graph, if it leaves one.
+
+    Args:
+        graph: the model.
+        network: the graph without observed variables and impossible states. Where hard zeros say
+            what a structure is, it is looked for with all states.
+        exactly: gives what solves a graph by contraction.
+    """
+    if graph.observed is None:
+        return None
+    for held in (False, True) if network.possible is not None else (False,):
+        reduction = _network_held(graph) if held else network
+        left = None if reduction is None else graph_left(reduction)
+        match = None if left is None else REGISTRY.recognise(left)
+        if reduction is not None and left is not None and match is not None:
+            inner = RecognisedSolution(left, match, exactly(left))
+            return plan_of(match.structure), partial(LeftSolution, reduction, inner, exactly(graph))
+    return None
+
+
+def _network_held(graph: FactorGraph) -> Network | None:
+    """The graph without the variables that are observed, all states of the others left.
+
+    Observed variables that are like those without evidence are left too, held by a factor: they
+    have as many states, and are no array that is observed as a whole. None where what is not
+    observed differs in states, or factors are over more than two variables.
+    """
+    plain = (type(b.potential).decompose is Potential.decompose for b in graph.blocks)
+    if graph.observed is None or max(b.arity for b in graph.blocks) > 2 or not all(plain):
+        return None
+    seen = (graph.observed != MISSING).reshape(-1, graph.num_variables)
+    _, whole = observed_entries(graph.domain, graph.observed)
+    counts = torch.tensor(graph.domain.starts, device="cpu").diff()
+    whole = torch.tensor(whole, device="cpu").repeat_interleave(counts)
+    sizes = graph.domain.sizes
+    free = sizes[~seen.all(0)]
+    if not len(free) or bool((free != free[0]).any()):
+        return None
+    several = counts.repeat_interleave(counts) > 1
+    held = graph_held(graph, (sizes == free[0]) & ~(whole & several))
+    return reduce_graph(held, possible=Possible(sizes))
+
+
+def graph_held(graph: FactorGraph, which: Tensor) -> FactorGraph:
+    """The graph with factors instead of the evidence on some variables, (V,)."""
+    if graph.observed is None:
+        return graph
+    which = which & (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
+    blocks, sizes, count = list(graph.blocks), graph.domain.sizes, graph.num_factors
+    for size in torch.unique(sizes[which]).tolist():
+        numbers = (which & (sizes == size)).nonzero()
+        states = graph.observed[..., numbers[:, 0]].unsqueeze(-1)
+        agrees = (states == MISSING) | (states == torch.arange(size, device="cpu"))
+        values = torch.where(agrees, 0.0, -math.inf).to(dtype=graph.dtype, device=graph.device)
+        places = count + torch.arange(len(numbers), device="cpu")
+        shape = (len(numbers),)
+        blocks.append(Block(numbers, Table.from_logs(values), shape, None, places))
+        count += len(numbers)
+    observed = torch.where(which, MISSING, graph.observed)
+    left = observed if bool((observed != MISSING).any()) else None
+    return FactorGraph.from_blocks(graph.domain, blocks, left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +241,7 @@ class RecognisedSolution(Solution):
 
     def variable_marginals(self) -> Tensor:
         """(B, S) by the structure's recursion and its gradient."""
-        flat = self._flat(self._structure.marginals())
+        flat = self._flat(self._values(self._structure.marginals(), best=False))
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def factor_marginals(self, block: int) -> Tensor:
@@ -197,6 +268,7 @@ class RecognisedSolution(Solution):
         own = self._structure.max_marginals()
         if own is None:
             return self._general.max_marginals()
+        own = self._values(own, best=True)
         batch, many = self._each.shape
         own = own.reshape(batch, many, -1, own.shape[-1])
         # What a state is worth in its own part, and the best of the other parts.
@@ -226,8 +298,18 @@ class RecognisedSolution(Solution):
         """(B,) and (B,)."""
         return self._general.marginal_mode_scores(numbers)
 
-    def _placed(self, states: Tensor, lead: tuple[int, ...]) -> Tensor:
-        """(*lead, B, V): states of sites under the numbers of their variables."""
+    def _values(self, values: Tensor, *, best: bool) -> Tensor:
+        """(..., states) marginals of sites as those of the variables, in their own order."""
+        values, states = self._structure.variable_values(values, best=best), self.match.states
+        return values if states is None else values.index_select(-1, states.to(values.device))
+
+    def _placed(self, configuration: Any, lead: tuple[int, ...]) -> Tensor:
+        """(*lead, B, V): a configuration as states under the numbers of their variables."""
+        states = self._structure.variable_states(configuration)
+        if self.match.states is not None:
+            back = self.match.states.new_zeros(int(self.match.states.max()) + 1)
+            back[self.match.states] = torch.arange(len(self.match.states), device=back.device)
+            states = back[states]
         numbers = self.match.numbers.reshape(-1)
         flat = states.reshape(*lead, len(self._each), len(numbers))
         order = torch.argsort(numbers)[int((numbers < 0).sum()) :]

@@ -132,6 +132,22 @@ class Structure(Opaque, ABC):
         """(*lead, *batch, *sites) the states that `configuration` was made from."""
         return configuration
 
+    def variable_states(self, configuration: Any) -> Tensor:
+        """(*lead, *batch, *variables) the states of the variables of `factor_graph`.
+
+        Those of the sites, unless the variables are others or have a state for no state.
+        """
+        return self.site_states(configuration)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """(*batch, *variables, states) what marginals of the sites say of the variables.
+
+        Args:
+            values: (*batch, *sites, states) marginals, or max-marginals.
+            best: whether they are max-marginals.
+        """
+        return values
+
     def uses(self, states: Tensor) -> Tensor:
         """(*lead, *batch, *sites, states) how often each state of each site is used.
 
@@ -261,11 +277,15 @@ class Match:
 
     Attributes:
         structure: the instance; many are one with further batch dims, (*batch, *many, *sites).
-        numbers: (*many, *sites) the graph's number of the variable at each site; -1: it is none.
+        numbers: (*many, *variables) the graph's number of each variable of the structure's
+            `factor_graph`, which is as a rule that at each site; -1: it is none.
+        states: (S,) for each state of a variable in the graph its number in the structure; None:
+            the same.
     """
 
     structure: Structure
     numbers: Tensor
+    states: Tensor | None = None
 
 
 def is_tracked(value: object) -> bool:

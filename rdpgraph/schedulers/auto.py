@@ -19,7 +19,7 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
-from rdpgraph.engines.recognised import LeftSolution, RecognisedSolution, graph_left, plan_of
+from rdpgraph.engines.recognised import RecognisedSolution, plan_of, recognised_left
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
@@ -164,12 +164,9 @@ class Auto(Scheduler):
     ) -> tuple[Plan, Callable[[], Solution]]:
         begin, seconds = clock.now(), self._exact_seconds
         network = reduced(graph, seconds)
-        left = None if graph.observed is None else graph_left(network)
-        match = None if left is None else REGISTRY.recognise(left)
-        if left is not None and match is not None:
-            general = self._exactly(graph)
-            inner = RecognisedSolution(left, match, self._exactly(left))
-            return plan_of(match.structure), partial(LeftSolution, network, inner, general)
+        left = recognised_left(graph, network, self._exactly)
+        if left is not None:
+            return left
         budget = budget_of(self.memory, seconds)
         allowance = self._allowance(network, counter)
         route = _Approximate(network, self.memory, budget.memory_bytes, allowance, self.progress)

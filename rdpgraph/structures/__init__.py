@@ -6,8 +6,9 @@ from rdpgraph.structures.hypertree.derivations import Derivations
 from rdpgraph.structures.hypertree.model import Hypertree
 from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
 from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
+from rdpgraph.structures.semimarkov.model import SemiMarkov
 
 for _structure in (
-    Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
+    SemiMarkov, Chain, Hypertree, ProjectiveDependencies, NonProjectiveDependencies, Derivations,
 ):  # fmt: skip
     REGISTRY.add(_structure)

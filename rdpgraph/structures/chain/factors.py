@@ -168,6 +168,18 @@ def masked(unary: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(inside(lengths, unary.shape[-2]).unsqueeze(-1), unary, 0.0)
 
 
+def held(values: Tensor, lengths: Tensor, *, best: bool) -> Tensor:
+    """Marginals or max-marginals (*batch, T, states), state 0 the only one beyond the lengths."""
+    if not values.shape[-2]:
+        return values
+    sure = torch.ones_like(lengths, dtype=values.dtype)
+    if best:
+        sure = torch.where(lengths > 0, values.amax((-2, -1)), 0.0)
+    first = torch.arange(values.shape[-1], device=values.device) == 0
+    only = torch.where(first, sure.reshape([*lengths.shape, 1, 1]), -math.inf if best else 0.0)
+    return torch.where(inside(lengths, values.shape[-2]).unsqueeze(-1), values, only)
+
+
 def peak(logs: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The maxima over some dims, kept at size 1; 0 where all is -inf."""
     return finite(logs.amax(dims, keepdim=True))

@@ -16,14 +16,16 @@ from rdpgraph.model.lowrank import LowRank
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.potential import Potential
 from rdpgraph.model.sites import Sites
+from rdpgraph.model.structure import Match
 from rdpgraph.model.table import Table, checked_log_values, settle, taken
 from rdpgraph.structures.chain.checks import checked_transition
-from rdpgraph.structures.chain.factors import flat_lengths
+from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
+from rdpgraph.structures.semimarkov.recognition import recognised_segments
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
 from rdpgraph.structures.tape.best import best as best_of
@@ -282,6 +284,35 @@ class SemiMarkov(Recursion):
         """
         transition = table_of(self.transition, of="SemiMarkov")
         return graph_of(self.unary, transition, self._positions()[1].reshape(self.batch_shape))
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """A chain as `factor_graph` writes it, its states in any order; or many of one length.
+
+        All factors hold one variable or two neighbours. From each state of a variable one at most
+        goes on with the segment, and what else may follow it starts one, by a log-value that is
+        the sum of one of the segment's state and one of both labels. Not for pairs whose tables
+        require a gradient: those are answered as a `Chain`.
+        """
+        cut = recognised_segments(graph)
+        if cut is None:
+            return None
+        segments, transition, numbers, states = cut
+        return Match(cls(segments, transition), numbers, states)
+
+    def variable_states(self, configuration: Segmentation) -> Tensor:
+        """(*lead, *batch, T) of `factor_graph`: the same as `states`."""
+        return self.states(configuration)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """(*batch, T, D N) those of ages and labels, of which longer segments pass as well."""
+        passed = [values[..., -1, :]]
+        for age in range(values.shape[-2] - 2, -1, -1):
+            later = pad(passed[-1][..., 1:, :], (0, 0, 0, 1), value=-math.inf if best else 0.0)
+            here = values[..., age, :]
+            passed.append(torch.maximum(here, later) if best else here + later)
+        states = torch.stack(passed[::-1], -2).flatten(-2)
+        return states if self.lengths is None else held(states, self.lengths, best=best)
 
     def states(self, segmentation: Segmentation) -> Tensor:
         """(*lead, *batch, T) int64: a segmentation as states of the sites of `factor_graph`."""

@@ -98,9 +98,8 @@ def graph_of(segments: Tensor, transition: Tensor, lengths: Tensor) -> FactorGra
     goes_on = (age.unsqueeze(1) + 1 == age) & (label.unsqueeze(1) == label)
     kept = torch.where(goes_on, 0.0, -math.inf).to(segments)
     cut = ending[..., :-1, :].unsqueeze(-1) + transition[..., label.unsqueeze(1), label]
-    pairs = torch.where(age == 0, cut, kept)
     reaches = (place[1:] < length).unsqueeze(-1).unsqueeze(-1)
-    pairs = torch.where(reaches, pairs, 0.0)
+    pairs = torch.where(age == 0, torch.where(reaches, cut, 0.0), kept)
     return FactorGraph(
         [
             FactorBlock((sites,), Table.from_logs(unary)),
