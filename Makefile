@@ -13,7 +13,7 @@ TESTS ?=
 PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
 
-.PHONY: demo test lint check lowest versions fuzz bench docs clean
+.PHONY: demo test test-all lint check lowest versions fuzz bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
@@ -24,25 +24,30 @@ demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a
 	$(BIN)/rdpgraph draw examples/asia.bif -o build/asia.png
 	@echo "The picture is build/asia.png"
 
-test: $(VENV)/test.stamp  ## the tests, and the examples in docstrings, README and docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 $(TESTS)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4
+
+test: $(VENV)/test.stamp  ## the tests that take no seconds each: before a commit
+	$(PYTEST) -m "not long" $(TESTS)
+
+test-all: $(VENV)/test.stamp  ## all tests, and the examples in docstrings, README and docs
+	$(PYTEST) $(TESTS)
 
 lint: $(VENV)/test.stamp $(VENV)/check.stamp  ## the linter, the formatter and the types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint test  ## what CI runs
+check: lint test-all  ## what CI runs
 
-lowest:  ## the tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
+lowest:  ## all tests on the oldest releases that pyproject.toml allows; LOWEST=torch==2.13 for another
 	@mkdir -p build
 	$(PYTHON) tests/lowest.py $(LOWEST) > build/lowest.txt
-	$(MAKE) test VENV=build/lowest CONSTRAINTS=build/lowest.txt
+	$(MAKE) test-all VENV=build/lowest CONSTRAINTS=build/lowest.txt
 
-versions:  ## the tests on every Python of PYTHONS that is there
+versions:  ## all tests on every Python of PYTHONS that is there
 	@for python in $(PYTHONS); do \
 	  if $$python --version > /dev/null 2>&1; \
-	  then $(MAKE) test PYTHON=$$python VENV=build/$${python##*/} || exit 1; \
+	  then $(MAKE) test-all PYTHON=$$python VENV=build/$${python##*/} || exit 1; \
 	  else echo "$$python is not here: skipped"; fi; \
 	done
 

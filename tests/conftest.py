@@ -11,7 +11,9 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Seeded, so that a failure repeats; no deadline, because the first call of a shape plans.
-hypothesis.settings.register_profile("rdpgraph", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "rdpgraph", deadline=None, derandomize=True, database=None, max_examples=40
+)
 hypothesis.settings.load_profile("rdpgraph")
 
 ROOT = Path(__file__).parents[1]

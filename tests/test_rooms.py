@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,8 +44,10 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """Line and module of every import of our own in one file, those inside functions included."""
+    lines: list[tuple[int, str]] = []
     package = (PACKAGE.name, *path.relative_to(PACKAGE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -60,35 +62,32 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             ]
         else:
             continue
-        for module in modules:
-            if module.split(".")[0] == PACKAGE.name:
-                yield node.lineno, module
+        ours = (module for module in modules if module.split(".")[0] == PACKAGE.name)
+        lines += ((node.lineno, module) for module in ours)
+    return lines
 
 
+@cache
 def _is_module(name: str) -> bool:
     path = PACKAGE.parent.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and room of every import of our own in one file."""
-    for line, module in imported(path):
-        room = room_of(module)
-        yield line, room if room in COLUMN else "__init__"
-
-
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_left(path: Path) -> None:
-    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    assert room in COLUMN, f"{path.name} is in no room; add it to the rooms or move it into one"
-    for line, other in imported_rooms(path):
-        assert other == room or COLUMN[other] < COLUMN[room], (
-            f"{path.relative_to(PACKAGE.parent)}:{line} is in the room '{room}' and imports "
-            f"'{other}', which is not to its left"
-        )
+def test_imports_point_left() -> None:
+    faults = []
+    for path in FILES:
+        name = path.relative_to(PACKAGE)
+        room = name.with_suffix("").parts[0]
+        assert room in COLUMN, f"{name} is in no room; add it to the rooms or move it into one"
+        for line, module in imported(path):
+            other = room_of(module)
+            other = other if other in COLUMN else "__init__"
+            if other != room and COLUMN[other] >= COLUMN[room]:
+                faults.append(f"{name}:{line} imports '{other}', which is not to its left")
+    assert not faults, "\n".join(faults)
 
 
 def test_no_two_files_import_each_other() -> None:
@@ -110,6 +109,7 @@ def test_no_two_files_import_each_other() -> None:
     assert not mutual
 
 
+@pytest.mark.long
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import rdpgraph;"
@@ -119,9 +119,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run.stdout.split() == []
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_a_file_holds_one_idea(path: Path) -> None:
-    count = len(path.read_text().splitlines())
-    assert count <= 400, f"{path.name} has {count} lines: split it by idea"
+def test_a_file_holds_one_idea() -> None:
+    counts = {str(path): len(path.read_text().splitlines()) for path in FILES}
+    long = {name: count for name, count in counts.items() if count > 400}
+    assert not long, "split them by idea"

@@ -63,7 +63,7 @@ def close(got, expected, tolerance=1e-8):
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(graphs())
 def test_log_z_and_marginals_are_those_of_enumeration(case):
     graph, factors = case
@@ -87,7 +87,7 @@ def test_log_z_and_marginals_are_those_of_enumeration(case):
     assert close(posterior.entropy(), truth.entropy, 1e-6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(graphs())
 def test_modes_and_samples_are_those_of_enumeration(case):
     graph, _ = case
@@ -105,7 +105,7 @@ def test_modes_and_samples_are_those_of_enumeration(case):
     assert bool((graph.score({**drawn}) > -math.inf).all())
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graphs(), st.data())
 def test_marginal_modes_are_those_of_enumeration(case, data):
     graph, _ = case
@@ -121,7 +121,7 @@ def test_marginal_modes_are_those_of_enumeration(case, data):
     assert close(mass.gather(1, place.unsqueeze(1)).squeeze(1), mass.amax(1), 1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(graphs())
 def test_a_batch_is_its_items(case):
     graph, factors = case

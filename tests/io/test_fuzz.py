@@ -37,7 +37,7 @@ PIECES = st.one_of(
 
 @pytest.mark.parametrize("kind", CASES)
 @given(data=st.data())
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_mutations(kind, data):
     parse, text = CASES[kind]
     for _ in range(data.draw(st.integers(1, 4))):
@@ -60,7 +60,7 @@ def test_cuts_and_deletions(kind):
 @given(data=st.data())
 @settings(
     deadline=None,
-    max_examples=200,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_mutated_bytes(tmp_path, kind, data):

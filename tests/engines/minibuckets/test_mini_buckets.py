@@ -72,9 +72,9 @@ def scores(tables: Tables) -> np.ndarray:
     return total
 
 
-def test_no_best_score_of_a_thousand_models_is_above_its_bound():
+def test_no_best_score_of_random_models_is_above_its_bound():
     """Of modes, and of marginal modes, whose sums come first."""
-    for seed in range(1000):
+    for seed in range(120):
         tables = random_tables(seed, zeros=0.3 * (seed % 2))
         every = scores(tables)
         order = shuffled(seed, len(tables.sizes))
@@ -89,8 +89,8 @@ def test_no_best_score_of_a_thousand_models_is_above_its_bound():
         assert above.bound == pytest.approx(best, abs=1e-9)
 
 
-def test_log_z_of_a_thousand_models_lies_between_the_bounds():
-    for seed in range(1000):
+def test_log_z_of_random_models_lies_between_the_bounds():
+    for seed in range(120):
         zeros = 0.3 * (seed % 2)
         tables = random_tables(seed, zeros=zeros)
         log_z = float(log_sum(scores(tables).reshape(-1), 0))

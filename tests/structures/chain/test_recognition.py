@@ -72,7 +72,7 @@ def close(got, expected, tolerance=1e-8):
     return bool(((got == expected) | near).all())
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(chained())
 def test_answers_are_those_of_enumeration(graph):
     posterior, truth = rg.infer(graph), brute_force(graph)
