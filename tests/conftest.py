@@ -31,6 +31,36 @@ install_import_hook(
 )
 
 
+# Pages whose blocks take seconds, and are run by `make check` alone.
+LONG_PAGES: set[str] = set()
+
+
+def choices(item: pytest.Function) -> set[tuple[object, ...]]:
+    """Names and values of a case, together where one `parametrize` gives them together."""
+    marks = (mark.args[0] for mark in item.iter_markers("parametrize"))
+    groups = (mark.split(",") if isinstance(mark, str) else mark for mark in marks)
+    together = [tuple(name.strip() for name in names) for names in groups]
+    return {(names, *(id(item.callspec.params[name]) for name in names)) for names in together}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as long what is listed, and cases of a test whose every value another case has, too."""
+    tests: dict[str, dict[pytest.Item, set[tuple[object, ...]]]] = {}
+    for item in items:
+        if item.path.relative_to(ROOT).as_posix() in LONG_PAGES:
+            item.add_marker("long")
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests.setdefault(item.nodeid.split("[")[0], {})[item] = choices(item)
+    for cases in tests.values():
+        lacking = set().union(*cases.values())
+        while lacking:
+            item = max(cases, key=lambda case: len(lacking & cases[case]))
+            lacking -= cases.pop(item)
+        for item in cases:
+            item.add_marker("long")
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of evaluation data beside the checkout; the test is skipped where it is absent."""
