@@ -190,7 +190,7 @@ def test_gradients_reach_the_potentials_of_kept_states():
         return posterior.log_partition, posterior.entropy(), posterior.marginal(xs)
 
     inputs = (unary.requires_grad_(), left.requires_grad_())
-    assert torch.autograd.gradcheck(answers, inputs)
+    assert torch.autograd.gradcheck(answers, inputs, fast_mode=True)
     log_z, _, marginals = answers(*inputs)
     (gradient,) = torch.autograd.grad(log_z, unary)
     assert torch.allclose(gradient, marginals)

@@ -111,7 +111,7 @@ def test_joints_have_gradients():
         graph = rg.FactorGraph([rg.Factor((A, B), rg.Table(values)), *list(chain().factors())[1:]])
         return rg.infer(graph).joint([A, D])
 
-    assert torch.autograd.gradcheck(joint, (values,))
+    assert torch.autograd.gradcheck(joint, (values,), fast_mode=True)
 
 
 def test_joints_of_impossible_evidence_are_zero():

@@ -397,7 +397,7 @@ def test_the_gradient_of_contractions_in_logs_has_no_nan():
     for slope in torch.autograd.grad(found[finite].sum(), (table, vector)):
         assert bool(slope.isfinite().all())
     leaves = [randn(2, 2, 3, 4, 5).requires_grad_(), randn(3, 2, 4, 5).requires_grad_()]
-    assert torch.autograd.gradcheck(log_sum, leaves)
+    assert torch.autograd.gradcheck(log_sum, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("scale", [20.0, 100.0, 1000.0])

@@ -317,10 +317,10 @@ def test_gradients_of_first_and_second_order(kind, multiroot):
     def log_z(unary):
         return kind(unary, multiroot=multiroot, lengths=lengths).log_partition()
 
-    assert torch.autograd.gradcheck(log_z, unary)
-    assert torch.autograd.gradgradcheck(log_z, unary)
+    assert torch.autograd.gradcheck(log_z, unary, fast_mode=True)
+    assert torch.autograd.gradgradcheck(log_z, unary, fast_mode=True)
     assert torch.autograd.gradcheck(
-        lambda u: kind(u, multiroot=multiroot, lengths=lengths).entropy(), unary
+        lambda u: kind(u, multiroot=multiroot, lengths=lengths).entropy(), unary, fast_mode=True
     )
     hard = normal(3, 4).masked_fill(normal(3, 4, seed=2) > 0.5, -math.inf).requires_grad_()
     value = kind(hard, multiroot=multiroot).log_partition()

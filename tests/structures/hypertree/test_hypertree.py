@@ -164,14 +164,14 @@ def test_gradients_of_first_and_second_order(kind, preterminals):
         rules = model.rules.with_parts(rest[:-1])
         return replace(model, unary=unary, rules=rules, root=rest[-1]).log_partition()
 
-    assert gradcheck(log_z, inputs)
-    assert gradgradcheck(log_z, inputs)
+    assert gradcheck(log_z, inputs, fast_mode=True)
+    assert gradgradcheck(log_z, inputs, fast_mode=True)
 
     def entropy(unary, *rest):
         rules = model.rules.with_parts(rest[:-1])
         return replace(model, unary=unary, rules=rules, root=rest[-1]).entropy()
 
-    assert gradcheck(entropy, inputs)
+    assert gradcheck(entropy, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize(("kind", "preterminals", "hard"), CASES)
@@ -318,7 +318,7 @@ def test_cross_entropies_have_gradients():
         return one.kl_divergence(Hypertree(other, DenseRules(table.flip(0))))
 
     given = (normal(3, 3, 2), normal(2, 2, 2), normal(3, 3, 2, seed=1))
-    assert gradcheck(asked, [part.requires_grad_() for part in given])
+    assert gradcheck(asked, [part.requires_grad_() for part in given], fast_mode=True)
 
 
 def test_same_seed_same_draws():
@@ -355,7 +355,9 @@ def test_a_grammar_in_the_shapes_of_torch_struct():
         torch.testing.assert_close(model.log_partition()[item], scores.logsumexp(0), **CLOSE)
     inputs = tuple(part.requires_grad_() for part in (root, rules, terms))
     assert gradcheck(
-        lambda r, a, t: Hypertree.pcfg(r, a, t, lengths=lengths).log_partition(), inputs
+        lambda r, a, t: Hypertree.pcfg(r, a, t, lengths=lengths).log_partition(),
+        inputs,
+        fast_mode=True,
     )
     with pytest.raises(rg.errors.ModelError, match="children"):
         Hypertree.pcfg(root, rules, terms[..., :2])
