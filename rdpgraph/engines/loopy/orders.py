@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rdpgraph._cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
-from rdpgraph.engines.loopy.pairs import Links, links_of
 from rdpgraph.engines.loopy.reading import Steps, steps_of
 
 _SMALL = 50_000
@@ -55,13 +54,11 @@ class Order:
     Attributes:
         numbers: (V,) which layer each is in.
         layers: in their order.
-        links: the same where all factors join two variables of like size, or None.
         steps: the same where all factors are tables of few variables, or None.
     """
 
     numbers: Tensor
     layers: tuple[Layer, ...]
-    links: Links | None
     steps: Steps | None
 
 
@@ -248,8 +245,7 @@ def _order(edges: Edges, layers: list[int]) -> Order:
             arrivals[layer].append(of_layer)
     pairs = zip(members, arrivals, strict=True)
     own = tuple(Layer(tuple(m), tuple(a)) for m, a in pairs)
-    links, steps = links_of(edges, numbers), steps_of(edges, numbers.numpy())
-    return Order(numbers, own, links, steps)
+    return Order(numbers, own, steps_of(edges, numbers.numpy()))
 
 
 def _of_tables(

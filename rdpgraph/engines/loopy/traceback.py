@@ -20,7 +20,6 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel
 from rdpgraph.engines.loopy.orders import Layer, Order
-from rdpgraph.engines.loopy.pairs import applies, traced_pairs
 from rdpgraph.engines.loopy.reading import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
@@ -38,8 +37,6 @@ def traced(
 ) -> Tensor:
     """(B, V) states with the free ones (B, V) decided in order, the others held, until the end."""
     logs = [rescaled(part, vanishing=True)[0] for part in _cavities(equations, messages)]
-    if order.links is not None and applies(equations):
-        return traced_pairs(equations, logs, states, free, order.links, end)
     states = states.clone()
     for number, c in enumerate(equations.edges.classes):
         open_ = free[:, c.variables[c.variable]].unsqueeze(1)
