@@ -1,6 +1,7 @@
 """Plain English: docstrings that stand alone, and none of the words that readers stumble over."""
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -74,4 +75,20 @@ def test_results_are_named_for_what_they_are() -> None:
         for node in ast.walk(tree_of(path))
         if "found" in (getattr(node, "id", None), getattr(node, "arg", None))
     ]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_public_method_is_described_by_itself_or_its_interface() -> None:
+    faults = []
+    for path in PACKAGE:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in tree_of(path).body:
+            if not isinstance(node, ast.ClassDef) or node.name[0] == "_":
+                continue
+            described = getattr(importlib.import_module(module), node.name)
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name[0] != "_":
+                    things = (vars(base).get(part.name) for base in described.__mro__)
+                    if not any(getattr(thing, "__doc__", None) for thing in things):
+                        faults.append(f"{path.relative_to(ROOT)}: {node.name}.{part.name}")
     assert not faults, "\n".join(faults)

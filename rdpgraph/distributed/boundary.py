@@ -77,7 +77,6 @@ class Neighbours(Boundary):
         return tuple(values)
 
     def counted(self, number: int) -> Tensor:
-        """A variable is counted by the lowest rank that has it."""
         return self.counts[number]
 
     def total(self, values: Tensor) -> Tensor:
@@ -189,11 +188,9 @@ class Gathered(Approximation):
         return self.worth
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats."""
         return self.log_z
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) the beliefs."""
         return self.beliefs
 
     def factor_marginals(self, block: int) -> Tensor:

@@ -192,7 +192,6 @@ class SpreadReplicated(Summed):
         return self.replicates.described(self.local.engine_status())
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
-        """(B, *sizes) on the states kept."""
         question = f"joint({numbers.tolist()})"
         return self.averaged(question, lambda: self.local.joint(numbers, solve))
 

@@ -41,21 +41,17 @@ class Columns(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the table with the columns of all ranks."""
         return (*self.local.shape[:-1], self.split.total)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-values."""
         return self.local.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the columns here live."""
         return self.local.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
-        """The log-values on a grid of states, each from the rank that has it."""
         here, places = self.split.owned(states[1])
         if self.split.local:
             values = Table.from_logs(self.local).evaluate([states[0], places])
@@ -90,12 +86,10 @@ class RankRows(Potential):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-factors."""
         return self.left.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the rows here live."""
         return self.left.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:

@@ -92,7 +92,6 @@ class Summed(Solution):
         return self.wire.agreed(self.local.log_partition) + self.log_weight
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats."""
         self.wire.asked("log_partition")
         return logs.pooled(self._log_mass, self.wire, known=True)
 
@@ -107,16 +106,13 @@ class Summed(Solution):
         return (total / torch.where(mass > 0, mass, 1.0)).reshape(value.shape)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities."""
         return self.averaged("marginals", self.local.variable_marginals)
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) probabilities."""
         question = f"factor_marginals({block})"
         return self.averaged(question, lambda: self.local.factor_marginals(block))
 
     def expected_score(self) -> Tensor:
-        """(B,) the expectation of the summed log-values."""
         return self.averaged("expected_score", self.local.expected_score)
 
     def max_marginals(self) -> Tensor:

@@ -176,31 +176,24 @@ class CircuitSolution(Solution):
         return values
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(1, F, *sizes) by contraction."""
         return self._general.factor_marginals(block)
 
     def expected_score(self) -> Tensor:
-        """(1,) by contraction."""
         return self._general.expected_score()
 
     def max_marginals(self) -> Tensor:
-        """(1, S) by contraction."""
         return self._general.max_marginals()
 
     def mode(self) -> Tensor:
-        """(1, V) by contraction."""
         return self._general.mode()
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, 1, V) by contraction."""
         return self._general.sample(count, generator)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(1, n) by contraction."""
         return self._general.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(1,) and (1,) by contraction."""
         return self._general.marginal_mode_scores(numbers)
 
     def gradient(self) -> Tensor:

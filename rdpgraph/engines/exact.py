@@ -63,7 +63,6 @@ class ExactSolution(Solution):
         return Watch(max(self.seconds - up.spent, (1.0 - UP) * self.seconds))
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats, differentiable."""
         return self._log_partition
 
     @differentiable_property
@@ -161,7 +160,6 @@ class ExactSolution(Solution):
         return total.expand(network.batch)
 
     def mode_bound(self) -> Tensor:
-        """(B,) the score of the mode."""
         return self.log_maximum().detach().double().cpu()
 
     def mode(self) -> Tensor:
@@ -173,7 +171,6 @@ class ExactSolution(Solution):
         return full_states(self.network, chosen)[0]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V) independent draws."""
         drawn = traceback(
             self._sums, self.network.batch, count, len(self.network.sizes),
             generator=generator, noise=True,
@@ -181,7 +178,6 @@ class ExactSolution(Solution):
         return full_states(self.network, drawn)
 
     def mode_is_optimal(self) -> Tensor:
-        """(B,) it is."""
         return torch.ones(self.network.batch, dtype=torch.bool, device="cpu")
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:

@@ -185,7 +185,6 @@ class JoinedSolution(Approximation):
         return self.log_partition().detach() > -math.inf
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) beliefs."""
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
         beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes, device="cpu")
@@ -204,12 +203,10 @@ class JoinedSolution(Approximation):
         return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) beliefs."""
         values = factor_tables(self.network, block, self._of_group)
         return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,) under the beliefs."""
         network = self.network
         total = network.constant.expand(network.batch).double()
         if network.impossible:

@@ -182,11 +182,9 @@ class FirstConverged(SearchedMarginalModes, Delegate):
         return self._messages.status().method if "_best" in self.__dict__ else ""
 
     def max_marginals(self) -> Tensor:
-        """(B, S) nats."""
         return self._messages.max_marginals()
 
     def mode(self) -> Tensor:
-        """(B, V) states."""
         return self._best[0]
 
     def possible_mode(self) -> Tensor:
@@ -287,7 +285,6 @@ class ExactFirst(Delegate):
             return self.exact.sample(count, generator)
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) states."""
         return self._maximising(numbers).marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,40 +129,32 @@ class LeftSolution(Solution):
         return self.general()
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats."""
         # What is left may be the same for all items.
         return (self.inner.log_partition() + self.network.constant).expand(self.network.batch)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) the probabilities of all states."""
         flat = self._flat(self.inner.variable_marginals(), 0.0, 1.0)
         return torch.where((self.log_partition().detach() > -math.inf).unsqueeze(1), flat, 0.0)
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes)."""
         return self._general.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        """(B,) the entropy, nats."""
         return torch.where(self._alive, self.inner.entropy(), 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,) the expected score, nats."""
         constant = torch.where(self._alive, self.network.constant, 0.0)
         return torch.where(self._alive, self.inner.expected_score() + constant, 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S) the largest score with each state, nats."""
         best = self.inner.max_marginals() + self.network.constant.unsqueeze(1)
         first = best[:, : self.network.sizes[0]].amax(1)
         return self._flat(best, -math.inf, first.expand(self.network.batch))
 
     def mode(self) -> Tensor:
-        """(B, V) the states of a mode."""
         return self._states(self.inner.mode().unsqueeze(0))[0]
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V)."""
         batch = self.network.batch
         if len(self.inner.log_partition()) == batch:
             return self._states(self.inner.sample(count, generator))
@@ -170,11 +162,9 @@ class LeftSolution(Solution):
         return self._states(drawn.reshape(count, batch, -1))
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) the states of a marginal mode."""
         return self._general.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,)."""
         return self._general.marginal_mode_scores(numbers)
 
     @property
@@ -245,18 +235,15 @@ class RecognisedSolution(Solution):
         return torch.where(self._alive.unsqueeze(1), flat, 0.0)
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes)."""
         return self._general.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        """(B,) that of the structure, if it has one."""
         own = self._structure.entropy()
         if own is None:
             return super().entropy()
         return torch.where(self._alive, own.reshape(self._each.shape).sum(1), 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,) from the structure's entropy, if it has one."""
         own = self._structure.entropy()
         if own is None:
             return self._general.expected_score()
@@ -279,7 +266,6 @@ class RecognisedSolution(Solution):
         return self._flat(raised)
 
     def mode(self) -> Tensor:
-        """(B, V) that of the structure, if it has one."""
         own = self._structure.mode()
         return self._general.mode() if own is None else self._placed(own, ())
 
@@ -291,11 +277,9 @@ class RecognisedSolution(Solution):
         return self._placed(own, (count,))
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """(B, n) the states of a marginal mode."""
         return self._general.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,)."""
         return self._general.marginal_mode_scores(numbers)
 
     def _values(self, values: Tensor, *, best: bool) -> Tensor:

@@ -61,7 +61,6 @@ class SlicedSolution(Solution):
             )
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats."""
         return _log_sum(self.logs)
 
     @differentiable_property
@@ -91,19 +90,15 @@ class SlicedSolution(Solution):
         return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) probabilities."""
         return self._averaged(lambda part: part.variable_marginals())
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) probabilities."""
         return self._averaged(lambda part: part.factor_marginals(block))
 
     def expected_score(self) -> Tensor:
-        """(B,) the expectation of the summed log-values."""
         return self._averaged(lambda part: part.expected_score())
 
     def max_marginals(self) -> Tensor:
-        """(B, S) the largest score with each state."""
         best: Tensor | None = None
         for part in self._slices():
             here = part.max_marginals()

@@ -53,7 +53,6 @@ class StructureSolution(Solution):
         return self.structure.marginals()
 
     def log_partition(self) -> Tensor:
-        """(B,) log Z in nats."""
         return self.shaped_log_partition.reshape(-1)
 
     def variable_marginals(self) -> Tensor:
@@ -61,11 +60,9 @@ class StructureSolution(Solution):
         return self._flat(self.shaped_marginals)
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) of a factor of the graph."""
         return self.general.solution.factor_marginals(block)
 
     def entropy(self) -> Tensor:
-        """(B,) the entropy, nats."""
         own = self.structure.entropy()
         return (self.general.entropy() if own is None else own).reshape(-1)
 
@@ -75,13 +72,11 @@ class StructureSolution(Solution):
         return None if own is None else own.reshape(-1)
 
     def expected_score(self) -> Tensor:
-        """(B,) log Z less the entropy."""
         log_z = self.log_partition()
         possible = log_z.detach() > -math.inf
         return torch.where(possible, torch.where(possible, log_z, 0.0) - self.entropy(), 0.0)
 
     def max_marginals(self) -> Tensor:
-        """(B, S) the largest score with each state, nats."""
         own = self.structure.max_marginals()
         return self._flat(_only(self.general.max_marginals()) if own is None else own)
 
@@ -100,21 +95,17 @@ class StructureSolution(Solution):
         return _only(self.general.sample(count, generator=generator)) if own is None else own
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """(count, B, V)."""
         drawn = self.structure.site_states(self.shaped_sample(count, generator))
         return self._flat(drawn, count)
 
     def rsample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
-        """(B, S) one relaxed draw."""
         relaxed = self.structure.rsample(1, temperature=temperature, generator=generator)
         return self._flat(relaxed[0])
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Of the graph."""
         return self.general.solution.marginal_mode(numbers)
 
     def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the graph."""
         return self.general.solution.marginal_mode_scores(numbers)
 
 

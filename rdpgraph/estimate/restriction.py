@@ -225,7 +225,6 @@ class RestrictedSolution(Judged):
         return total.reshape(batch, wanted.count, *wanted.sizes)
 
     def joint(self, numbers: Tensor, solve: Callable[[FactorGraph], Solution]) -> Tensor:
-        """(B, *sizes) on the states kept."""
         graph = self.restriction.original
         assert isinstance(graph, FactorGraph)
         graph = with_joint(graph, numbers, graph.num_factors)
@@ -309,7 +308,6 @@ class RestrictedSolution(Judged):
         return other._layout.original(modes.take_along_dim(chosen.unsqueeze(-1), 0), chosen)[0]
 
     def possible(self) -> Tensor:
-        """(B,) whether any replicate is possible."""
         return self.replicates.possible.any(0)
 
     def mode_is_consistent(self) -> Tensor:

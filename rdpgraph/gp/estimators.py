@@ -248,7 +248,6 @@ class Reparameterised(GradientEstimator):
         functions: Functions,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """(B,) unbiased estimates in nats; backward gives unbiased ones of their gradients."""
         unary, pairwise = functions.drawn(self.samples, dtype=self.dtype, generator=generator)
         return likelihood.log_prob(labels, unary, pairwise).double().mean(0)
 
@@ -288,7 +287,6 @@ class ScoreFunction(GradientEstimator):
         functions: Functions,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """(B,) unbiased estimates in nats; backward gives unbiased ones of their gradients."""
         pieces = likelihood.pieces(labels)
         if pieces is None:
             return self._each(likelihood, labels, functions, generator)

@@ -226,7 +226,6 @@ class Linear(Kernel):
         self.log_variance = _log("Linear", "variance", variance)
 
     def forward(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances."""
         return self.log_variance.exp() * products.dots
 
 
@@ -244,7 +243,6 @@ class RBF(Kernel):
         self.log_variance = _log("RBF", "variance", variance)
 
     def forward(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances."""
         scaled = _squared_distances(products) * (-2 * self.log_lengthscale).exp()
         return (self.log_variance - scaled / 2).exp()
 
@@ -271,7 +269,6 @@ class Matern(Kernel):
         self.log_variance = _log("Matern", "variance", variance)
 
     def forward(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances."""
         squares = _squared_distances(products)
         # The root has no gradient at 0, where the covariance has one, of zero.
         apart = squares > 0
@@ -294,7 +291,6 @@ class Sum(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def forward(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances."""
         total = torch.zeros_like(products.dots)
         for kernel in self.kernels:
             total = total + kernel(products)
@@ -309,7 +305,6 @@ class Product(Kernel):
         self.kernels = nn.ModuleList(kernels)
 
     def forward(self, products: Products) -> Tensor:
-        """(*batch, left, right) covariances."""
         total = torch.ones_like(products.dots)
         for kernel in self.kernels:
             total = total * kernel(products)

@@ -140,12 +140,10 @@ class ChainLikelihood(Likelihood):
     """
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-        """(S, B) nats."""
         scores = chains.score(unary, pairwise, labels.states, labels.lengths)
         return scores - chains.log_partition(unary, pairwise, labels.lengths)
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-        """(S, B, T, V) probabilities."""
         with torch.enable_grad():
             unary = unary.detach().requires_grad_()
             total = chains.log_partition(unary, pairwise.detach(), labels.lengths).sum()
@@ -213,7 +211,6 @@ class GraphLikelihood(Likelihood):
         self.scheduler = scheduler
 
     def log_prob(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-        """(S, B) nats."""
         states, within = labels.states.clamp(min=0), labels.inside()
         own = torch.where(within, chains.chosen(unary, states), 0.0).sum(-1)
 
@@ -225,7 +222,6 @@ class GraphLikelihood(Likelihood):
         return own + self._answers(labels, unary, pairwise, of_edges)
 
     def marginals(self, labels: Labelling, unary: Tensor, pairwise: Tensor) -> Tensor:
-        """(S, B, T, V) probabilities."""
 
         def of_labels(batch: _Batch, solved: Posterior) -> Tensor:
             return pad(solved.marginal(_LABEL), (0, 0, 0, unary.shape[2] - batch.inside.shape[1]))

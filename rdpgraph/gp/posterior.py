@@ -75,19 +75,15 @@ class DiagonalCovariance(Covariance):
     """
 
     def projected(self, given: Conditional, component: int) -> Tensor:
-        """(B, V, T, T) covariances of the rows times the functions, of one component."""
         return given.projected(self.log_scales[component])
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
-        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
         return noise * self.log_scales[component].exp().to(noise)
 
     def traces(self) -> Tensor:
-        """(K,) traces, summed over labels."""
         return (2 * self.log_scales).exp().sum((1, 2))
 
     def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
         variances = (2 * self.log_scales).exp()
         total = variances.unsqueeze(1) + variances
         apart = (means.unsqueeze(1) - means).square() / total
@@ -116,7 +112,6 @@ class FullCovariance(Covariance):
         return torch.stack([self._root(component) for component in range(len(self.below))])
 
     def projected(self, given: Conditional, component: int) -> Tensor:
-        """(B, V, T, T) covariances of the rows times the functions, of one component."""
         root = self._root(component)
         labels, points, _ = root.shape
         wide = root.transpose(0, 1).reshape(points, labels * points)
@@ -124,16 +119,13 @@ class FullCovariance(Covariance):
         return scaled @ scaled.mT
 
     def spread(self, noise: Tensor, component: int) -> Tensor:
-        """(S, V, M) standard normal noise made noise of these covariances, of one component."""
         root = self._root(component).to(noise)
         return torch.einsum("svm,vnm->svn", noise, root)
 
     def traces(self) -> Tensor:
-        """(K,) traces, summed over labels."""
         return self.roots().square().sum((1, 2, 3))
 
     def pairs(self, means: Tensor) -> tuple[Tensor, Tensor]:
-        """(K, K) log-determinants of S_k + S_l, and distances of means in their metric."""
         roots = self.roots()
         dense = roots @ roots.mT
         root = cholesky(
@@ -202,7 +194,6 @@ class JensenBound(EntropyBound):
     """
 
     def bound(self, mixture: Mixture) -> Tensor:
-        """() nats, of two components or more."""
         constant = mixture.dimension * math.log(2 * math.pi)
         densities = -(constant + mixture.log_determinants + mixture.distances) / 2
         logs = mixture.log_weights
@@ -217,7 +208,6 @@ class PairwiseBound(EntropyBound):
     """
 
     def bound(self, mixture: Mixture) -> Tensor:
-        """() nats, of two components or more."""
         own = mixture.log_determinants.diagonal()
         wider = mixture.log_determinants - (own.unsqueeze(1) + own) / 2
         overlap = (mixture.log_weights - mixture.distances / 4 - wider / 2).logsumexp(-1)

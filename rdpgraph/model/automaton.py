@@ -77,17 +77,14 @@ class Automaton(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dims, then the number of states of each slot."""
         return (*self.log_accept.shape[:-1], *(self.transitions.shape[1],) * self.arity)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-values."""
         return self.log_accept.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the log-values live."""
         return self.log_accept.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:

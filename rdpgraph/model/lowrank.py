@@ -71,7 +71,6 @@ class Bilinear(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dims, then the number of states of each slot."""
         lead = broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
         return (*lead, self.left.shape[-2], self.right.shape[-2])
 
@@ -86,7 +85,6 @@ class Bilinear(Potential):
         return self.left.device
 
     def table(self, arity: int) -> Tensor:
-        """All log-values, (*lead, N, M)."""
         return self.left @ self.right.mT
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
@@ -95,7 +93,6 @@ class Bilinear(Potential):
         return rows_of(self.left, first) @ rows_of(self.right, second).mT
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Bilinear":
-        """The potentials of some factors of a block."""
         chosen = (
             select_lead(values, trailing=2, block=block, rows=rows)
             for values in (self.left, self.right)
@@ -212,7 +209,6 @@ class LowRank(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dims, then the number of states of each slot."""
         lead = broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
         return (*lead, self.log_left.shape[-2], self.log_right.shape[-2])
 
@@ -251,7 +247,6 @@ class LowRank(Potential):
         return LowRank(rows_of(self.log_left, first), rows_of(self.log_right, second))
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "LowRank":
-        """The potentials of some factors of a block."""
         chosen = (
             select_lead(values, trailing=2, block=block, rows=rows)
             for values in (self.log_left, self.log_right)

@@ -145,12 +145,10 @@ class StructureMasks(Masks):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """The batch dims of the structure."""
         return tuple(self.model.unary.shape[: -self.site_dims])
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """The shape of an item's marginals, states last."""
         return tuple(self.model.unary.shape[-self.site_dims :])
 
     @property

@@ -119,7 +119,6 @@ class Decimals(NumberedNames):
         self._order: NDArray[np.signedinteger[Any]] | None = None
 
     def find(self, name: str) -> int:
-        """The number of a name, or -1."""
         # A number may be written in several ways, but it has one name.
         if not name.isdecimal() or len(name) > 18 or name != str(int(name)):
             return -1
@@ -136,7 +135,6 @@ class Decimals(NumberedNames):
         return place if place >= 0 and int(self._numbers[place]) == wanted else -1
 
     def entry(self, number: int) -> str:
-        """The name of a number from 0 to their count less one."""
         return str(self._numbers[number])
 
     def __len__(self) -> int:
@@ -193,7 +191,6 @@ class Names(NumberedNames):
         return number
 
     def find(self, name: str) -> int:
-        """The number of a name, or -1."""
         return self._table[self._place(name.encode(*CODEC))]
 
     def find_bytes(self, name: bytes) -> int:
@@ -256,7 +253,6 @@ class Names(NumberedNames):
         return names
 
     def entry(self, number: int) -> str:
-        """The name of a number from 0 to their count less one."""
         return self._bytes(number).decode(*CODEC)
 
     def __len__(self) -> int:

@@ -80,17 +80,14 @@ class Sparse(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dims, then the number of states of each slot."""
         return (*self.log_values.shape[:-1], *self.sizes)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-values."""
         return self.log_values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the log-values live."""
         return self.log_values.device
 
     @current_property("configurations")

@@ -245,17 +245,14 @@ class Table(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Leading dims, then the number of states of each slot."""
         return tuple(self.log_values.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the log-values."""
         return self.log_values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the log-values live."""
         return self.log_values.device
 
     def table(self, arity: int) -> Tensor:
@@ -276,7 +273,6 @@ class Table(Potential):
         return looked_up(self.log_values, index) if index else self.log_values
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
-        """The tables of some factors of a block."""
         values = select_lead(self.log_values, trailing=arity, block=block, rows=rows)
         return Table.checked(values)
 

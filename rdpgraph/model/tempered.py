@@ -26,29 +26,23 @@ class Tempered(Potential):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the other potential."""
         return self.potential.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the other potential."""
         return self.potential.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device of the other potential."""
         return self.potential.device
 
     def evaluate(self, states: Sequence[Tensor]) -> Tensor:
-        """The log-values divided."""
         return self.potential.evaluate(states) / self.temperature
 
     def table(self, arity: int) -> Tensor:
-        """All log-values divided."""
         return self.potential.table(arity) / self.temperature
 
     def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Tempered":
-        """Of some factors."""
         return Tempered(self.potential.select(block, rows, arity), self.temperature)
 
     def decompose(self) -> Decomposition | None:

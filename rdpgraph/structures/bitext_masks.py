@@ -53,7 +53,6 @@ class BitextMasks(LinkMasks):
         return Binary.of(tables)
 
     def masked(self, required: Tensor, forbidden: Tensor) -> "MaskedBitext":
-        """The bispans that are left."""
         lead = tuple(required.shape[:-2])
         batch, chains = self.items, self.chains(lead)
         p, q = self.questions

@@ -88,7 +88,6 @@ class Recorder(Selection):
     seen: list[Tensor] = field(default_factory=list[Tensor])
 
     def select(self, log_q: Tensor, generator: torch.Generator | None) -> Support:
-        """The best state."""
         self.seen.append(log_q)
         return Top(1).select(log_q, generator)
 

@@ -40,7 +40,6 @@ class ClusterKernel(Kernel):
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One for each separator."""
         return tuple(
             Port(slot, None, links, math.prod(self.sizes[dim] for dim in dims))
             for slot, (dims, links) in enumerate(zip(self.separators, self.links, strict=True))
@@ -48,7 +47,6 @@ class ClusterKernel(Kernel):
 
     @property
     def count(self) -> int:
-        """The number of clusters."""
         return len(self.tables)
 
     @property
@@ -58,7 +56,6 @@ class ClusterKernel(Kernel):
 
     @property
     def records(self) -> bool:
-        """If a table requires gradients."""
         return any(table.requires_grad for own in self.tables for table in own)
 
     @cached_property
@@ -186,7 +183,6 @@ class ClusterKernel(Kernel):
         return joint.sum(gone) if gone else joint
 
     def log_partitions(self, incoming: Sequence[Tensor]) -> Tensor:
-        """From the joint table."""
         joint, scale = self._joint(incoming)
         return safe_log(joint.flatten(2).sum(2)) + scale
 

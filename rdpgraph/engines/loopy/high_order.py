@@ -41,7 +41,6 @@ class HighOrderKernel(FactorKernel):
 
     @property
     def count(self) -> int:
-        """The number of factors."""
         return len(self.block.scopes)
 
     @cached_property
@@ -102,11 +101,9 @@ class HighOrderKernel(FactorKernel):
         return self.block.potential.slots(self.block.scopes.shape[1])
 
     def weighted(self, weights: Tensor) -> "HighOrderKernel":
-        """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
     def items(self, chosen: slice | Tensor) -> "HighOrderKernel":
-        """The kernel of some batch items."""
         before = (
             torch.arange(self.network.batch, device="cpu") if self.chosen is None else self.chosen
         )

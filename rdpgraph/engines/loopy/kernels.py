@@ -133,7 +133,6 @@ class TableKernel(FactorKernel):
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One for each slot."""
         sizes = self.group.log_tables.shape[2:]
         return tuple(
             Port(slot, None, self.group.scopes[:, slot], size) for slot, size in enumerate(sizes)
@@ -141,7 +140,6 @@ class TableKernel(FactorKernel):
 
     @property
     def count(self) -> int:
-        """The number of factors."""
         return len(self.group.scopes)
 
     @property
@@ -153,7 +151,6 @@ class TableKernel(FactorKernel):
 
     @property
     def records(self) -> bool:
-        """If the tables require gradients."""
         return self.group.log_tables.requires_grad
 
     @cached_property
@@ -207,7 +204,6 @@ class TableKernel(FactorKernel):
         return info.tiny / info.eps
 
     def log_values_at(self, states: Tensor) -> Tensor:
-        """Read from the tables."""
         logs, device = self._logs, states.device
         chosen = states[:, self.group.scopes.to(device)]
         factors = torch.arange(self.count if logs.shape[-1] > 1 else 1, device=device)
@@ -271,18 +267,15 @@ class TableKernel(FactorKernel):
         return values.movedim(-1, 1)
 
     def expected_log_value(self, incoming: Sequence[Tensor]) -> Tensor:
-        """The tables averaged under their beliefs."""
         belief = self.beliefs(incoming)
         logs = torch.where(belief > 0, self.group.each(), 0.0)
         return (belief * logs).flatten(1).sum(1)
 
     def weighted(self, weights: Tensor) -> "TableKernel":
-        """The kernel with counting numbers."""
         return replace(self, weights=weights)
 
     @property
     def entries(self) -> int:
-        """The numbers of a table for each factor, or one for all."""
         return self.group.log_tables[0].numel() if len(self.group.log_tables) > 1 else 0
 
     def items(self, chosen: slice | Tensor) -> "TableKernel":

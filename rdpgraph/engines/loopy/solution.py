@@ -214,7 +214,6 @@ class LoopySolution(Approximation):
         return (total + constant).to(network.constant)
 
     def variable_marginals(self) -> Tensor:
-        """(B, S) the beliefs."""
         if self.network.impossible:
             return variable_table(self.network, [], 0.0, 0.0)
         flat = self._of_variables(
@@ -238,7 +237,6 @@ class LoopySolution(Approximation):
                 kernel.check_table()
 
     def factor_marginals(self, block: int) -> Tensor:
-        """(B, F, *sizes) the factors' beliefs."""
         kernels = message_groups(self.network)
 
         def beliefs(group: int) -> Tensor:
@@ -259,7 +257,6 @@ class LoopySolution(Approximation):
         return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
     def expected_score(self) -> Tensor:
-        """(B,) the summed log-values expected under the beliefs."""
         return ordinarily(self._expected_score)  # some kernels' are gradients
 
     def _expected_score(self) -> Tensor:
@@ -341,7 +338,6 @@ class LoopySolution(Approximation):
         return known if repaired is None else known.cpu() & repaired.exists
 
     def mode_is_consistent(self) -> Tensor:
-        """(B,) whether every factor's best configuration agrees with the mode."""
         return self.decoded.consistent
 
     def mode_is_optimal(self) -> Tensor:

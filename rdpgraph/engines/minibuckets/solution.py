@@ -330,19 +330,15 @@ class MiniBucketSolution(Solution):
         return _refused("the joint marginals of factors")
 
     def max_marginals(self) -> Tensor:
-        """Refused: there are no max-marginals."""
         return _refused("max-marginals")
 
     def mode(self) -> Tensor:
-        """Refused: no mode is sought."""
         return _refused("a mode")
 
     def marginal_mode(self, numbers: Tensor) -> Tensor:
-        """Refused: no marginal mode is sought."""
         return _refused("a marginal mode")
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Refused: draws of populations are not independent."""
         return _refused("independent draws")
 
 

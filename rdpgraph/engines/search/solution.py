@@ -264,7 +264,6 @@ class SearchSolution(SearchedMarginalModes):
         return Status(exact=sure, method="search", remedy=remedy)
 
     def mode(self) -> Tensor:
-        """(B, V) states."""
         return self.best.required(self.network.graph).states
 
     def mode_exists(self) -> Tensor | None:
@@ -307,23 +306,18 @@ class SearchSolution(SearchedMarginalModes):
         return _refused()
 
     def variable_marginals(self) -> Tensor:
-        """Refused: a search has no marginals."""
         return _refused()
 
     def factor_marginals(self, block: int) -> Tensor:
-        """Refused: a search has no marginals of factors."""
         return _refused()
 
     def expected_score(self) -> Tensor:
-        """Refused: a search has no expectations."""
         return _refused()
 
     def max_marginals(self) -> Tensor:
-        """Refused: a search has no max-marginals."""
         return _refused()
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Refused: a search draws no samples."""
         return _refused()
 
 

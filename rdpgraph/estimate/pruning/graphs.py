@@ -51,7 +51,6 @@ class GraphMasks(Masks):
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """All states of all variables, as for `questions`."""
         return self.questions
 
     @property
@@ -63,7 +62,6 @@ class GraphMasks(Masks):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type of the graph."""
         return self.model.dtype
 
     @cached_property
@@ -207,7 +205,6 @@ class MaskedGraphs(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(chains,) log Z of what each mask leaves, nats."""
         each = torch.tensor(
             [one.log_partition for one in self.graphs], dtype=torch.float64, device="cpu"
         )

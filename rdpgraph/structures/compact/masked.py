@@ -149,12 +149,10 @@ class ForestMasked(Masked):
 
     @property
     def work(self) -> int:
-        """Places and ways."""
         return len(self.forest.item) + len(self.forest.left)
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats."""
         log_z = self.inside.log_partition
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
@@ -180,7 +178,6 @@ class ForestMasked(Masked):
         )  # fmt: skip
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """One derivation of each item."""
         alive = (~self.empty).nonzero().squeeze(1)
         drawn = descend(self.inside, alive, generator)
         labels = self.forest.ends.shape[1]

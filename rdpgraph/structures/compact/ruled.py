@@ -120,16 +120,13 @@ class RuleMasked(Masked):
 
     @property
     def log_partition(self) -> Tensor:
-        """(*lead,) log Z of what the mask allows, nats."""
         return torch.where(self.empty, 0.0, self.forest.log_partition).reshape(self.lead)
 
     @property
     def work(self) -> int:
-        """Places and rules."""
         return len(self.owner) + len(self.forest.logs)
 
     def expected(self) -> Expected:
-        """By the sums of the forest."""
         chances, used = self.forest.expected()
         terms = weighted(used, self.forest.logs)
         score = used.new_zeros(len(self.empty))
@@ -137,7 +134,6 @@ class RuleMasked(Masked):
         return self.averages(chances, used, score.reshape(self.lead))
 
     def draw(self, generator: torch.Generator | None) -> Draw:
-        """One configuration of each item, from its whole."""
         require_possible(NOTHING, self.log_partition > -math.inf)
         return self.configuration(self.forest.draw((~self.empty).nonzero().squeeze(1), generator))
 

@@ -36,11 +36,9 @@ class MixedMasks(LinkMasks):
     rules: Tensor | None
 
     def open(self) -> Tensor:
-        """The pairs of words within the lengths that may be aligned."""
         return super().open() & (self.pairs.detach() > -math.inf)
 
     def gains(self) -> Tensor:
-        """What a pair gains over its words alone."""
         alone = self.source.detach().unsqueeze(-1) + self.target.detach().unsqueeze(-2)
         return self.pairs.detach().double() - alone.double().clamp(min=LOWEST)
 
