@@ -13,7 +13,7 @@ TESTS ?=
 PYTHONS ?= python3.11 python3.12 python3.13
 SECONDS ?= 60
 
-.PHONY: demo test test-all lint check lowest versions fuzz bench docs clean
+.PHONY: demo test test-all lint check lowest versions fuzz bench docs wheel clean
 .NOTPARALLEL:
 
 demo: $(VENV)/test.stamp  ## the Asia network: its plan, log Z, marginals, and a picture
@@ -73,8 +73,11 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 
+wheel: $(VENV)/pip.stamp  ## a wheel with the compiled library for this platform, in dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf .venv build dist docs/gallery docs/generated
+	rm -rf .venv build dist docs/gallery docs/generated rdpgraph/structures/chain/compiled
 
 # The pip that comes with Python 3.11 does not know dependency groups (--group).
 $(VENV)/pip.stamp:

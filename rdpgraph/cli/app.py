@@ -357,6 +357,9 @@ def parse_command(
 def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
+        from rdpgraph.structures.chain.library import status  # loads torch, after the first line
+
+        typer.echo(f"Structures on the CPU: {status()}")
         raise typer.Exit
 
 
@@ -365,7 +368,10 @@ def options(
     show_version: Annotated[  # noqa: FBT002
         bool,
         typer.Option(
-            "--version", help="Print the version.", is_eager=True, callback=_print_version
+            "--version",
+            help="Print the version and what answers.",
+            is_eager=True,
+            callback=_print_version,
         ),
     ] = False,
 ) -> None:

@@ -17,6 +17,7 @@ from rdpgraph.cli import answers, solving
 from rdpgraph.cli.loading import Format, Task
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
+from rdpgraph.structures.chain import library
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 
@@ -487,7 +488,9 @@ def test_an_estimate_on_which_nothing_is_possible_says_so(run, tmp_path):
 def test_version(run):
     code, out, _ = run("--version")
     assert code == 0
-    assert out.startswith("rdpgraph ")
+    first, second = out.splitlines()
+    assert first.startswith("rdpgraph ")
+    assert second == f"Structures on the CPU: {library.status()}"
 
 
 def test_reading_and_writing_count_as_time(run, monkeypatch):

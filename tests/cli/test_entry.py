@@ -20,11 +20,11 @@ ASIA = str(ROOT / "examples" / "asia.bif")
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-def test_version_and_help_wait_for_no_torch():
+def test_help_waits_for_no_torch():
     code = """
 import sys
 from rdpgraph.cli import main
-for arguments in (["--version"], ["--help"], ["infer", "--help"], ["parse", "--help"]):
+for arguments in (["--help"], ["infer", "--help"], ["parse", "--help"]):
     sys.argv = ["rdpgraph", *arguments]
     try:
         main()
@@ -37,7 +37,6 @@ for arguments in (["--version"], ["--help"], ["infer", "--help"], ["parse", "--h
         [sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("rdpgraph ")
     assert "--evidence" in run.stdout
 
 

@@ -1,31 +1,30 @@
-"""The compiled kernel's file: built by the machine's own C++ compiler on first use, and kept.
+"""The compiled library: the package's own, or built by this machine's compiler on first use.
 
-Every chain loads what is kept, so that it is checked first. Its name holds a digest of its content,
-and the folder is the user's own. A file that is cut, empty or planted is rebuilt.
+Every structure loads it, so that it is checked first. Its name holds a digest of its content, and
+the folder of what is built here is the user's own. A file that is cut, empty or planted is not
+loaded.
 """
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import shutil
 import stat
 import subprocess
-import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_SOURCES = Path(__file__).with_name("kernels")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+from rdpgraph.structures.chain import building
+
+_FLAGS = (*building.FLAGS, "-march=native")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 _SIGNATURES = {
     "level": (5, 3, 0, 0),
@@ -39,24 +38,22 @@ _SIGNATURES = {
     "down": (11, 3, 0, 1),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
-_SECONDS = 300
-"""The longest that a build may take."""
 _UNUSABLE = ".unusable"
-"""Of the name of an empty file beside a library that does not load where it was built."""
+"""Suffix of an empty file beside a library that does not load where it was built."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _WARNED: set[str] = set()
 
 
 @dataclass(frozen=True)
 class KernelStatus:
-    """Whether kernels are there, and if not, why: ``str(status)`` says it.
+    """The library that answers, or why there is none: ``str(status)`` says it.
 
     Attributes:
-        kernel: the file that they were loaded from, or the version of what builds them; or None.
+        kernel: the file that was loaded, or None.
         reason: what happened, and the way out.
     """
 
-    kernel: Path | str | None
+    kernel: Path | None
     reason: str
 
     def __str__(self) -> str:
@@ -64,23 +61,23 @@ class KernelStatus:
 
 
 class NoFolderError(Exception):
-    """There is no folder that the kernel may be kept in."""
+    """No folder may keep what is built."""
 
 
 def status() -> KernelStatus:
-    """Whether structures use compiled code here; builds it if that was not tried yet."""
+    """The library of this machine; built if that was not tried yet."""
     return _loaded()[1]
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for a type; where there is none at all, a warning says so once."""
+    """Tell whether the library serves a type; where there is none, a warning says so once."""
     if dtype not in _NAMES:
         return False
     library, known = _loaded()
     if library is None and not _WARNED:
         _WARNED.add(known.reason)
         warnings.warn(
-            f"Small chains are several times slower than they could be. {known}",
+            f"Structures on the CPU are several times slower than they could be. {known}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -104,13 +101,19 @@ def function(name: str, dtype: torch.dtype) -> Any:
 
 @functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
-    """The library, built unless the cache has it."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    """The package's library, or the cache's, or one that is built now."""
+    for level, file in _packaged():
+        with suppress(OSError, AttributeError):  # of another platform, or without torch's OpenMP
+            return _opened(file), KernelStatus(
+                file, f"Compiled library {file} of this installation, for {level}."
+            )
+    compiler = building.compiler()
     if compiler is None:
         return None, KernelStatus(
             None,
-            "No C++ compiler (c++, g++, clang++) is on the PATH; using torch. Install one (Debian: "
-            "apt install g++; macOS: xcode-select --install).",
+            "This installation has no sound compiled library for this machine, and no C++ compiler "
+            "(c++, g++, clang++) is on the PATH; using torch. Install a compiler (Debian: apt "
+            "install g++; macOS: xcode-select --install).",
         )
     failure = ""
     for flags in ((*_FLAGS, "-fopenmp"), _FLAGS):
@@ -119,7 +122,7 @@ def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
         except NoFolderError as error:
             return None, KernelStatus(
                 None,
-                f"The compiled kernel cannot be kept: {error}; using torch. Set XDG_CACHE_HOME to "
+                f"The compiled library cannot be kept: {error}; using torch. Set XDG_CACHE_HOME to "
                 "the absolute path of a folder of your own.",
             )
         except subprocess.CalledProcessError as error:
@@ -128,22 +131,29 @@ def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
             failure = str(error)
         else:
             lacking = f" It has no OpenMP ({failure})." if failure else ""
-            return library, KernelStatus(file, f"Compiled kernel {file}.{lacking}")
+            return library, KernelStatus(file, f"Compiled library {file}, built here.{lacking}")
     return None, KernelStatus(
         None,
-        f"{compiler} built no kernel ({failure}); using torch. Put a compiler of C++17 that works "
+        f"{compiler} built no library ({failure}); using torch. Put a compiler of C++17 that works "
         "first on the PATH.",
     )
 
 
+def _packaged() -> Iterable[tuple[str, Path]]:
+    """The package's libraries for this processor, best first, each with its level."""
+    levels = list(building.LEVELS)
+    known = torch.backends.cpu.get_cpu_capability().lower()
+    for level in levels[levels.index(known if known in levels else "base") :]:
+        for file in building.packaged(level):
+            yield level, file
+
+
 def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
-    """What is kept, or what is built now."""
-    folder, sources = cache_folder(), sorted(_SOURCES.iterdir())
+    """The library that is kept, or one that is built now."""
+    folder = cache_folder()
     # What "native" stands for, and the version, are in what the driver says it would run.
-    means = _run([compiler, *flags, "-###", "-E", "-x", "c++", os.devnull], seconds=60)
-    parts = [" ".join(flags).encode(), platform.machine().encode(), means]
-    parts += [source.read_bytes() for source in sources]
-    stem = f"chain-{hashlib.sha256(bytes(1).join(parts)).hexdigest()[:20]}-"
+    means = building.run([compiler, *flags, "-###", "-E", "-x", "c++", os.devnull], seconds=60)
+    stem = building.stem_of(*flags, platform.machine(), means.decode(errors="replace"))
     _clear(folder)
     for file in sorted(folder.glob(f"{stem}*.so")):
         if _sound(file, stem):
@@ -155,7 +165,7 @@ def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
                     raise
         with suppress(OSError):
             file.unlink()
-    file = _built([compiler, *flags], folder, stem)
+    file = building.build([compiler, *flags], folder, stem)
     try:
         return _opened(file), file
     except OSError:
@@ -164,10 +174,10 @@ def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what builds left that were killed."""
+    """Remove the folders of builds that were killed."""
     for room in folder.glob("tmp*"):
         with suppress(OSError):
-            if time.time() - room.stat().st_mtime > 2 * _SECONDS:
+            if time.time() - room.stat().st_mtime > 2 * building.SECONDS:
                 shutil.rmtree(room)
 
 
@@ -182,16 +192,14 @@ def _opened(file: Path) -> ctypes.CDLL:
     for name in _SIGNATURES:
         for kind in _NAMES.values():
             getattr(library, f"chain_{name}_{kind}")
-    for name, sizes in (("packed_size", 2), ("panel_width", 1)):
-        called = getattr(library, f"chain_{name}")
-        called.argtypes, called.restype = [ctypes.c_int64] * sizes, ctypes.c_int64
+    library.chain_panel_width.argtypes = [ctypes.c_int64]
     return library
 
 
 def packed_size(states: int, size: int) -> int:
     """Numbers of some bytes each that a transition between so many states takes, in panels."""
-    library: Any = _loaded()[0]
-    return library.chain_packed_size(states, size)
+    wide = panel_width(size)
+    return -(-states // wide) * wide * states
 
 
 @functools.cache
@@ -202,39 +210,15 @@ def panel_width(size: int) -> int:
 
 
 def _sound(file: Path, stem: str) -> bool:
-    """Whether a file holds what its name says, and nobody else could have written it."""
+    """Tell whether a file holds what its name says, and nobody else could have written it."""
     try:
-        return _own(file, stat.S_ISREG) and file.name == _name(stem, file.read_bytes())
+        return _own(file, stat.S_ISREG) and file.name == building.name_of(stem, file.read_bytes())
     except OSError:
         return False
 
 
-def _name(stem: str, content: bytes) -> str:
-    return f"{stem}{hashlib.sha256(content).hexdigest()[:32]}.so"
-
-
-def _built(command: list[str], folder: Path, stem: str) -> Path:
-    """The library, written whole to the disk before it has its name."""
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        made = Path(room) / "chain.so"
-        halves = {half: str(Path(room) / f"{half}.o") for half in ("CHAIN_FLOAT", "CHAIN_DOUBLE")}
-        with ThreadPoolExecutor() as pool:
-            builds = [
-                [*command, "-c", f"-D{half}", str(_SOURCES / "chain.cpp"), "-o", part]
-                for half, part in halves.items()
-            ]
-            list(pool.map(partial(_run, seconds=_SECONDS), builds))
-        _run([*command, *halves.values(), "-o", str(made)], seconds=_SECONDS)
-        made.chmod(0o700)
-        file = folder / _name(stem, made.read_bytes())
-        _synchronised(made)
-        made.replace(file)
-    _synchronised(folder)
-    return file
-
-
 def cache_folder() -> Path:
-    """The folder of compiled kernels, in XDG_CACHE_HOME or ~/.cache; made if it is not there.
+    """The folder of libraries built here, in XDG_CACHE_HOME or ~/.cache; made if it is not there.
 
     Raises:
         NoFolderError: there is none, or others may write to it.
@@ -263,25 +247,11 @@ def cache_folder() -> Path:
 
 
 def _own(path: Path, kind: Any) -> bool:
-    """Whether a path is of a kind, no link, the user's, and not for others to write to."""
+    """Tell whether a path is of a kind, no link, the user's, and not for others to write to."""
     entry = path.lstat()
     if os.name != "posix":
         return kind(entry.st_mode)
     return kind(entry.st_mode) and entry.st_uid == os.geteuid() and not entry.st_mode & _OTHERS
-
-
-def _synchronised(path: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _run(command: list[str], *, seconds: float) -> bytes:
-    """What a command writes as errors."""
-    return subprocess.run(command, capture_output=True, check=True, timeout=seconds).stderr
 
 
 def _first_line(text: bytes) -> str:

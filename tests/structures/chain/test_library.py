@@ -1,20 +1,25 @@
-"""The kernel's file: kept where nobody else can write, checked before it is loaded, rebuilt."""
+"""The library's file: packaged, or kept where nobody else can write; checked, and rebuilt."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from rdpgraph.structures.chain import library
+from rdpgraph.structures.chain import building, library
 
+ROOT = Path(__file__).parents[3]
 real = library.status().kernel
 needs_kernel = pytest.mark.skipif(real is None, reason=str(library.status()))
 CODE = (
-    "import torch\n"
-    "from rdpgraph.structures.chain import library, recursion\n"
+    "import pathlib, sys, torch\n"
+    "from rdpgraph.structures.chain import building, library, recursion\n"
+    "building.PACKAGED = pathlib.Path(sys.argv[1])\n"
     "parts = torch.zeros(1, 3, 2), torch.zeros(2, 2), torch.tensor([3])\n"
     "for _ in range(2):\n"
     "    value = recursion.log_partition(*parts)\n"
@@ -25,8 +30,9 @@ CODE = (
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of its own, and a compiler that copies the kernel; builds are counted in a file."""
+    """A cache of its own, no packaged library, and a compiler that copies the kernel and counts."""
     folder = tmp_path / "cache"
+    monkeypatch.setattr(building, "PACKAGED", tmp_path / "packaged")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -86,7 +92,7 @@ def planted(file):
     command = ["/usr/bin/env", "cc", "-shared", "-x", "c", "-o", str(other), "-"]
     subprocess.run(command, input=b"int nothing;", check=True)
     stem = "-".join(file.name.split("-")[:2]) + "-"
-    other.rename(file.with_name(library._name(stem, other.read_bytes())))
+    other.rename(file.with_name(building.name_of(stem, other.read_bytes())))
     file.unlink()
 
 
@@ -94,7 +100,7 @@ def foreign(file):
     """No library of this machine, under its right digest."""
     stem, content = "-".join(file.name.split("-")[:2]) + "-", b"of another machine"
     put(file, content)
-    file.rename(file.with_name(library._name(stem, content)))
+    file.rename(file.with_name(building.name_of(stem, content)))
 
 
 @needs_kernel
@@ -206,7 +212,7 @@ def test_a_compiler_that_fails_is_named(cache, tmp_path):
 def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
     """In a process of its own, which asks twice."""
     environment = dict(os.environ, PATH=str(tmp_path))
-    command = [sys.executable, "-W", "always", "-c", CODE]
+    command = [sys.executable, "-W", "always", "-c", CODE, str(tmp_path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout == "None\n"
     assert run.stderr.count("RuntimeWarning") == 1
@@ -214,13 +220,69 @@ def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
 
 
 @needs_kernel
-def test_two_processes_build_at_once(cache):
-    command = [sys.executable, "-W", "error", "-c", CODE]
+def test_two_processes_build_at_once(cache, tmp_path):
+    command = [sys.executable, "-W", "error", "-c", CODE, str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate(timeout=120)[0].strip() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     (file,) = cache.iterdir()
     assert printed == [str(file), str(file)]
+
+
+@needs_kernel
+@pytest.mark.parametrize("damage", [cut, empty, flipped, renamed, planted, foreign])
+def test_a_packaged_library_answers_unless_it_is_damaged(damage, cache, monkeypatch):
+    building.package()
+    files, taken = set(building.PACKAGED.iterdir()), load().kernel
+    assert taken in files
+    damage(taken)
+    assert load().kernel not in (None, taken)
+    for file in files - {taken}:
+        damage(file)
+    monkeypatch.setenv("PATH", "")
+    found = load()
+    assert found.kernel is None
+    assert "no sound compiled library" in found.reason
+
+
+@needs_kernel
+def test_a_packaged_library_of_other_sources_is_not_loaded_and_is_replaced(
+    cache, tmp_path, monkeypatch
+):
+    building.package()
+    before, built = set(building.PACKAGED.iterdir()), builds(cache)
+    building.package()
+    assert builds(cache) == built
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-DCHANGED"))
+    assert load().kernel.parent == cache
+    building.package()
+    after = set(building.PACKAGED.iterdir())
+    assert len(after) == len(before)
+    assert not after & before
+    assert load().kernel in after
+
+
+@needs_kernel
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling builds wheels")
+def test_wheels_hold_the_library_where_there_is_a_compiler(cache, tmp_path):
+    part = Path("rdpgraph/structures/chain")
+    for folder in (part, part / "kernels"):
+        (tmp_path / folder).mkdir(parents=True)
+        for file in (ROOT / folder).glob("*.*"):
+            shutil.copy(file, tmp_path / folder)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "rdpgraph/__init__.py").touch()
+    for path, compiled in ((os.environ["PATH"], True), ("", False)):
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "out"]
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        subprocess.run(command, cwd=tmp_path, env=dict(os.environ, PATH=path), check=True)
+        (wheel,) = (tmp_path / "out").iterdir()
+        names = zipfile.ZipFile(wheel).namelist()
+        assert "-py3-none-" in wheel.name
+        assert wheel.name.endswith("-any.whl") != compiled
+        assert any(name.endswith(".so") for name in names) == compiled
 
 
 def test_types_that_have_no_kernel():

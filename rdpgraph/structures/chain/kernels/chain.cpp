@@ -13,11 +13,6 @@ extern "C" {
 
 // One of two halves that are built side by side.
 #ifdef CHAIN_FLOAT
-int64_t chain_packed_size(int64_t states, int64_t bytes) {
-  const int64_t wide = 2 * kBytes / bytes;
-  return panels_of(states, wide) * wide * states;
-}
-
 int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 #endif
 
