@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.structures.chain import deviations, native
+from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps
 
 _CELLS = 1 << 20  # elements of a block of sums
 _LEVELLED = 8  # steps whose scores add up before the largest is taken off
-_MOST_PLACES = 2**31  # in the lists of a step
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ def k_best(
     Distinct, the best first. Where there are fewer than k possible ones, the rest have states -1
     and score -inf; the one sequence of an empty item has score 0. The gradient of a score is the
     sequence's one-hots. Costs O(T N (N + k)) time on a CPU where there is one transition for all
-    steps, and O(T N (N log k + k^2)) at most elsewhere; O(T N k) numbers are stored.
+    steps, and O(T N (N log k + k^2)) at most elsewhere, with O(T N k) numbers stored.
 
-    On a CPU a next best sequence deviates from a better one: see `deviations`. Where there are many
-    short ones, and elsewhere, a list of k best prefixes is kept for each state. The list of a next
+    On a CPU lists of prefixes are found for the states that are asked about (Huang and Chiang 2005,
+    algorithm 3). Elsewhere a list of k best prefixes is kept for each state. The list of a next
     state draws on the k sources whose best prefix continues best, for each of those outdoes every
     prefix of the others.
 
@@ -100,21 +99,11 @@ def k_best(
 
 
 def _k_best_states(unary: Tensor, transition: Tensor | Steps, lengths: Tensor, k: int) -> Tensor:
-    """(k, B, T) by the quickest of three ways."""
-    if not isinstance(transition, Tensor):
-        return _best_lists(_levelled(unary, lengths), transition, lengths, k)
-    compiled = native.applies(unary, transition) and k * unary.shape[-1] < _MOST_PLACES
-    if (
-        transition.ndim == 2
-        and unary.device.type == "cpu"
-        and deviations.quicker(unary.shape, k, compiled=compiled)
-    ):
-        wide = transition.double()
-        messages = prefixes(unary.double(), wide, lengths)
-        best = traceback(messages, wide, lengths, count=1, noise=None)[0]
-        return deviations.k_best(messages, wide, lengths, best, k)
-    if compiled:
-        return native.k_best(unary, transition, lengths, k)
+    """(k, B, T) their states; -1 beyond the length, and where there are fewer."""
+    if isinstance(transition, Tensor):
+        values, table = unary.double(), transition.double()
+        if native.applies(values, table):
+            return native.k_best(native.prefixes(values, table, lengths), table, lengths, k)
     return _best_lists(_levelled(unary, lengths), as_steps(transition), lengths, k)
 
 

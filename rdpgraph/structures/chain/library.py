@@ -36,6 +36,10 @@ _SIGNATURES = {
     "best": (4, 4, 0, 1),
     "up": (6, 3, 0, 2),
     "down": (11, 3, 0, 1),
+    "most": (8, 3, 0, 1),
+    "descend": (7, 4, 0, 2),
+    "lists": (8, 3, 0, 1),
+    "taken": (2, 0, 0, 0),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
 _UNUSABLE = ".unusable"

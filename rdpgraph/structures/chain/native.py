@@ -116,13 +116,13 @@ def trace(
     _call("trace", messages, turned, lengths, noise, states, *sizes, threads)
 
 
-def k_best(unary: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """(k, B, T) the states of the k best sequences; ties go to the lower states."""
-    unary, turned, lengths = _dense(unary), _dense(transition.mT), _dense(lengths)
-    batch, steps, count = unary.shape
+def k_best(messages: Tensor, transition: Tensor, lengths: Tensor, k: int) -> Tensor:
+    """(k, B, T) the states of the k best sequences by the scores of prefixes; -1: there is none."""
+    messages, turned, lengths = _dense(messages), _dense(transition.mT), _dense(lengths)
+    batch, steps, count = messages.shape
     paths = lengths.new_empty(k, batch, steps)
-    threads = min(max(batch, 1), _threads(batch * steps * count * count))
-    _call("best", unary, turned, lengths, paths, batch, steps, count, k, threads)
+    threads = min(max(batch, 1), _threads(batch * steps * count))
+    _call("best", messages, turned, lengths, paths, batch, steps, count, k, threads)
     return paths
 
 

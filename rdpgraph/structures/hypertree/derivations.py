@@ -212,8 +212,7 @@ class Derivations(Recursion):
         Raises:
             ImpossibleEvidenceError: an item has no derivation.
         """
-        tape = self.to_tape(double=True)
-        return self._used(tape, self._draws(tape, count, generator), count)
+        return self._used(*self._draws(count, generator), count)
 
     def _used(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
         shape = count * tape.batch, tape.unary.shape[-1]

@@ -235,8 +235,7 @@ class SemiMarkov(Recursion):
             ImpossibleEvidenceError: an item has no possible segmentation.
         """
         count = checked_count(count, self.states_shape)
-        drawn = self._draws(self.to_tape(double=True), count, generator)
-        return self._segmentation(drawn, (count,))
+        return self._segmentation(self._draws(count, generator)[1], (count,))
 
     def rsample(
         self, count: int, *, temperature: float, generator: torch.Generator | None = None

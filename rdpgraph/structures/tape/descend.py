@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.draws import Pick, drawn, largest, require_generator
+from rdpgraph.structures.tape import machine
 from rdpgraph.structures.tape.reader import Reader
+from rdpgraph.structures.tape.replay import whole
 from rdpgraph.structures.tape.step import Step
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.up import up
 from rdpgraph.structures.tape.values import Value
 
 _FEW = 2**5  # nodes that are told apart in Python
@@ -49,21 +52,32 @@ class Drawn:
 
 
 @torch.no_grad()
-def descend(tape: Tape, reader: Reader, count: int, pick: Pick, *, name: str) -> Drawn:
-    """Derivations, from the goal downwards; all nodes of one step at once, over all of them.
+def descend(
+    tape: Tape, count: int, *, name: str, best: bool, generator: torch.Generator | None = None
+) -> Drawn:
+    """Derivations, from the goal downwards: of each item the best one, or draws.
 
     Args:
         tape: laid out.
-        reader: its values: sums for draws, maxima for the best.
         count: how many of each item.
-        pick: one of the alternatives of each node.
         name: the structure that is named where there is no derivation.
+        best: whether they are the best, not draws.
+        generator: of draws.
 
     Raises:
         ImpossibleEvidenceError: an item has no derivation.
     """
-    possible = (reader.values[-1].reshape(-1) > -math.inf).expand(tape.batch).reshape(tape.lead)
+    require_generator(generator)
+    done, reader = machine.values_of(tape, best=best), Reader()
+    if done is None:
+        tape = whole(tape)
+        reader = up(tape, float(not best))
+    goal = reader.values[-1].reshape(-1) if done is None else done.goal
+    possible = (goal > -math.inf).expand(tape.batch).reshape(tape.lead)
     require_possible(f"{name} has no samples and no mode", possible)
+    if done is not None:
+        return Drawn(*done.descend(count, generator))
+    pick = largest if best else drawn(generator)
     return picked(tape, reader, torch.arange(count * tape.batch, device=tape.device), pick)
 
 

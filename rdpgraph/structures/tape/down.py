@@ -8,12 +8,25 @@ import torch
 from torch import Tensor
 
 from rdpgraph.model.logmatrix import soft_scatter
+from rdpgraph.structures.tape import machine
 from rdpgraph.structures.tape.reader import Reader
+from rdpgraph.structures.tape.replay import whole
 from rdpgraph.structures.tape.steps import Leaf
 from rdpgraph.structures.tape.tape import Tape
+from rdpgraph.structures.tape.up import up
 from rdpgraph.structures.tape.values import Value, View
 
 _MOST = 16  # parts of an entry that wait to be compared at once
+
+
+@torch.no_grad()
+def max_marginals(tape: Tape) -> Tensor:
+    """(*lead, *sites, K) the best score with each state of each site; -inf: none."""
+    done = machine.values_of(tape, best=True)
+    if done is not None:
+        return done.most().to(tape.unary).reshape(tape.unary.shape)
+    tape = whole(tape)
+    return of_sites(tape, down(tape, up(tape, 0.0)))
 
 
 @torch.no_grad()

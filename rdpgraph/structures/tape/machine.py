@@ -102,6 +102,59 @@ class Run:
                     own.masked_fill_(spoilt.reshape(-1, *(1,) * (own.ndim - 1)), math.nan)
         return results
 
+    def most(self) -> Tensor:
+        """(B, sites, K) the best score with each state of each site; of maxima. -inf: none."""
+        program, unary = self.program, self.inputs.unary
+        batch, start = unary.shape[0], unary.shape[0] * program.ranges[-1][0]
+        above = torch.full_like(self.values, -math.inf)
+        above[start : start + batch] = self.goal
+        sites = torch.full_like(unary, -math.inf)
+        library.function("most", unary.dtype)(
+            *self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
+            len(self.inputs.given) + 1, _threads(program, batch),
+        )  # fmt: skip
+        return sites
+
+    def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(3, U) derivation, site and state of all that derivations use: the best ones, or draws.
+
+        Args:
+            count: how many of each item; number d of item b is derivation d * B + b.
+            generator: of draws, each of which has a stream of numbers of its own.
+        """
+        batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
+        seed = 0
+        if not self.best:
+            device = "cpu" if generator is None else generator.device
+            numbers = torch.empty((), dtype=torch.int64, device=device)
+            seed = int(numbers.random_(generator=generator))
+        found = array("q", (0, 0))
+        library.function("descend", dtype)(
+            *self.addresses, found.buffer_info()[0], len(self.program.ranges), batch, count, seed,
+            self.best, _threads(self.program, batch * count),
+        )  # fmt: skip
+        return self._used(found)
+
+    def k_best(self, count: int) -> tuple[Tensor, Tensor]:
+        """(3, U) of the best derivations, as `descend`, and (count, B) whether there are so many.
+
+        Lists of the nodes are found when they are asked for (Huang and Chiang 2005, algorithm 3).
+        """
+        batch, found = self.inputs.unary.shape[0], array("q", (0, 0))
+        there = torch.empty(batch, dtype=torch.int64)
+        library.function("lists", self.inputs.unary.dtype)(
+            *self.addresses, found.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
+            batch, count, _threads(self.program, batch),
+        )  # fmt: skip
+        return self._used(found), torch.arange(count).unsqueeze(1) < there
+
+    def _used(self, found: "array[int]") -> Tensor:
+        """(3, U) what the library holds at an address, which it gives up."""
+        result = torch.empty(found[1], 3, dtype=torch.int64)
+        taken = library.function("taken", self.inputs.unary.dtype)
+        taken(found.buffer_info()[0], result.data_ptr())
+        return result.T
+
     def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:
         """The gradient of a table: what its links have before and after, times its weights."""
         batch = self.inputs.unary.shape[0]
@@ -174,6 +227,12 @@ def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
         _threads(program, batch),
     )  # fmt: skip
     return done
+
+
+def values_of(tape: Tape, *, best: bool) -> Run | None:
+    """Return the values of all steps of a tape, log-sums or maxima, if the machine has them."""
+    program = program_of(tape)
+    return None if program is None else run(program, inputs_of(tape, program), best=best)
 
 
 def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:

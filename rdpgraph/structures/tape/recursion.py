@@ -16,10 +16,10 @@ from rdpgraph.model.restriction import gathered
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import Structure, is_tracked
 from rdpgraph.model.table import as_states, checked_log_values, settle
-from rdpgraph.structures.draws import checked_best, checked_count, drawn, largest, perturbed
+from rdpgraph.structures.draws import checked_best, checked_count, perturbed
 from rdpgraph.structures.tape.best import best
 from rdpgraph.structures.tape.descend import Drawn, descend
-from rdpgraph.structures.tape.down import down, of_sites
+from rdpgraph.structures.tape.down import max_marginals
 from rdpgraph.structures.tape.means import mean_values, usable
 from rdpgraph.structures.tape.moments import cross_entropy, entropy
 from rdpgraph.structures.tape.replay import laid_out, whole
@@ -142,7 +142,7 @@ class Recursion(Structure):
     @torch.no_grad()
     def _best_tape(self) -> Tape:
         """What maxima are taken on; without gradient."""
-        return self.to_tape(ranks=False, double=True)
+        return self._laid_out(ranks=False, double=True)
 
     def log_partition(self) -> Tensor:
         """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
@@ -218,8 +218,7 @@ class Recursion(Structure):
 
         Links and rules of low rank are written out. Not differentiable.
         """
-        tape = self._best_tape
-        return of_sites(tape, down(tape, up(tape, 0.0)))
+        return max_marginals(self._best_tape)
 
     @torch.no_grad()
     def mode(self) -> Tensor:
@@ -233,13 +232,13 @@ class Recursion(Structure):
     @torch.no_grad()
     def _best(self) -> Drawn:
         """The sites of one best derivation."""
-        return descend(self._best_tape, up(self._best_tape, 0.0), 1, largest, name=self.name)
+        return descend(self._best_tape, 1, name=self.name, best=True)
 
     def k_best(self, k: int) -> KBestConfigurations:
         """The k best derivations, best first; the scores are differentiable.
 
-        Those of a small recursion are found for all items at once; in a large one items are taken
-        one by one, with lazy lists (Huang and Chiang 2005, algorithm 3).
+        By lists of the nodes that are asked for (Huang and Chiang 2005, algorithm 3); where torch
+        answers by lists of all entries, about k times the time and memory of the maxima.
 
         Raises:
             ModelError: k below 1.
@@ -256,14 +255,15 @@ class Recursion(Structure):
         Raises:
             ImpossibleEvidenceError: an item has none.
         """
-        tape = self.to_tape(double=True)
-        return self._draws(tape, count, generator).states(tape, count)
+        tape, drawn = self._draws(count, generator)
+        return drawn.states(tape, count)
 
     @torch.no_grad()
-    def _draws(self, tape: Tape, count: int, generator: torch.Generator | None) -> Drawn:
-        """The sites of independent draws."""
+    def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
+        """The tape of independent draws, and their sites."""
         count = checked_count(count, self.states_shape)
-        return descend(tape, up(tape), count, drawn(generator), name=self.name)
+        tape = self._laid_out(double=True)
+        return tape, descend(tape, count, name=self.name, best=False, generator=generator)
 
     @by_autograd
     def rsample(

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rdpgraph import Chain
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.chain import decode, deviations
+from rdpgraph.structures.chain import decode, library
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,
@@ -46,15 +46,16 @@ def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
             chain_of(*parts).mode()
 
 
-@pytest.mark.parametrize("deviating", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
 @pytest.mark.parametrize("k", [1, 2, 7, 30])
 @pytest.mark.parametrize("whole", [False, True])
 def test_k_best_are_the_first_of_all_sequences_sorted(
-    kind, states, total, k, whole, deviating, monkeypatch
+    kind, states, total, k, whole, compiled, monkeypatch
 ):
-    monkeypatch.setattr(deviations, "quicker", lambda *given, compiled: deviating)
+    if not compiled:
+        monkeypatch.setattr(library, "available", lambda dtype: False)
     parts = chains(kind, seed=k, states=states, total=total, whole=whole)
     best = chain_of(*parts).k_best(k)
     found, scores = best.states, best.scores
@@ -74,23 +75,18 @@ def test_k_best_are_the_first_of_all_sequences_sorted(
 
 
 @pytest.mark.parametrize("k", [1, 4, 60])
-def test_deviations_find_what_lists_find(k, monkeypatch):
+def test_lists_of_a_few_states_and_of_all_are_the_same(k, monkeypatch):
     unary, transition, lengths = chains("shared", seed=k, states=5, total=40)
     scores = []
-    for deviating in (False, True):
-        monkeypatch.setattr(deviations, "quicker", lambda *given, compiled, own=deviating: own)
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(library, "available", lambda dtype: False)
         best = chain_of(unary, transition, lengths).k_best(k)
         scores.append(best.scores)
         possible = (best.scores > -math.inf).sum(0)
         for item, count in enumerate(possible.tolist()):
             assert len({tuple(row) for row in best.states[:count, item].tolist()}) == count
     assert_close(*scores)
-
-
-def test_deviations_are_taken_for_long_chains_and_lists_for_many_short_ones():
-    for compiled in (False, True):
-        assert deviations.quicker(torch.Size([1, 1000, 9]), 5, compiled=compiled)
-        assert not deviations.quicker(torch.Size([64, 10, 5]), 5, compiled=compiled)
 
 
 @pytest.mark.parametrize("kind", KINDS)

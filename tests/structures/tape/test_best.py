@@ -1,10 +1,11 @@
-"""The k best derivations: lists of all entries at once, and lists of one item in need."""
+"""The k best derivations: lists of the nodes asked for, and torch's lists of all entries."""
 
 import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.tape.best import one_by_one, together
+from rdpgraph.structures.chain import library
+from rdpgraph.structures.tape.best import best
 from tests.structures.tape.models import PAIRS, Spans, draw
 
 
@@ -25,10 +26,13 @@ def recursions():
 
 
 @pytest.mark.parametrize("name", RECURSIONS := dict(recursions()))
-def test_both_ways_find_the_same_lists(name):
-    tape, k = RECURSIONS[name].to_tape(ranks=False, double=True), 7
-    answers = []
-    for drawn, there in (together(tape, k), one_by_one(tape, k)):
+def test_both_ways_find_the_same_lists(name, monkeypatch):
+    k, answers = 7, []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(library, "available", lambda dtype: False)
+        tape = RECURSIONS[name].to_tape(ranks=False, double=True)
+        drawn, there = best(tape, k)
         states = drawn.states(tape, k)
         assert set(drawn.tree.tolist()) <= set(there.flatten().nonzero().flatten().tolist())
         scores = RECURSIONS[name].score(states).masked_fill(~there.reshape(k, *tape.lead), -99.0)

@@ -479,3 +479,74 @@ def test_threads_and_items_one_by_one_agree(kind):
     for item in range(5):
         value, single, *_ = gradients(made(item))
         assert_close((value, single), (found[0][0][item, None], found[0][1][item, None]))
+
+
+def tables_of(model):
+    """The scores of all configurations, by number; and their states."""
+    shape = model.unary.shape[model.unary.ndim - model._dims - 1 :]
+    count = math.prod(shape[:-1])
+    states = torch.cartesian_prod(*[torch.arange(-1, shape[-1])] * count).reshape(-1, *shape[:-1])
+    lead = model.unary.shape[: model.unary.ndim - len(shape)]
+    wide = states.reshape(len(states), *(1,) * len(lead), *shape[:-1]).expand(
+        -1, *lead, *shape[:-1]
+    )
+    return model.score(wide), states
+
+
+FEW = {"tags", "tables of items", "hard tags", "low rank", "plain tags"}
+
+
+@each
+def test_choices_are_those_of_torch(name, by_torch):
+    model = MODELS[name]
+
+    def asked():
+        fresh = replace(model)
+        modes, best = fresh.mode(), fresh.k_best(5)
+        return (
+            fresh.score(modes) if torch.is_tensor(modes) else None,
+            best.scores,
+            (fresh.max_marginals()),
+        )
+
+    for ours, theirs in zip(asked(), by_torch(asked), strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", sorted(FEW & set(MODELS)))
+def test_draws_and_the_best_are_those_of_enumeration(name):
+    model = MODELS[name]
+    scores, states = tables_of(model)
+    flat = scores.reshape(len(states), -1)
+    best = model.k_best(4).scores.reshape(4, -1)
+    assert_close(best, flat.sort(0, descending=True).values[:4])
+    count = 4000
+    drawn = model.sample(count, torch.Generator().manual_seed(3)).reshape(count, flat.shape[1], -1)
+    size = model.unary.shape[-1] + 1
+    weights = size ** torch.arange(states[0].numel() - 1, -1, -1)
+    for item in range(flat.shape[1]):
+        chances = flat[:, item].softmax(0)
+        found = ((drawn[:, item] + 1) * weights).sum(-1).bincount(minlength=len(states))
+        assert int(found[chances == 0].sum()) == 0
+        expected = chances * count
+        some = expected > 0
+        excess = ((found - expected)[some] ** 2 / expected[some]).sum()
+        assert float(excess) < 2.0 * int(some.sum()) + 30.0  # chi-square, far beyond its mean
+
+
+def test_draws_depend_on_the_seed_alone():
+    model = MODELS["spans"]
+
+    def drawn(seed, count=50):
+        return model.sample(count, torch.Generator().manual_seed(seed))
+
+    before = torch.get_num_threads()
+    alone = drawn(1)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(drawn(1), alone)
+    finally:
+        torch.set_num_threads(before)
+    assert not torch.equal(drawn(2), alone)

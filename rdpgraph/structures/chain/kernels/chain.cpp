@@ -6,6 +6,7 @@
 // As fast, and half the time to build.
 #pragma GCC push_options
 #pragma GCC optimize("O2")
+#include "descend.h"
 #include "machine.h"
 #pragma GCC pop_options
 
@@ -55,10 +56,10 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     trace<Real>(messages, turned, lengths, noise, found, paths, batch, steps, count, first, last, \
                 threads);                                                                         \
   }                                                                                               \
-  void chain_best_##name(const Real* unary, const Real* turned, const int64_t* lengths,           \
+  void chain_best_##name(const Real* messages, const Real* turned, const int64_t* lengths,           \
                          int64_t* found, int64_t batch, int64_t steps, int64_t count, int64_t k,  \
                          int threads) {                                                           \
-    best_lists<Real>(unary, turned, lengths, found, batch, steps, count, k, threads);             \
+    best_sequences<Real>(messages, turned, lengths, found, batch, steps, count, k, threads);             \
   }                                                                                               \
   void chain_up_##name(const int64_t* values, const int64_t* steps, const int32_t* index,         \
                        const int64_t* tables, Real* arena, Real* room, int64_t count,             \
@@ -76,6 +77,35 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     by_items<Real>(batch, threads, [&](int64_t a, int64_t b) {                                    \
       run_down(m, a, b, grads, befores, afters, extras, sites);                                   \
     });                                                                                           \
+  }                                                                                               \
+  void chain_most_##name(const int64_t* values, const int64_t* steps, const int32_t* index,       \
+                         const int64_t* tables, Real* arena, Real* room, Real* above,             \
+                         Real* sites, int64_t count, int64_t batch, int64_t slots, int threads) { \
+    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, true};         \
+    prepare_all(m, slots, true);                                                                  \
+    by_items<Real>(batch, threads, [&](int64_t a, int64_t b) { run_best(m, a, b, above, sites); }); \
+  }                                                                                               \
+  void chain_descend_##name(const int64_t* values, const int64_t* steps, const int32_t* index,    \
+                            const int64_t* tables, Real* arena, Real* room, int64_t* found,       \
+                            int64_t count, int64_t batch, int64_t draws, int64_t seed, int best,  \
+                            int threads) {                                                        \
+    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, best != 0};    \
+    std::vector<Used>* all = descend(m, draws, uint64_t(seed), threads);                          \
+    found[0] = reinterpret_cast<int64_t>(all);                                                    \
+    found[1] = all->size();                                                                       \
+  }                                                                                               \
+  void chain_lists_##name(const int64_t* values, const int64_t* steps, const int32_t* index,      \
+                          const int64_t* tables, Real* arena, Real* room, int64_t* found,         \
+                          int64_t* there, int64_t count, int64_t batch, int64_t k, int threads) { \
+    const Machine<Real> m{values, steps, index, tables, arena, room, count, batch, true};         \
+    std::vector<Used>* all = k_best(m, k, there, threads);                                        \
+    found[0] = reinterpret_cast<int64_t>(all);                                                    \
+    found[1] = all->size();                                                                       \
+  }                                                                                               \
+  void chain_taken_##name(int64_t* found, int64_t* result) {                                      \
+    auto* all = reinterpret_cast<std::vector<Used>*>(found[0]);                                   \
+    std::memcpy(result, all->data(), all->size() * sizeof(Used));                                 \
+    delete all;                                                                                   \
   }
 
 #ifdef CHAIN_FLOAT

@@ -40,18 +40,24 @@ template <typename Real> struct Machine {
     return reinterpret_cast<const T*>(table(slot)[0]);
   }
 
-  // Where a factor's entry lies in the arena; below 0: none.
-  int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
+  // The step and the place of a factor's entry; null: none.
+  const int32_t* found(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
     const int64_t many = part[2], wide = part[3];
     int64_t number = (many > 1 ? way : 0) * wide + (wide > 1 ? place : 0);
     if (part[5] >= 0) {  // places in a pool, given when it is run
       const int64_t* given = table(part[5]);
       const int64_t* places = reinterpret_cast<const int64_t*>(given[0]);
       number = places[(given[1] > 1 ? item * given[2] : 0) + number];
-      if (number >= part[0]) return -1;
+      if (number >= part[0]) return nullptr;
     }
-    const int32_t* found = index + part[1] + 2 * number;
-    return found[0] < 0 ? -1 : at(found[0], item, found[1]);
+    const int32_t* own = index + part[1] + 2 * number;
+    return own[0] < 0 ? nullptr : own;
+  }
+
+  // Where a factor's entry lies in the arena; below 0: none.
+  int64_t entry(const int32_t* part, int64_t way, int64_t item, int64_t place) const {
+    const int32_t* own = found(part, way, item, place);
+    return own ? at(own[0], item, own[1]) : -1;
   }
 };
 
@@ -147,7 +153,7 @@ template <typename Real> bool prepare(const Prepared<Real>& t, bool best, bool b
       Real* target = t.back + (p * t.columns + j) * wide;
       const Real* source = t.ahead + (j / wide * t.rows + first) * wide + j % wide;
       for (int64_t k = 0; k < count; ++k) target[k] = source[k * wide];
-      for (int64_t k = count; k < wide; ++k) target[k] = 0;
+      for (int64_t k = count; k < wide; ++k) target[k] = best ? kNever<Real> : Real(0);
     }
   return false;
 }

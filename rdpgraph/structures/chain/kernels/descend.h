@@ -1,0 +1,361 @@
+// From the goal of a tape that was run upwards to its leaves: the best derivation or draws, and what
+// the best derivation through each entry is worth.
+
+#pragma once
+
+#include <tuple>
+
+#include "lists.h"
+#include "machine.h"
+
+namespace {
+
+// Numbers of one stream, in turn (splitmix64).
+struct Stream {
+  uint64_t state;
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+  }
+  double uniform() { return double(next() >> 11) * 0x1p-53; }
+};
+
+// What the nodes of one item are made of.
+template <typename Real> struct Nodes {
+  const Machine<Real>& m;
+  const int64_t item;
+  Room<Real> room;
+  const Real* row = nullptr;  // of the step and place that were read last
+  int64_t row_step = -1, row_place = -1;
+
+  Nodes(const Machine<Real>& machine, int64_t item) : m(machine), item(item) {}
+
+  const int64_t* step(int64_t n) const { return m.steps + kFields * n; }
+
+  // Every alternative of a sum, until one is enough.
+  template <typename Visit> void each_way(const int64_t* step, Visit visit) const {
+    const int32_t* way = m.index + step[2];
+    for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
+      for (int64_t a = 0; a < way[0]; ++a)
+        if (visit(way + 2, way[1], a)) return;
+  }
+
+  // The log-values of the alternatives of a node; one where values are moved, none of a leaf.
+  void expand(int64_t n, int64_t place, int64_t label, std::vector<Real>& terms) {
+    const int64_t* step = this->step(n);
+    terms.clear();
+    switch (step[0]) {
+      case kSites:
+      case kGiven: return;
+      case kTotal:
+        each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
+          Real sum = 0;
+          for (int64_t f = 0; f < factors && sum > kNever<Real>; ++f, part += kPart) {
+            const int64_t from = m.entry(part, way, item, place);
+            sum += from < 0 ? kNever<Real> : m.arena[from + (part[4] > 1 ? label : 0)];
+          }
+          terms.push_back(sum);
+          return false;
+        });
+        return;
+      case kSummed:
+      case kLinked:
+      case kRules: {
+        const Link<Real> link(m, step);
+        if (n != row_step || place != row_place) row = link.in_logs(item, place, room);
+        row_step = n, row_place = place;
+        terms.assign(row, row + link.depth);
+        if (step[0] == kSummed) return;
+        const int64_t* table = m.table(step[3]);
+        const Real* logs = reinterpret_cast<const Real*>(table[0]) +
+                           (table[1] > 1 ? item * table[2] : 0) + label * table[6];
+        for (int64_t i = 0; i < link.depth; ++i) terms[i] += logs[i * table[4]];
+        return;
+      }
+      case kPairs:
+      case kNone: {  // those that are not stored, too
+        const int32_t *left = m.index + step[4], *right = m.index + step[5];
+        const int64_t first = label / step[7], second = label % step[7];
+        for (int64_t s = 0; s < std::max(left[2], right[2]); ++s) {
+          const int64_t l = m.entry(left, s, item, place), r = m.entry(right, s, item, place);
+          terms.push_back(l < 0 || r < 0 ? kNever<Real> : m.arena[l + first] + m.arena[r + second]);
+        }
+        return;
+      }
+      default: terms.push_back(value(n, place, label));
+    }
+  }
+
+  int64_t steps() const { return m.count; }
+  int64_t size(int64_t n) const { return m.places(n) * m.labels(n); }
+  int64_t labels(int64_t n) const { return m.labels(n); }
+
+  Real value(int64_t n, int64_t place, int64_t label) const {
+    return m.arena[m.at(n, item, place) + label];
+  }
+
+  bool is_leaf(int64_t n) const { return step(n)[0] == kSites || step(n)[0] == kGiven; }
+
+  // The number of the site that a node says the state of; below 0: none.
+  int64_t site(int64_t n, int64_t place) const {
+    return step(n)[0] == kSites ? m.index[step(n)[2] + place] : -1;
+  }
+
+  // The nodes (step, place, label) that an alternative is made of.
+  template <typename Visit>
+  void parts(int64_t n, int64_t place, int64_t label, int64_t chosen, Visit visit) const {
+    const int64_t* step = this->step(n);
+    const auto part_of = [&](const int32_t* part, int64_t way, int64_t own) {
+      const int32_t* found = m.found(part, way, item, place);
+      if (found) visit(found[0], found[1], part[4] > 1 ? own : 0);
+    };
+    switch (step[0]) {
+      case kTotal:
+        each_way(step, [&](const int32_t* part, int64_t factors, int64_t way) {
+          if (chosen--) return false;
+          for (int64_t f = 0; f < factors; ++f, part += kPart) part_of(part, way, label);
+          return true;
+        });
+        return;
+      case kPairs:
+      case kNone:
+        part_of(m.index + step[4], chosen, label / step[7]);
+        part_of(m.index + step[5], chosen, label % step[7]);
+        return;
+      case kBeside: {
+        const int32_t* part = m.index + step[3];
+        for (; label >= part[2] * part[4]; part += kPart) label -= part[2] * part[4];
+        part_of(part, label / part[4], label % part[4]);
+        return;
+      }
+      case kApart: {
+        const int64_t wide = m.labels(step[2]);
+        visit(step[2], place / wide, place % wide);
+        return;
+      }
+      case kPicked:
+      case kSummed:
+      case kLinked:
+      case kRules:
+        visit(step[2], m.places(step[2]) > 1 ? place : 0,
+              step[0] == kPicked ? m.index[step[3] + label] : chosen);
+    }
+  }
+};
+
+// Some derivations of one item: all nodes of a step at once, so that what they share is made once.
+template <typename Real> struct Descent {
+  struct Node {
+    int64_t place, label, tree, after;  // the last one: the next that waits for this step
+  };
+  Nodes<Real> nodes;
+  std::vector<Used>& used;
+  std::vector<Stream> streams;
+  std::vector<int64_t> heads;
+  std::vector<Node> waiting, here;
+  std::vector<Real> terms;
+  bool summed = false;
+
+  Descent(const Machine<Real>& m, int64_t item, std::vector<Used>& used)
+      : nodes(m, item), used(used), heads(m.count, -1) {}
+
+  void wait(int64_t step, int64_t place, int64_t label, int64_t tree) {
+    waiting.push_back({place, label, tree, heads[step]});
+    heads[step] = waiting.size() - 1;
+  }
+
+  // One of `terms`: the first of the largest, or a draw in proportion to the exponentials.
+  int64_t chosen(Stream& stream) {
+    const int64_t count = terms.size();
+    if (count < 2) return 0;
+    if (nodes.m.best) return std::max_element(terms.begin(), terms.end()) - terms.begin();
+    if (!summed) {
+      exps(terms.data(), terms.data(), finite(largest(terms.data(), count)), count);
+      for (int64_t k = 1; k < count; ++k) terms[k] += terms[k - 1];
+      summed = true;
+    }
+    const Real target = Real(stream.uniform()) * terms.back();
+    const int64_t way = std::upper_bound(terms.begin(), terms.end(), target) - terms.begin();
+    if (way < count) return way;  // else the product was rounded up: the last that has a share
+    return std::lower_bound(terms.begin(), terms.end(), terms.back()) - terms.begin();
+  }
+
+  // Draws from one to another, each of a stream of its own.
+  void run(uint64_t seed, int64_t first, int64_t last) {
+    const Machine<Real>& m = nodes.m;
+    for (int64_t draw = first; draw < last; ++draw) {
+      const uint64_t tree = draw * m.batch + nodes.item;
+      streams.push_back({seed ^ Stream{tree}.next()});
+      wait(m.count - 1, 0, 0, draw - first);
+    }
+    for (int64_t n = m.count - 1; n >= 0; --n) {
+      here.clear();
+      for (int64_t k = heads[n]; k >= 0; k = waiting[k].after) here.push_back(waiting[k]);
+      if (here.empty()) continue;
+      std::sort(here.begin(), here.end(), [](const Node& one, const Node& other) {
+        return std::tie(one.place, one.label, one.tree) < std::tie(other.place, other.label, other.tree);
+      });
+      const int64_t* step = nodes.step(n);
+      for (size_t k = 0; k < here.size(); ++k) {
+        const Node node = here[k];
+        if (step[0] == kSites) {
+          const int64_t tree = (first + node.tree) * m.batch + nodes.item;
+          used.push_back({tree, m.index[step[2] + node.place], node.label});
+          continue;
+        }
+        if (!k || node.place != here[k - 1].place || node.label != here[k - 1].label) {
+          nodes.expand(n, node.place, node.label, terms);
+          summed = false;
+        }
+        nodes.parts(n, node.place, node.label, chosen(streams[node.tree]),
+                    [&](int64_t inner, int64_t p, int64_t l) { wait(inner, p, l, node.tree); });
+      }
+    }
+  }
+};
+
+std::vector<Used>* together(const std::vector<std::vector<Used>>& parts) {
+  auto* all = new std::vector<Used>;
+  for (const auto& part : parts) all->insert(all->end(), part.begin(), part.end());
+  return all;
+}
+
+// (derivation, site, state) of all sites that draws of all items use.
+template <typename Real>
+std::vector<Used>* descend(const Machine<Real>& m, int64_t draws, uint64_t seed, int threads) {
+  const int64_t blocks = m.batch >= threads ? 1 : std::min<int64_t>(draws, threads);
+  std::vector<std::vector<Used>> parts(m.batch * blocks);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t job = 0; job < m.batch * blocks; ++job) {
+    const int64_t block = job % blocks;
+    Descent<Real>(m, job / blocks, parts[job])
+        .run(seed, draws * block / blocks, draws * (block + 1) / blocks);
+  }
+  return together(parts);
+}
+
+// (derivation, site, state) of the best derivations of all items; how many an item has.
+template <typename Real>
+std::vector<Used>* k_best(const Machine<Real>& m, int64_t most, int64_t* there, int threads) {
+  std::vector<std::vector<Used>> parts(m.batch);
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t item = 0; item < m.batch; ++item) {
+    Lists<Real, Nodes<Real>> lists(Nodes<Real>(m, item), most);
+    there[item] = lists.use_best(m.count - 1, item, m.batch, parts[item]);
+  }
+  return together(parts);
+}
+
+// ---- maxima downwards --------------------------------------------------------------------------
+
+template <typename Real> void raise(Real& to, Real value) { to = std::max(to, value); }
+
+// What an entry's derivations have besides its own value.
+template <typename Real> Real besides(Real above, Real own) {
+  return above > kNever<Real> ? above - own : above;
+}
+
+template <typename Real>
+APART void link_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
+                     Room<Real>& room) {
+  const Link<Real> link(m, step);
+  const int64_t columns = m.labels(step[1]), depth = link.depth;
+  std::vector<Real> ahead(columns), back;
+  for (int64_t item = first; item < last; ++item)
+    for (int64_t place = 0; place < link.places; ++place) {
+      const int64_t here = m.at(link.out, item, place);
+      bool some = false;
+      for (int64_t j = 0; j < columns; ++j) {
+        ahead[j] = besides(above[here + j], m.arena[here + j]);
+        some |= ahead[j] > kNever<Real>;
+      }
+      if (!some) continue;
+      const Real* rest = ahead.data();  // of each row what the best entry gives
+      if (step[0] == kSummed) {
+        back.assign(depth, ahead[0]);
+        rest = back.data();
+      } else if (step[0] != kPairs) {
+        const Prepared<Real> t = prepared(m, step[3], item);
+        back.resize(panels_of(depth, width<Real>()) * width<Real>());
+        by_panels(ahead.data(), 1, t.columns, t.back, depth, back.data(), true);
+        rest = back.data();
+      }
+      if (!link.rules) {
+        const int64_t from = link.source(item, place);
+        for (int64_t i = 0; i < depth; ++i) raise(above[from + i], m.arena[from + i] + rest[i]);
+        continue;
+      }
+      for (int64_t s = 0; s < link.splits; ++s) {
+        const int64_t l = m.entry(link.left, s, item, place), r = m.entry(link.right, s, item, place);
+        if (l < 0 || r < 0) continue;
+        for (int64_t c = 0; c < link.firsts; ++c)
+          for (int64_t e = 0; e < link.seconds; ++e) {
+            const Real whole = m.arena[l + c] + m.arena[r + e] + rest[c * link.seconds + e];
+            raise(above[l + c], whole);
+            raise(above[r + e], whole);
+          }
+      }
+    }
+}
+
+template <typename Real>
+APART void total_best(const Machine<Real>& m, const int64_t* step, int64_t first, int64_t last, Real* above,
+                      Room<Real>& room) {
+  const int64_t labels = m.labels(step[1]), places = m.places(step[1]);
+  room.terms.resize(std::max<int64_t>(1, step[4] * labels));
+  for (int64_t item = first; item < last; ++item)
+    for (int64_t place = 0; place < places; ++place) {
+      const int64_t here = m.at(step[1], item, place);
+      if (!(largest(above + here, labels) > kNever<Real>)) continue;
+      Real* terms = room.terms.data();
+      alternatives(m, step, item, place, labels, room.terms);
+      const int32_t* way = m.index + step[2];
+      for (int64_t w = 0; w < step[3]; ++w, way += 2 + kPart * way[1])
+        for (int64_t a = 0; a < way[0]; ++a, terms += labels) {
+          for (int64_t j = 0; j < labels; ++j) terms[j] += besides(above[here + j], m.arena[here + j]);
+          for (int64_t f = 0; f < way[1]; ++f) {
+            const int32_t* part = way + 2 + f * kPart;
+            const int64_t to = m.entry(part, a, item, place);
+            if (to < 0) break;
+            if (part[4] == 1) raise(above[to], largest(terms, labels));
+            else for (int64_t j = 0; j < labels; ++j) raise(above[to + j], terms[j]);
+          }
+        }
+    }
+}
+
+// What the best derivation through each entry is worth; -inf: there is none.
+template <typename Real>
+void run_best(const Machine<Real>& m, int64_t first, int64_t last, Real* above, Real* sites) {
+  Room<Real> room;
+  for (int64_t n = m.count - 1; n >= 0; --n) {
+    const int64_t* step = m.steps + kFields * n;
+    const int64_t places = m.places(n), labels = m.labels(n);
+    switch (step[0]) {
+      case kSites:
+        for (int64_t item = first; item < last; ++item)
+          for (int64_t place = 0; place < places; ++place) {
+            const Real* from = above + m.at(n, item, place);
+            Real* to = sites + (item * m.table(0)[3] + m.index[step[2] + place]) * labels;
+            for (int64_t j = 0; j < labels; ++j) raise(to[j], from[j]);
+          }
+        break;
+      case kGiven:
+      case kNone: break;
+      case kTotal: total_best(m, step, first, last, above, room); break;
+      case kSummed:
+      case kLinked:
+      case kRules:
+      case kPairs: link_best(m, step, first, last, above, room); break;
+      default:
+        for (int64_t item = first; item < last; ++item)
+          moved(m, step, item, [&](int64_t to, int64_t from) {
+            if (from >= 0) raise(above[from], above[to]);
+          });
+    }
+  }
+}
+
+}  // namespace
