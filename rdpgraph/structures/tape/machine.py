@@ -128,31 +128,31 @@ class Run:
             device = "cpu" if generator is None else generator.device
             numbers = torch.empty((), dtype=torch.int64, device=device)
             seed = int(numbers.random_(generator=generator))
-        found = array("q", (0, 0))
+        held = array("q", (0, 0))
         library.function("descend", dtype)(
-            *self.addresses, found.buffer_info()[0], len(self.program.ranges), batch, count, seed,
+            *self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
             self.best, _threads(self.program, batch * count),
         )  # fmt: skip
-        return self._used(found)
+        return self._used(held)
 
     def k_best(self, count: int) -> tuple[Tensor, Tensor]:
         """(3, U) of the best derivations, as `descend`, and (count, B) whether there are so many.
 
-        Lists of the nodes are found when they are asked for (Huang and Chiang 2005, algorithm 3).
+        Lists of the nodes are held when they are asked for (Huang and Chiang 2005, algorithm 3).
         """
-        batch, found = self.inputs.unary.shape[0], array("q", (0, 0))
+        batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
         there = torch.empty(batch, dtype=torch.int64)
         library.function("lists", self.inputs.unary.dtype)(
-            *self.addresses, found.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
+            *self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
             batch, count, _threads(self.program, batch),
         )  # fmt: skip
-        return self._used(found), torch.arange(count).unsqueeze(1) < there
+        return self._used(held), torch.arange(count).unsqueeze(1) < there
 
-    def _used(self, found: "array[int]") -> Tensor:
+    def _used(self, held: "array[int]") -> Tensor:
         """(3, U) what the library holds at an address, which it gives up."""
-        result = torch.empty(found[1], 3, dtype=torch.int64)
+        result = torch.empty(held[1], 3, dtype=torch.int64)
         taken = library.function("taken", self.inputs.unary.dtype)
-        taken(found.buffer_info()[0], result.data_ptr())
+        taken(held.buffer_info()[0], result.data_ptr())
         return result.T
 
     def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:
