@@ -18,6 +18,7 @@ from rdpgraph.model.restriction import Support
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.schedulers import Scheduler
+from rdpgraph.structures.potential import StructurePotential
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value, View
@@ -44,6 +45,7 @@ __all__ = [
     "Sites",
     "Solution",
     "Structure",
+    "StructurePotential",
     "Support",
     "Tape",
     "Value",

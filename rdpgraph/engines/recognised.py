@@ -90,11 +90,12 @@ def _network_held(graph: FactorGraph) -> Network | None:
     return reduce_graph(held, possible=Possible(sizes))
 
 
-def graph_held(graph: FactorGraph, which: Tensor) -> FactorGraph:
-    """The graph with factors instead of the evidence on some variables, (V,)."""
+def graph_held(graph: FactorGraph, which: Tensor | None = None) -> FactorGraph:
+    """The graph with factors instead of the evidence on some variables, (V,); None: on all."""
     if graph.observed is None:
         return graph
-    which = which & (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
+    seen = (graph.observed != MISSING).reshape(-1, graph.num_variables).any(0)
+    which = seen if which is None else which & seen
     blocks, sizes, count = list(graph.blocks), graph.domain.sizes, graph.num_factors
     for size in torch.unique(sizes[which]).tolist():
         numbers = (which & (sizes == size)).nonzero()

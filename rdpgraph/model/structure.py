@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -60,6 +60,9 @@ class Structure(Opaque, ABC):
 
     unary: Tensor
 
+    optional_sites: ClassVar[bool] = False
+    """Whether a variable of `factor_graph` has a state, the last, for a site in no state."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # A dataclass leaves a __repr__ of its own as it is; what it would write are all tensors.
@@ -80,7 +83,8 @@ class Structure(Opaque, ABC):
             UnsupportedError: this structure has no general form.
         """
         raise UnsupportedError(
-            f"{type(self).__name__} is not given as a factor graph; ask the structure itself."
+            f"{type(self).__name__} is not given as a factor graph, and so is declared and not "
+            "found in one; ask the structure itself."
         )
 
     def score(self, states: Tensor, /) -> Tensor:
@@ -135,9 +139,11 @@ class Structure(Opaque, ABC):
     def variable_states(self, configuration: Any) -> Tensor:
         """(*lead, *batch, *variables) the states of the variables of `factor_graph`.
 
-        Those of the sites, unless the variables are others or have a state for no state.
+        Those of the sites, unless the variables are others; for a site in no state 0, or the last.
         """
-        return self.site_states(configuration)
+        states = self.site_states(configuration)
+        absent = self.unary.shape[-1] if self.optional_sites else 0
+        return torch.where(states < 0, absent, states)
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
         """(*batch, *variables, states) what marginals of the sites say of the variables.

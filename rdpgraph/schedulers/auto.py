@@ -19,7 +19,7 @@ from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
 from rdpgraph.engines.network import Network
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
-from rdpgraph.engines.recognised import RecognisedSolution, plan_of, recognised_left
+from rdpgraph.engines.recognised import RecognisedSolution, graph_held, plan_of, recognised_left
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
@@ -43,6 +43,7 @@ from rdpgraph.schedulers.scheduler import (
     require_function,
     within,
 )
+from rdpgraph.structures.potential import StructurePotential
 
 MOST_PLANNED = 50_000
 """Factors of two and more variables, with cycles, for which an exact order is sought."""
@@ -138,7 +139,11 @@ class Auto(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """The registry first, then contraction if it fits the budget, then messages."""
-        match = REGISTRY.recognise(graph) if graph.observed is None else None
+        match = None
+        if graph.observed is None or any(
+            isinstance(block.potential, StructurePotential) for block in graph.blocks
+        ):
+            match = REGISTRY.recognise(graph_held(graph))
         if match is None:
             counter = Counter() if self.seconds is None else None
             with counted(counter):

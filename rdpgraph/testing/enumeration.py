@@ -296,7 +296,8 @@ def truth_of(structure: Structure) -> Enumeration:
     except UnsupportedError:
         return Enumeration.of(structure)
     sites = structure.unary.shape[len(graph.batch_shape) : -1]
-    if any(tuple(entry.shape) != tuple(sites) for entry in graph.variables):
+    kinds = {(tuple(entry.shape), entry.size) for entry in graph.variables}
+    if kinds != {(tuple(sites), structure.unary.shape[-1])}:
         return Enumeration.of(structure)  # a graph of other sites
     brute = brute_force(graph)
     uses = brute.configurations.unsqueeze(-1) == torch.arange(structure.unary.shape[-1])

@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.model.evidence import MISSING
-from rdpgraph.testing import brute_force
+from rdpgraph.testing import brute_force, check_potential
 
 D = torch.float64
 
@@ -33,6 +33,8 @@ def shuffled(graph, seed=0, *, states=None):
     for factor in graph.factors():
         numbers = [int(graph.domain.numbers(variable)) for variable in factor.variables]
         potential = factor.potential
+        if len(numbers) > 2:
+            potential = graph.blocks[-1].potential
         if states is not None:
             table = potential.table(len(numbers))
             for slot in range(len(numbers)):
@@ -72,11 +74,13 @@ def answered(graph, name, monkeypatch):
         best = torch.cat([truth.max_marginal(variable) for variable in variables], -1)
         torch.testing.assert_close(solution.max_marginals().reshape(best.shape), best, **close)
         torch.testing.assert_close(solution.entropy().reshape(batch), truth.entropy, **close)
-        modes, drawn = solution.mode().unsqueeze(0), solution.sample(40, seeded())
+        modes, drawn = solution.mode().unsqueeze(0), solution.sample(60, seeded())
     scores = graph.score_states(torch.cat([modes, drawn]).reshape(-1, *batch, count))
     torch.testing.assert_close(scores[0], truth.maximum, **close)
     assert bool((scores > -math.inf).all())
-    assert len(drawn.reshape(40, -1).unique(dim=0)) > 1
+    parts = [drawn[..., k].unsqueeze(-1) == torch.arange(v.size) for k, v in enumerate(variables)]
+    rates = torch.cat(parts, -1).double().mean(0).reshape(joints.shape)
+    assert bool(((rates - joints).abs() < 0.4).all())  # six standard errors of 60 draws
 
 
 def observe(graph, which, seed=0):
@@ -209,3 +213,101 @@ def test_trained_pairs_of_ages_have_the_gradients_of_their_entries():
     assert posterior.plan.why.endswith("structure SemiMarkov")
     (mine,) = torch.autograd.grad(posterior.log_partition.sum(), tables[:1])
     torch.testing.assert_close(mine, found[0])
+
+
+def trees(kind, **options):
+    return getattr(rg, kind)(draw(2, 3, 4), **options)
+
+
+KINDS = ["ProjectiveDependencies", "NonProjectiveDependencies"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("multiroot", [False, True])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 2])], ids=["full", "lengths"])
+def test_dependency_trees_as_factors(kind, multiroot, lengths, monkeypatch):
+    graph = trees(kind, multiroot=multiroot, lengths=lengths).factor_graph()
+    answered(graph, kind, monkeypatch)
+    answered(shuffled(graph), kind, monkeypatch)
+    answered(observe(shuffled(graph), [0, 2]), kind, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_with_rows_of_evidence_and_factors_of_one_head(kind, monkeypatch):
+    heads = [rg.Variable(f"head {word}", 4) for word in range(3)]
+    tree = rg.extend.StructurePotential(getattr(rg, kind)(draw(3, 4)))
+    extra = rg.Factor((heads[1],), rg.Table(draw(4, seed=5)))
+    graph = rg.FactorGraph([rg.Factor(heads, tree), extra, extra])
+    answered(graph, kind, monkeypatch)
+    answered(graph.condition({heads[0]: torch.tensor([-1, 2]), heads[2]: 2}), kind, monkeypatch)
+
+
+def hypertree(case):
+    lengths = torch.tensor([3, 2])
+    return {
+        "no rules": rg.Hypertree(draw(2, 3, 3, 1)),
+        "lengths": rg.Hypertree(draw(2, 3, 3, 1), lengths=lengths),
+        "rules": rg.Hypertree(
+            draw(3, 3, 2), rg.trees.DenseRules(draw(2, 2, 2, seed=1)), root=draw(2, seed=2)
+        ),
+        "preterminals": rg.Hypertree(
+            draw(3, 3, 2), rg.trees.DenseRules(draw(1, 2, 2, seed=1)), preterminals=1
+        ),
+    }[case]
+
+
+@pytest.mark.parametrize("case", ["no rules", "lengths", "rules", "preterminals"])
+def test_charts_of_spans_as_factors(case, monkeypatch):
+    graph = hypertree(case).factor_graph()
+    answered(graph, "Hypertree", monkeypatch)
+    answered(shuffled(graph), "Hypertree", monkeypatch)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_spans_that_are_seen_or_seen_to_be_none(size, monkeypatch):
+    spans = rg.VariableArray("span", (size, size), 2)
+    members = [spans[i, j] for i in range(size) for j in range(size)]
+    tree = rg.extend.StructurePotential(rg.Hypertree(draw(size, size, 1)))
+    other = draw(size, size, 2, seed=1)
+    graph = rg.FactorGraph([rg.FactorBlock((spans,), rg.Table(other)), rg.Factor(members, tree)])
+    seen = {spans[0, 1]: torch.tensor([0, 1, -1]), spans[2, 1]: 1}
+    answered(graph.condition(seen), "Hypertree", monkeypatch)
+    if size == 4:
+        answered(graph.condition({spans[1, 2]: 0}), "Hypertree", monkeypatch)
+    for wrong in ({spans[0, 1]: 0, spans[1, 2]: 0}, {spans[1, 0]: 0}, {spans[1, 1]: 1}):
+        assert rg.infer(graph.condition(wrong)).log_partition == -math.inf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_structures_are_potentials_that_conform(kind):
+    check_potential(rg.extend.StructurePotential(getattr(rg, kind)(draw(2, 3))))
+    check_potential(rg.extend.StructurePotential(rg.Hypertree(draw(2, 2, 1))))
+
+
+@pytest.mark.parametrize("model", [trees(KINDS[0]), trees(KINDS[1]), hypertree("rules")])
+def test_gradients_pass_the_factors_of_trees(model):
+    unary = model.unary.clone().requires_grad_()
+    log_z = rg.infer(model.with_unary(unary).factor_graph()).log_partition
+    (mine,) = torch.autograd.grad(log_z.sum(), unary)
+    torch.testing.assert_close(mine, model.marginals())
+
+
+def test_other_factors_beside_a_tree_are_written_out_or_refused():
+    heads = [rg.Variable(f"head {word}", 4) for word in range(3)]
+    tree = rg.Factor(heads, rg.extend.StructurePotential(trees(KINDS[0])))
+    pair = rg.Factor((heads[0], heads[2]), rg.Table(draw(4, 4, seed=1)))
+    graph = rg.FactorGraph([tree, pair])
+    posterior, truth = rg.infer(graph), brute_force(graph)
+    assert posterior.plan.route != "structure"
+    torch.testing.assert_close(posterior.log_partition, truth.log_partition)
+    many = [rg.Variable(f"head {word}", 13) for word in range(12)]
+    tree = rg.Factor(many, rg.extend.StructurePotential(rg.ProjectiveDependencies(draw(12, 13))))
+    assert rg.infer(rg.FactorGraph([tree])).plan.route == "structure"
+    with pytest.raises(rg.errors.UnsupportedError, match="all other factors are over one variable"):
+        rg.infer(rg.FactorGraph([tree, rg.Factor(many[:2], rg.Table(draw(13, 13)))]))
+
+
+def test_what_is_declared_and_not_found_says_so():
+    grid = rg.Bitext(torch.zeros(2, 2, 2, 2, 1))
+    with pytest.raises(rg.errors.UnsupportedError, match="declared and not found"):
+        grid.factor_graph()

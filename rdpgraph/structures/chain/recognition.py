@@ -81,7 +81,7 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     if transition is None:
         return None
     chains, total = numbers.shape
-    unary = _unary(graph, place, numbers.numel())
+    unary = unary_sum(graph, place, numbers.numel())
     unary = unary.reshape([*graph.batch_shape, chains, total, -1])
     if chains == 1:
         unary, numbers = unary.squeeze(-3), numbers.squeeze(0)
@@ -93,7 +93,7 @@ def recognised(graph: FactorGraph) -> Recognised | None:
     return Recognised(unary, transition, numbers, lengths)
 
 
-def _unary(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
+def unary_sum(graph: FactorGraph, place: Tensor, count: int) -> Tensor:
     """(*batch, sites, N): the unary potentials of each variable summed, at its site."""
     size = int(graph.domain.sizes[0])
     total = torch.zeros(count, size, dtype=graph.dtype, device=graph.device)

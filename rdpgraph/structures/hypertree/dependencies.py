@@ -11,14 +11,17 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.logmatrix import soft_sum
 from rdpgraph.model.restriction import Support, check_support
 from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Structure
+from rdpgraph.model.structure import Match, Structure
 from rdpgraph.model.table import as_states, checked_log_values, settle, taken
+from rdpgraph.structures.chain.factors import held, inside
 from rdpgraph.structures.draws import checked_best, perturbed
 from rdpgraph.structures.hypertree import moments
 from rdpgraph.structures.hypertree.checks import settle_lengths
+from rdpgraph.structures.potential import recognised_factor, structure_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +281,36 @@ class Dependencies(Structure):
 
     def _no_means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
         return self.unary.new_zeros((*self.batch_shape, 1, 1))
+
+    def factor_graph(self) -> FactorGraph:
+        """The heads as variables, with a potential each and one over all: that they form a tree.
+
+        Words beyond the length have the root as their head.
+        """
+        unary = self.unary
+        if self.lengths is not None:
+            root = torch.arange(unary.shape[-1], device=unary.device) == 0
+            within = inside(self.lengths, unary.shape[-2]).unsqueeze(-1)
+            unary = torch.where(within, unary, torch.where(root, 0.0, -math.inf).to(unary))
+        return structure_graph(self, unary)
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """Trees as `factor_graph` writes them, in any order; other factors are over one head."""
+        match = recognised_factor(cls, graph)
+        if match is None:
+            return None
+        trees, unary, numbers = match
+        if trees.lengths is not None:
+            beyond = unary[~inside(trees.lengths, unary.shape[-2])]
+            root = torch.arange(unary.shape[-1], device=unary.device) == 0
+            if not bool((beyond == torch.where(root, 0.0, -math.inf)).all()):
+                return None
+        return Match(trees.with_unary(trees.unary + unary), numbers)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """Those of the heads; the root is the only one of words beyond the length."""
+        return values if self.lengths is None else held(values, self.lengths, best=best)
 
     def work(self) -> float:
         """The terms of log Z."""

@@ -12,10 +12,13 @@ from torch import Tensor
 from rdpgraph._types import ArrayLike
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.model.gradients import by_autograd
+from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.masks import Masks
 from rdpgraph.model.sites import Sites
 from rdpgraph.model.soundness import require_possible
+from rdpgraph.model.structure import Match
 from rdpgraph.model.table import as_states, taken
+from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.draws import perturbed
 from rdpgraph.structures.hypertree import comparison, proposals
 from rdpgraph.structures.hypertree.checks import checked_mask, checked_trees
@@ -24,7 +27,8 @@ from rdpgraph.structures.hypertree.fields import HypertreeFields
 from rdpgraph.structures.hypertree.form import Form
 from rdpgraph.structures.hypertree.masks import HypertreeMasks
 from rdpgraph.structures.hypertree.rules import DenseRules, Rules
-from rdpgraph.structures.hypertree.trees import KBestTrees, Trees
+from rdpgraph.structures.hypertree.trees import KBestTrees, Trees, crossed
+from rdpgraph.structures.potential import recognised_factor, structure_graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,8 @@ class Hypertree(HypertreeFields):
         >>> Hypertree(torch.zeros(4, 4, 1)).log_partition().exp()  # the binary trees of 4 words
         tensor(5.)
     """
+
+    optional_sites = True
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -279,6 +285,56 @@ class Hypertree(HypertreeFields):
         root = None if self.root is None else self.root / temperature
         rules = self.rules.scaled(1.0 / temperature)
         return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
+
+    def factor_graph(self) -> FactorGraph:
+        """The spans as variables, with a potential each and one over all: that they form a tree.
+
+        The last state of a span, N, says that it is no constituent; rules and the root's
+        potentials are part of the factor over all. For T^2 spans, those that no tree has included.
+        """
+        unary = torch.cat([self.unary, torch.zeros_like(self.unary[..., :1])], -1)
+        real = self._real.unsqueeze(-1)
+        return structure_graph(self, torch.where(real, unary, 0.0))
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """Trees as `factor_graph` writes them, in any order; other factors are over one span."""
+        match = recognised_factor(cls, graph)
+        if match is None or not match[2].numel():
+            return None
+        trees, unary, numbers = match
+        unary, none = unary[..., :-1], unary[..., -1]
+        # A span that cannot be none is in the tree if, and only if, none that crosses it is.
+        required = trees._real & (none == -math.inf)
+        free = torch.where(required, 0.0, none)
+        crossing = crossed(torch.where(required, 0.0, -math.inf).to(none)) > -math.inf
+        unary = (unary - torch.where(trees._real, free, 0.0).unsqueeze(-1)).masked_fill(
+            crossing.unsqueeze(-1), -math.inf
+        )
+        root = free.flatten(-2).sum(-1, keepdim=True)
+        if trees.root is None:
+            root = root.expand(*root.shape[:-1], unary.shape[-1] - trees.preterminals)
+        else:
+            root = trees.root + root
+        return Match(replace(trees, unary=trees.unary + unary, root=root), numbers)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """With those of the last state: that a span is no constituent."""
+        if not best:
+            none = (1.0 - values.sum(-1, keepdim=True)).clamp(min=0.0)
+        else:
+            most = values.amax(-1)
+            top = most.amax((-2, -1), keepdim=True)
+            none = torch.where(self._real, crossed(most), top).unsqueeze(-1)
+        return torch.cat([values, none], -1)
+
+    @property
+    def _real(self) -> Tensor:
+        """(*batch, T, T) the spans of words that are there."""
+        total = self.unary.shape[-2]
+        place = torch.arange(total, device=self.unary.device)
+        real = place.unsqueeze(1) <= place
+        return real if self.lengths is None else real & inside(self.lengths, total).unsqueeze(-2)
 
     def sites(self) -> Sites:
         """The spans that trees can have, with the root's potentials at the whole.

@@ -1,5 +1,6 @@
 """Trees over the words of sequences, as the states of their spans."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,6 +116,30 @@ class KBestTrees:
 
     trees: Trees
     scores: Tensor
+
+
+def crossed(values: Tensor) -> Tensor:
+    """(*lead, T, T) for each span the largest value of those that cross it, -inf where none does.
+
+    Of the trees without a span, each has a constituent that crosses it: binary trees have as many
+    constituents as do not cross.
+
+    Args:
+        values: (*lead, T, T), [first, last].
+    """
+    spans = torch.ones_like(values, dtype=torch.bool).triu()
+    values = values.masked_fill(~spans, -math.inf)
+    # Those that start before it and end within it, and the other way round.
+    before = _largest_before(_largest_before(values, -2).masked_fill(~spans, -math.inf), -1)
+    after = _largest_before(values.flip(-1), -1).flip(-1).masked_fill(~spans, -math.inf)
+    return torch.maximum(before, _largest_before(after.flip(-2), -2).flip(-2))
+
+
+def _largest_before(values: Tensor, dim: int) -> Tensor:
+    """The maxima over the entries before each one, -inf for the first."""
+    values = values.cummax(dim).values.roll(1, dim)
+    first = torch.arange(values.shape[dim], device=values.device) == 0
+    return values.masked_fill(first if dim == -1 else first.unsqueeze(-1), -math.inf)
 
 
 def _escaped(text: str) -> str:

@@ -1,0 +1,148 @@
+"""Structures as factors over all of their sites, and graphs that are such a factor."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._shapes import broadcast_shapes
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
+from rdpgraph.model.table import Table
+from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.chain.recognition import unary_sum
+
+_MOST = 1 << 20  # configurations that are written out
+
+
+@dataclass(frozen=True, eq=False)
+class StructurePotential(Potential):
+    """The scores of a structure as one factor over its sites, such as that heads form a tree.
+
+    The slots are the sites, row by row. Where a site may be in no state, as the span of a tree,
+    its variable has one state more than the structure, the last. A graph of this factor and of
+    factors over one variable each is answered by the structure (Smith and Eisner 2008). Beside
+    larger factors the scores of all configurations are written out, 2^20 at most.
+
+    Args:
+        structure: one that scores configurations; its potentials are part of the scores.
+
+    Example:
+        >>> heads = VariableArray("head", (2,), 3)
+        >>> tree = StructurePotential(ProjectiveDependencies(torch.zeros(2, 3)))
+        >>> FactorGraph([Factor([*heads], tree)]).num_factors
+        1
+    """
+
+    structure: Structure
+    _shared: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(*batch, states of each site)."""
+        own, batch = self.structure, self.structure.batch_shape
+        *sites, states = own.unary.shape[len(batch) :]
+        return (*batch, *(1,) * self._shared, *(states + own.optional_sites,) * math.prod(sites))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the structure."""
+        return self.structure.unary.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the structure."""
+        return self.structure.unary.device
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The scores of all combinations of states.
+
+        Raises:
+            UnsupportedError: they are more than 2^20.
+        """
+        sizes, arity = [part.shape[-1] for part in states], len(states)
+        own = self.structure.unary.shape
+        batch = self.structure.batch_shape
+        lead = broadcast_shapes(self.lead(arity), *(part.shape[:-1] for part in states))
+        if math.prod(lead) * math.prod(sizes) > _MOST:
+            raise UnsupportedError(
+                f"A {type(self.structure).__name__} as a factor over {arity} variables would be "
+                f"written out to {math.prod(lead) * math.prod(sizes):,} scores, at most {_MOST:,} "
+                "are: the structure answers where all other factors are over one variable."
+            )
+        grid = [
+            part.reshape(*part.shape[:-1], *(1,) * slot, sizes[slot], *(1,) * (arity - slot - 1))
+            for slot, part in enumerate(states)
+        ]
+        every = torch.stack([part.expand(*lead, *sizes) for part in grid], -1).to(self.device)
+        every = torch.where(every < own[-1], every, -1).flatten(len(lead), -2)
+        # All but the batch dims in front of them.
+        split, shared = len(lead) - len(batch) - self._shared, int(self._shared)
+        every = every.movedim(-2, 0)
+        every = every.movedim(1 + split + len(batch), 1) if shared else every
+        sites = own[len(batch) : -1]
+        scores = self.structure.score(every.reshape(*every.shape[:-1], *sites))
+        scores = scores.movedim(1, -1) if shared else scores
+        return scores.movedim(0, -1).reshape(*lead, *sizes)
+
+    def select(
+        self, block: tuple[int, ...], rows: Tensor | None, arity: int
+    ) -> "StructurePotential":
+        """The potential of a factor, or of several that share a structure without batch dims."""
+        if block and self.lead(arity):
+            raise ModelError("A StructurePotential with batch dims is one Factor, of no block.")
+        return replace(self, _shared=True) if self.lead(arity) else self
+
+
+def structure_graph(structure: Structure, unary: Tensor) -> FactorGraph:
+    """The graph of a structure: a factor over each site, and one of the rest over all of them.
+
+    Args:
+        structure: as declared.
+        unary: (*batch, *sites, states) of the variables.
+    """
+    shape = tuple(unary.shape[len(structure.batch_shape) : -1])
+    sites = VariableArray("site", shape, unary.shape[-1])
+    if not math.prod(shape):
+        empty = Factor((), Table(unary.new_zeros(structure.batch_shape)))
+        return FactorGraph([empty], variables=[sites])
+    bare = StructurePotential(structure.with_unary(torch.zeros_like(structure.unary)))
+    members = [sites[place] for place in itertools.product(*map(range, shape))]
+    each = FactorBlock((sites,), Table.from_logs(unary))
+    return FactorGraph([each, Factor(members, bare)])  # pyright: ignore[reportArgumentType]
+
+
+def recognised_factor(
+    kind: type[Structure], graph: FactorGraph
+) -> tuple[Any, Tensor, Tensor] | None:
+    """The structure of a class that is a factor over all variables, if others are over one each.
+
+    Returns:
+        The structure, (*batch, *sites, states) the summed potentials of the variables, and
+        (*sites) their numbers.
+    """
+    joint = [block for block in graph.blocks if isinstance(block.potential, StructurePotential)]
+    rest = [block for block in graph.blocks if block not in joint]
+    if len(joint) != 1 or any(block.arity != 1 for block in rest):
+        return None
+    (block,), potential = joint, joint[0].potential
+    assert isinstance(potential, StructurePotential)
+    own: Any = potential.structure
+    batch = graph.batch_shape
+    fits = own.batch_shape == batch or (not own.batch_shape and getattr(own, "lengths", 0) is None)
+    if type(own) is not kind or not fits or len(block.scopes) != 1:
+        return None
+    numbers = block.scopes[0]
+    if len(numbers) != graph.num_variables:
+        return None
+    others = FactorGraph.from_blocks(graph.domain, rest)
+    unary = unary_sum(others, torch.argsort(numbers), len(numbers)).to(own.unary)
+    sites = own.unary.shape[len(own.batch_shape) : -1]
+    return own, unary.expand(*batch, -1, -1).unflatten(-2, sites), numbers.reshape(sites)
