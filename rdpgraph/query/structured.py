@@ -139,8 +139,9 @@ class StructuredPosterior(Inferred):
         """(*batch, *sizes) the joint probabilities of a few sites, given by their positions.
 
         By the general engine, exactly, as `Posterior.joint`: one more site multiplies the cost by
-        the number of its states. A site that an item lacks is in state 0 there. Of an estimate the
-        mean of the replicates, each at the cost of all states, those left out forbidden.
+        the number of its states. A site that an item lacks is in state 0 there, and a span that
+        is no constituent in a last state of its own. Of an estimate the mean of the replicates,
+        each at the cost of all states, those left out forbidden.
 
         Args:
             sites: for a chain steps, as ``[0, 3]``; else tuples, as ``[(0, 1), (2, 2)]``.

@@ -262,6 +262,7 @@ def _check_few(name: str, few: StructuredPosterior, truth: Enumeration, present:
             first = marginals[(..., *sites[0], slice(None))]
             held = present[(..., *sites[0], slice(None))].squeeze(-1)
             total = joint.flatten(first.ndim).sum(-1) if len(sites) > 1 else joint
+            total = total[..., : first.shape[-1]]  # the last may be that of no state
             close(total[held], first[held], f"joint() with {name}, summed over one site,")
     if not bool((log_z > -math.inf).all()):
         return

@@ -148,8 +148,8 @@ def test_dims_of_a_batch_are_kept():
     assert posterior.mode().shape == (2, 1, 3, 3)
     torch.testing.assert_close(posterior.entropy(), model.entropy())
     assert posterior.max_marginals().shape == (2, 1, 3, 3, 3)
-    with pytest.raises(rg.errors.UnsupportedError, match="not given as a factor graph"):
-        model.factor_graph()
+    again = rg.infer(model.factor_graph())
+    torch.testing.assert_close(again.log_partition, model.log_partition())
 
 
 @pytest.mark.parametrize("kind", KINDS)
