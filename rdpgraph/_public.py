@@ -20,7 +20,7 @@ from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.estimate.setting import Exact
 from rdpgraph.infer import explain, infer
-from rdpgraph.io import from_networkx, read, to_networkx, write
+from rdpgraph.io import draw, from_networkx, read, to_networkx, write
 from rdpgraph.model.automaton import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.features import RandomFeatures
@@ -92,6 +92,7 @@ __all__ = [
     "answers",
     "controlled",
     "distributions",
+    "draw",
     "errors",
     "explain",
     "extend",

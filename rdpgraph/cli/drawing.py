@@ -4,10 +4,8 @@ import errno
 import os
 import re
 import stat
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,13 @@ import numpy as np
 
 from rdpgraph.cli.layouts import Point, edges_of, layered, line_of, unfolded
 from rdpgraph.errors import FileFormatError, UnsupportedError, printable
+from rdpgraph.io.pictures import PICTURES, save_picture
 from rdpgraph.io.tables import Conditional, conditional_tables
-from rdpgraph.io.text import mode_of, write_bytes_atomically
+from rdpgraph.io.text import mode_of
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.query.posterior import Posterior
-
-PICTURES = (".png", ".svg", ".pdf")
-_MOST_DOTS = 8_000
 
 
 def checked_target(target: Path | None, *sources: Path | None) -> None:
@@ -64,18 +60,6 @@ def checked_picture(target: Path | None, *sources: Path | None, output: Path | N
     checked_target(target, *sources)
     if target is not None and output is not None and target.absolute() == output.absolute():
         raise FileFormatError(f"{target}: this file is already an output; name another one.")
-
-
-def save_picture(figure: Any, target: Path) -> None:
-    """Write a picture of matplotlib to a name that ends in a format's, a box for what no font has.
-
-    A side has 150 dots an inch, and 8,000 of them at most.
-    """
-    dots = min(150.0, _MOST_DOTS / max(figure.get_size_inches()))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(drawn := BytesIO(), format=target.suffix[1:].lower(), dpi=dots)
-    write_bytes_atomically(target, drawn.getvalue())
 
 
 def _same(source: Path, target: Path) -> bool:

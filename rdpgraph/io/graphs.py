@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.io.pictures import structure_graph
 from rdpgraph.io.tables import all_variables, refuse_evidence, require_graph
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potential import Potential
+from rdpgraph.model.structure import Structure
 from rdpgraph.model.table import Table
 from rdpgraph.model.variable import State, Variable
 
@@ -78,11 +80,18 @@ def from_networkx(graph: Any) -> FactorGraph:
     return FactorGraph(factors, variables=variables.values())
 
 
-def to_networkx(graph: FactorGraph, *, bipartite: bool = True) -> Any:
+def to_networkx(
+    graph: FactorGraph | Structure, *, bipartite: bool = True, configuration: Any = None
+) -> Any:
     """A factor graph as a ``networkx.Graph`` that `from_networkx` reads back.
 
+    Of a structure a ``networkx.DiGraph`` of its sites, with attributes ``state`` and ``place``, and
+    of how a configuration joins them: neighbours, a constituent and its parts, a head and its
+    dependents. Of a batch it has the first item.
+
     Args:
-        graph: a graph without evidence; batch dims stay in front of its tables.
+        graph: a graph without evidence; batch dims stay in front of its tables. Or a structure.
+        configuration: of a structure, as its `mode` and `sample` give it.
         bipartite: a node for each variable, by its name, and one for each factor,
             ``("factor", number)``; or else the pairwise form, in which the factors on one scope
             are added up and each edge has its ``order``.
@@ -92,6 +101,8 @@ def to_networkx(graph: FactorGraph, *, bipartite: bool = True) -> Any:
     """
     import networkx
 
+    if isinstance(graph, Structure):
+        return structure_graph(graph, configuration)
     require_graph("to_networkx", graph)
     refuse_evidence(graph)
     result: Any = networkx.Graph()

@@ -63,6 +63,9 @@ class Structure(Opaque, ABC):
     optional_sites: ClassVar[bool] = False
     """Whether a variable of `factor_graph` has a state, the last, for a site in no state."""
 
+    least_use: ClassVar[int] = 0
+    """The least number that says in a configuration's states that a site is used."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # A dataclass leaves a __repr__ of its own as it is; what it would write are all tensors.
@@ -162,6 +165,18 @@ class Structure(Opaque, ABC):
         """
         every = torch.arange(self.unary.shape[-1], device=states.device)
         return (states.unsqueeze(-1) == every).long()
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """Where a site is drawn; by default on a line or in a grid. None: it is no site."""
+        return (float(sum(site[-1:])), -float(sum(site[:-1])))
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """The pairs of sites that a configuration joins; by default each and the next one.
+
+        Args:
+            used: the sites that it uses, in order, and their states.
+        """
+        return list(zip([*used], [*used][1:], strict=False))
 
     def listed(self) -> Tensor | None:
         """(C, *sites) all configurations of one item, possible or not, or None.

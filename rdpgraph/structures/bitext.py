@@ -1,7 +1,7 @@
 """Bitexts: distributions over the trees that two sentences share, and their grammar."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from rdpgraph.model.table import as_values, checked_log_values, settle, spread
 from rdpgraph.structures.bitext_masks import BitextMasks
 from rdpgraph.structures.hypertree.checks import settle_lengths
 from rdpgraph.structures.hypertree.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.hypertree.trees import middle, parts_of
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value
@@ -243,6 +244,14 @@ class Bitext(Recursion):
         """Whether one leaf has two words, for each pair of them."""
         rest = self.straight, self.inverted, self.leaves, self.root, self.allowed
         return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """The middle of a bispan in the grid of both sentences."""
+        return middle(site)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Bispans and their parts."""
+        return parts_of(used)
 
     def recursion(self, tape: Tape) -> Value:
         """By size: from all splits of a bispan on both sides."""

@@ -2,8 +2,9 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -293,6 +294,10 @@ class Dependencies(Structure):
             within = inside(self.lengths, unary.shape[-2]).unsqueeze(-1)
             unary = torch.where(within, unary, torch.where(root, 0.0, -math.inf).to(unary))
         return structure_graph(self, unary)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Heads and their dependents; words under the root have none."""
+        return [((head - 1,), word) for word, head in used.items() if head]
 
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:

@@ -1,8 +1,9 @@
 """Derivations: the trees of a hypergraph that a user gives."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ class Derivations(Recursion):
     nodes: int = field(kw_only=True)
 
     site_dims = 0
+    least_use = 1
 
     if TYPE_CHECKING:  # what the fields are made of
 
@@ -147,6 +149,11 @@ class Derivations(Recursion):
             needed = needed.index_add(-1, slot, uses)
         same = (derived == needed)[..., : self.nodes].all(-1)
         return same & (uses >= 0).all(-1)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Hyperedges and those that derive their tails."""
+        tails, heads = self.tails.tolist(), self.heads.tolist()
+        return [(one, other) for one in used for other in used if heads[other[0]] in tails[one[0]]]
 
     def uses(self, states: Tensor) -> Tensor:
         """The numbers of uses that configurations are."""

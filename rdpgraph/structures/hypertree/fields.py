@@ -1,6 +1,6 @@
 """Hypertrees: their potentials, checked, and the recursion over spans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from rdpgraph.structures.hypertree.checks import (
 )
 from rdpgraph.structures.hypertree.rules import FactorisedRules, LowRankRules, NoRules, Rules
 from rdpgraph.structures.hypertree.sparse_rules import SparseRules
+from rdpgraph.structures.hypertree.trees import parts_of
 from rdpgraph.structures.tape.recursion import Recursion
 from rdpgraph.structures.tape.tape import Tape
 from rdpgraph.structures.tape.values import Value, View
@@ -111,6 +112,15 @@ class HypertreeFields(Recursion):
         checked_rules(self.rules, self.unary, self.preterminals)
         checked_root(self.root, self.unary, self.preterminals)
         settle_lengths(self, lengths=self.unary.shape[-2])
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """Words on a line, and spans over the middle of theirs."""
+        first, last = site
+        return ((first + last) / 2, float(last - first)) if first <= last else None
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Constituents and their parts."""
+        return parts_of(used)
 
     def potentials(self, unary: Tensor) -> Tensor:
         """-inf for preterminals of two words and more, and for others of one, if there are any."""

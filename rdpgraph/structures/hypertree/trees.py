@@ -1,8 +1,9 @@
 """Trees over the words of sequences, as the states of their spans."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,6 +117,27 @@ class KBestTrees:
 
     trees: Trees
     scores: Tensor
+
+
+def middle(bispan: tuple[int, ...]) -> tuple[float, float] | None:
+    """The middle of (first, last, first, last); None where a last comes before a first."""
+    top, bottom, left, right = bispan
+    return ((left + right) / 2, -(top + bottom) / 2) if top <= bottom and left <= right else None
+
+
+def parts_of(used: Iterable[tuple[int, ...]]) -> list[tuple[Any, Any]]:
+    """Each box, (first, last, first, last, ...), after the smallest of the others that holds it."""
+    boxes, pairs = list(used), list[tuple[Any, Any]]()
+    for box in boxes:
+        around = [
+            other for other in boxes
+            if other != box and all(a <= b for a, b in zip(other[::2], box[::2], strict=True))
+            and all(a >= b for a, b in zip(other[1::2], box[1::2], strict=True))
+        ]  # fmt: skip
+        if around:
+            least = min(around, key=lambda one: sum(one[1::2]) - sum(one[::2]))
+            pairs.append((least, box))
+    return pairs
 
 
 def crossed(values: Tensor) -> Tensor:

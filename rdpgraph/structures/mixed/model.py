@@ -1,5 +1,6 @@
 """Bitexts of rules that mix words and up to three parts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from rdpgraph.model.masks import Masks
 from rdpgraph.model.structure import is_tracked
 from rdpgraph.model.table import checked_log_values, settle, taken
 from rdpgraph.structures.hypertree.checks import settle_lengths
+from rdpgraph.structures.hypertree.trees import middle, parts_of
 from rdpgraph.structures.mixed.emission import ORDERS, Emission, layouts
 from rdpgraph.structures.mixed.masks import MixedMasks
 from rdpgraph.structures.tape.recursion import Recursion
@@ -128,6 +130,14 @@ class MixedBitext(Recursion):
             self, self.source_lengths, self.target_lengths,
             self.pairs, self.source, self.target, self.rules,
         )  # fmt: skip
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """The middle of a bispan in the grid of both sentences."""
+        return middle(site)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Bispans and their parts."""
+        return parts_of(used)
 
     def recursion(self, tape: Tape) -> Value:
         """By size: every kind of rule, in all its layouts."""

@@ -284,6 +284,11 @@ class SemiMarkov(Recursion):
         transition = table_of(self.transition, of="SemiMarkov")
         return graph_of(self.unary, transition, self._positions()[1].reshape(self.batch_shape))
 
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """Over the middle of a segment, longer ones higher."""
+        last, age = site
+        return (last - age / 2, float(age)) if age <= last else None
+
     @classmethod
     def recognise(cls, graph: FactorGraph) -> Match | None:
         """A chain as `factor_graph` writes it, its states in any order; or many of one length.
