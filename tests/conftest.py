@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import itertools
 import os
 import random
 from pathlib import Path
@@ -31,8 +32,26 @@ install_import_hook(
 )
 
 
-# Pages whose blocks take seconds, and are run by `make check` alone.
-LONG_PAGES: set[str] = set()
+# Files whose examples take seconds.
+LONG = {
+    "docs/alignments.md",
+    "docs/api/inference.md",
+    "docs/api/testing.md",
+    "docs/chains.md",
+    "docs/distributed.md",
+    "docs/extending.md",
+    "docs/gp.md",
+    "docs/hypertrees.md",
+    "docs/loopy.md",
+    "docs/pruning.md",
+    "docs/randomized.md",
+    "docs/recipes.md",
+    "docs/vae.md",
+    "docs/variance.md",
+    "rdpgraph/distributed/slices.py",
+    "rdpgraph/testing/estimators.py",
+    "rdpgraph/testing/selections.py",
+}
 
 
 def choices(item: pytest.Function) -> set[tuple[object, ...]]:
@@ -43,22 +62,39 @@ def choices(item: pytest.Function) -> set[tuple[object, ...]]:
     return {(names, *(id(item.callspec.params[name]) for name in names)) for names in together}
 
 
+def covering(cases: list[pytest.Function], together: int) -> list[pytest.Function]:
+    """A few of the cases, in which all that some choices of a case can be together occur."""
+    met = {item: set(itertools.combinations(sorted(choices(item)), together)) for item in cases}
+    lacking, few = set().union(*met.values()), []
+    while lacking:
+        few.append(max(met, key=lambda item: len(lacking & met[item])))
+        lacking -= met.pop(few[-1])
+    return few or cases
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as long what is listed, and cases of a test whose every value another case has, too."""
-    tests: dict[str, dict[pytest.Item, set[tuple[object, ...]]]] = {}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thin out the combinations of parameters, and mark as long what `make test` leaves out.
+
+    Of a test marked `cover(2)` cases are kept in which every pair of values of two parameters
+    occurs, of `cover(1)` every value. Of any test, every value is in one case that is not long.
+    """
+    tests: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if item.path.relative_to(ROOT).as_posix() in LONG_PAGES:
+        if item.path.relative_to(ROOT).as_posix() in LONG:
             item.add_marker("long")
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            tests.setdefault(item.nodeid.split("[")[0], {})[item] = choices(item)
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    dropped: set[pytest.Item] = set()
     for cases in tests.values():
-        lacking = set().union(*cases.values())
-        while lacking:
-            item = max(cases, key=lambda case: len(lacking & cases[case]))
-            lacking -= cases.pop(item)
-        for item in cases:
+        kept, cover = cases, cases[0].get_closest_marker("cover")
+        if cover is not None:
+            kept = covering(cases, cover.args[0])
+            dropped |= {*cases} - {*kept}
+        for item in {*kept} - {*covering(kept, 1)}:
             item.add_marker("long")
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.fixture(scope="session")

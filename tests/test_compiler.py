@@ -38,6 +38,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", QUESTIONS)
 def test_a_compiled_function_has_the_answers_and_gradients_of_the_plain_one(asked):
     torch._dynamo.reset()
@@ -53,6 +54,7 @@ def test_a_compiled_function_has_the_answers_and_gradients_of_the_plain_one(aske
     )
 
 
+@pytest.mark.long
 def test_a_compiled_module_holds_its_variables():
     torch._dynamo.reset()
 

@@ -30,6 +30,7 @@ SMALL = ("--states", 8, "--rank", 4, "--dimension", 8, "--tokens", 40, "--epochs
          "--rate", 0.05, "--save-every", 0)  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [(), ("--bfloat16",)])
 def test_a_language_model_learns_and_is_evaluated(text, tmp_path, precision):
     pytest.importorskip("matplotlib")
@@ -43,6 +44,7 @@ def test_a_language_model_learns_and_is_evaluated(text, tmp_path, precision):
     assert float(shown.split()[-1]) == pytest.approx(log[-1]["valid"], rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_run_that_was_cut_off_ends_as_one_that_was_not(text, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     module = loaded("hmm_lm")
@@ -130,6 +132,7 @@ def damage(path, how):
         torch.save([1, 2], path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", ["cut", "empty", "text", "flipped", "folder", "keys", "sizes", "list"]
 )
@@ -149,6 +152,7 @@ def test_a_run_that_diverged_is_told_in_a_line(begun_run, text):
     told(call(module, "train", text, "--out", out), "not finite", "--rate")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [("--states", 5), ("--rank", 0), ("--seed", 1), ("--tokens", 50), ("--characters",)]
 )
@@ -159,6 +163,7 @@ def test_other_options_than_a_run_was_begun_with_are_refused(begun_run, text, op
     assert (out / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.long
 def test_another_text_is_refused_and_what_may_change_is_said(begun_run, text, tmp_path):
     module, out = begun_run
     (tmp_path / "other.txt").write_text("the cat sees\n")
@@ -168,6 +173,7 @@ def test_another_text_is_refused_and_what_may_change_is_said(begun_run, text, tm
     assert len(json.loads((out / "log.json").read_text())) == 2
 
 
+@pytest.mark.long
 def test_the_log_is_whole_after_a_kill_between_two_writes(begun_run, text, monkeypatch):
     module, out = begun_run
     killed = monkeypatch.context()
@@ -180,6 +186,7 @@ def test_the_log_is_whole_after_a_kill_between_two_writes(begun_run, text, monke
     assert len(json.loads((out / "log.json").read_text())) == 2
 
 
+@pytest.mark.long
 def test_a_second_run_in_a_folder_is_refused(begun_run, text):
     pytest.importorskip("fcntl")
     module, out = begun_run
@@ -188,6 +195,7 @@ def test_a_second_run_in_a_folder_is_refused(begun_run, text):
     assert call(module, "train", text, "--out", out).exit_code == 0
 
 
+@pytest.mark.long
 def test_music_is_learnt_from_a_mat_file(tmp_path):
     io = pytest.importorskip("scipy.io")
     numpy = pytest.importorskip("numpy")

@@ -9,6 +9,7 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "examples" / "paper"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     ["table2", "table3", "table4", "curves", "calibration", "hypertree", "shootout", "variance"],

@@ -38,6 +38,7 @@ def corpus(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [[], ["--mixed"]])
 def test_the_experiment_runs_in_small(corpus, modules, monkeypatch, capsys, more):
     argv = ["bitext", str(corpus), "--small", "--pairs", "2", "--long", "2", "--square", "4"]
@@ -94,6 +95,7 @@ def test_merits_are_sums_over_words(modules):
     assert int(module["allowed"](merits, 1e-9).sum()) < 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "options", "says"),
     [
@@ -116,6 +118,7 @@ def test_others_run_in_small(tmp_path, modules, monkeypatch, capsys, script, opt
     assert (tmp_path / f"{script}.png").exists()
 
 
+@pytest.mark.long
 def test_beams_have_the_marginals_of_the_chain(modules):
     generator = torch.Generator().manual_seed(0)
     unary = torch.randn(3, 4, generator=generator, dtype=torch.float64)

@@ -47,6 +47,7 @@ def weights(folder):
     return torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
 
 
+@pytest.mark.long
 def test_table_5_in_small_and_killed_in_between(loaded, text, tmp_path, monkeypatch):
     module, vae = loaded("table5"), loaded("vae")
     asked = ("--text", text, *SMALL, "--keep", 0.5, "--seeds", 1, "--samples", 3,
@@ -83,6 +84,7 @@ def test_table_5_in_small_and_killed_in_between(loaded, text, tmp_path, monkeypa
         }
 
 
+@pytest.mark.long
 def test_figure_2_in_small(loaded, text, tmp_path):
     module = loaded("figure2")
     asked = (*SMALL, "--keep", 4, "--steps", 1, "--count", 20)
@@ -103,6 +105,7 @@ def told(result, *words):
     assert all(word in line for word in words), line
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_told_in_a_line(loaded, text, tmp_path):
     module = loaded("table5")
     asked = ("--text", text, "--methods", "full", "--seeds", 1, "--samples", 1)

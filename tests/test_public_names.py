@@ -35,6 +35,7 @@ def test_each_name_is_in_one_place() -> None:
     assert not {name for name in names if names.count(name) > 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     ["from rdpgraph import loopy", "import rdpgraph.loopy as loopy", "from rdpgraph import *"],

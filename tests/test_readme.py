@@ -20,6 +20,7 @@ def test_readme_opens_with_the_two_commands() -> None:
     assert re.findall(r"^\$ (make \w+)", first_block, re.MULTILINE) == ["make demo", "make test"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", list(SHOWN.finditer(README)), ids=lambda shown: shown.start())
 def test_readme_python_prints_what_it_shows(shown: re.Match[str]) -> None:
     printed = io.StringIO()
@@ -30,6 +31,7 @@ def test_readme_python_prints_what_it_shows(shown: re.Match[str]) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script", sorted((ROOT / "examples").glob("plot_*.py")), ids=lambda script: script.stem
 )

@@ -90,6 +90,7 @@ def test_imports_point_left() -> None:
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.long
 def test_no_two_files_import_each_other() -> None:
     """Those imported for types alone included: one of the two would know too much."""
 

@@ -85,6 +85,7 @@ def test_a_query_file_names_the_variables(run, tmp_path):
     assert "variable 99" in err
 
 
+@pytest.mark.long
 def test_configurations_say_whether_they_are_the_best(run, tmp_path):
     for task, query in (("MAP", ()), ("MMAP", ("--query", "lung", "--query", "asia"))):
         found = json.loads(run("infer", ASIA, "--task", task, *query, "--format", "json")[1])
@@ -192,6 +193,7 @@ def test_states_that_are_named_by_numbers(run, tmp_path):
     assert "'x' has no state 0; it has '1', '2', '3'" in " ".join(err.split())
 
 
+@pytest.mark.long
 def test_explain_convert_draw(run, tmp_path):
     code, out, _ = run("explain", ASIA)
     assert code == 0
@@ -322,6 +324,7 @@ def test_broken_files_are_one_line_and_exit_1(run, tmp_path, text, message):
     assert message in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -361,6 +364,7 @@ def test_a_model_too_wide_explains_itself(run, grid, tmp_path):
     assert run("infer", grid, "--task", "PR", "--memory", "1GiB", "--time", "2m")[0] == 0
 
 
+@pytest.mark.long
 def test_auto_answers_a_model_too_wide_and_says_that_it_is_approximate(run, grid):
     code, out, _ = run("infer", grid, "--memory", "10kB", "--time", "5s", "--format", "json")
     assert code == 0
@@ -402,6 +406,7 @@ def wide(tmp_path):
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "proposal", ["default", "uniform", "local", "global", "local-global", "landmark", "pilot"]
 )
@@ -579,6 +584,7 @@ def test_memory_without_a_unit_is_refused_where_bytes_are_hardly_meant(run):
         assert run("infer", ASIA, option, "1e9", "--task", "PR")[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", ["table", "uai", "json"])
 def test_what_has_not_converged_is_said_and_strictly_has_a_code_of_its_own(run, grid, style):
     asked = ("--method", "loopy", "--task", "PR", "--set", "0=1", "--format", style)

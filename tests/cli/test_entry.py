@@ -20,6 +20,7 @@ ASIA = str(ROOT / "examples" / "asia.bif")
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.long
 def test_help_waits_for_no_torch():
     code = """
 import sys
@@ -40,6 +41,7 @@ for arguments in (["--help"], ["infer", "--help"], ["parse", "--help"]):
     assert "--evidence" in run.stdout
 
 
+@pytest.mark.long
 def test_the_package_is_a_command_and_says_that_its_output_is_closed():
     shell = f'"{sys.executable}" -m rdpgraph infer "{ASIA}" --task PR >&-'
     run = subprocess.run(

@@ -54,6 +54,7 @@ def test_what_terminals_would_obey_is_escaped(run, tmp_path):
     assert (code, out) == (0, "(S a\\x9b31m)\n")
 
 
+@pytest.mark.long
 def test_pictures_of_any_letters_say_nothing(run, tmp_path):
     pytest.importorskip("matplotlib")
     path = network((*MARKUP, *HIDDEN), tmp_path / "m.bif")

@@ -135,6 +135,7 @@ def test_answers_are_not_written_over_the_grammar(parse, tmp_path):
     assert not same.exists()
 
 
+@pytest.mark.long
 def test_a_sentence_of_more_words_than_python_recurses(parse):
     """Its tree is written, read and laid out without a call inside a call for each word."""
     words = "dogs see the dog" + " with dogs" * 40
@@ -175,6 +176,8 @@ class Held(TorchDispatchMode):
         return made
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("task", list(ParseTask))
 @pytest.mark.parametrize("words", [20, 60])
 def test_what_parsing_takes_is_predicted(task, words, tmp_path):

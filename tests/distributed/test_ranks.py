@@ -22,6 +22,7 @@ from tests.distributed.faults import LIMIT, state_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(18 * SECONDS)
 def test_answers_of_many_processes_are_those_of_one(tmp_path: Path) -> None:
     """One test, so that one worker of pytest-xdist starts the processes, once."""

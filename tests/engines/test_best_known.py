@@ -191,6 +191,7 @@ def test_marginals_are_those_of_messages_unless_precise_estimates_contradict_the
     torch.testing.assert_close(late.variable_marginals(), late.messages.variable_marginals())
 
 
+@pytest.mark.long
 def test_auto_s_marginals_are_better_than_those_of_messages(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.5)
     looks = itertools.count()

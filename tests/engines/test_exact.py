@@ -63,6 +63,7 @@ def close(got, expected, tolerance=1e-8):
     )
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(graphs())
 def test_log_z_and_marginals_are_those_of_enumeration(case):
@@ -87,6 +88,7 @@ def test_log_z_and_marginals_are_those_of_enumeration(case):
     assert close(posterior.entropy(), truth.entropy, 1e-6)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(graphs())
 def test_modes_and_samples_are_those_of_enumeration(case):
@@ -105,6 +107,7 @@ def test_modes_and_samples_are_those_of_enumeration(case):
     assert bool((graph.score({**drawn}) > -math.inf).all())
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(graphs(), st.data())
 def test_marginal_modes_are_those_of_enumeration(case, data):
@@ -222,6 +225,7 @@ def test_a_range_beyond_the_type_is_exact(dtype):
     assert torch.allclose(left.grad, posterior.marginal(x).detach(), atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scheduler", "route", "length"),
     [(rg.Auto(), "structure", 10_000), (rg.Contraction(), "forest", 2_000)],
@@ -268,6 +272,7 @@ def ising(side, dtype=torch.float64):
     )
 
 
+@pytest.mark.long
 def test_slices_give_the_answers_of_the_whole():
     pixels, graph = ising(6)
     whole = rg.infer(graph)
@@ -286,6 +291,7 @@ def test_slices_give_the_answers_of_the_whole():
     assert float(error) < 5 * 0.5 / math.sqrt(400)
 
 
+@pytest.mark.long
 def test_slices_keep_to_the_evidence_of_each_item():
     generator = torch.Generator().manual_seed(6)
     pixels, graph = ising(4)
@@ -361,6 +367,7 @@ def test_a_long_list_of_configurations_needs_no_table():
     assert torch.equal(mode, states[scores.argmax()])
 
 
+@pytest.mark.long
 def test_modes_and_draws_of_wide_variables_are_made_a_few_at_a_time():
     count, states = 3, 1 << 19
     best = [5, states - 1, states // 2]

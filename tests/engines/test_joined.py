@@ -191,6 +191,7 @@ def test_the_first_that_converged_answers():
     assert not last.status().converged
 
 
+@pytest.mark.long
 def test_auto_goes_on_where_exact_does_not_fit():
     x, graph = grid(9, 9, 2, 0.5)
     exact = rg.infer(graph)
@@ -221,6 +222,7 @@ def test_auto_does_not_plan_a_large_graph_with_cycles():
     assert not posterior.status.exact
 
 
+@pytest.mark.long
 def test_a_junction_tree_answers_everything_exactly():
     """Modes, max-marginals, gradients and wide ranges too."""
     for scale in (1.0, 30.0, 1000.0):
@@ -236,6 +238,7 @@ def test_a_junction_tree_answers_everything_exactly():
             close(graph.score(found.mode()), graph.score(truth.mode()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_possible_stays_so_however_far_apart_the_values(seed):
     """Messages grow around loops, far beyond the range of a float64 below the largest value."""
@@ -266,6 +269,7 @@ def torus(logs):
     return x, rg.FactorGraph([rg.FactorBlock(pair, rg.Table(logs)) for pair in pairs])
 
 
+@pytest.mark.long
 def test_gradients_pass_the_messages_of_clusters():
     """Of marginals and the entropy, against finite differences of the fixed point."""
     tight = rg.JoinGraph(memory=1, tolerance=1e-13, gradient=rg.loopy.Implicit(tolerance=1e-13))
@@ -287,6 +291,7 @@ def test_gradients_pass_the_messages_of_clusters():
         close(slope[place], (answers(flat + step) - answers(flat - step)) / 2e-5, 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

@@ -48,6 +48,7 @@ def violated(states: torch.Tensor, checks: torch.Tensor) -> int:
     return int((states[checks].sum(1) % 2).sum())
 
 
+@pytest.mark.long
 def test_answers_without_a_limit_look_at_no_clock(monkeypatch):
     graph = grid(8, 1.0)
 
@@ -79,6 +80,7 @@ def test_what_is_counted_ends_what_has_a_deadline():
     assert counter.seconds == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
 def test_marginals_of_grids_are_no_further_from_exact_ones_than_plain_messages(scale):
     ours = theirs = 0.0
@@ -92,6 +94,7 @@ def test_marginals_of_grids_are_no_further_from_exact_ones_than_plain_messages(s
     assert ours <= theirs + 1e-4  # messages stop at a tolerance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.04, 0), (0.08, 1)])
 def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
     graph, checks = code(120, noise, seed)
@@ -104,6 +107,7 @@ def test_no_more_checks_are_violated_than_by_plain_messages(noise, seed):
         assert violated(ours, checks) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("noise", "seed"), [(0.08, 0), (0.1, 1)])
 def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
     graph, checks = code(60, noise, seed)
@@ -117,6 +121,7 @@ def test_modes_are_no_worse_than_those_that_messages_decode(noise, seed):
     assert scores[0] >= scores[1] - 1e-9 or counts[0] < counts[1]
 
 
+@pytest.mark.long
 def test_progress_is_told_of_sweeps_and_moves():
     seen: list[Sweep | Move] = []
     graph = grid(8, 2.0)
@@ -131,6 +136,7 @@ def test_progress_is_told_of_sweeps_and_moves():
         rg.Auto(progress=3)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.long
 def test_a_search_begins_with_what_messages_say():
     graph = grid(16, 0.6, states=4)
     with clock.counted(clock.Counter()):
@@ -139,6 +145,7 @@ def test_a_search_begins_with_what_messages_say():
     assert float(graph.score({**found})) >= float(graph.score({**said})) - 1e-9
 
 
+@pytest.mark.long
 def test_a_plan_says_how_many_seconds_exact_answers_take():
     x, same = rg.VariableArray("x", (7, 30), 8), rg.Table(torch.eye(8))
     graph = rg.FactorGraph(

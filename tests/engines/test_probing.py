@@ -31,6 +31,7 @@ def random_clauses(seed: int, variables: int, clauses: int, sizes: tuple[int, ..
     return rg.FactorGraph(factors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [(2,), (3, 2)])
 def test_only_states_without_a_configuration_are_refuted(sizes):
     found = 0
@@ -73,6 +74,7 @@ def test_a_model_whose_every_assumption_fails_is_impossible():
     assert refuted_states(network) == [(0, []), (1, []), (2, [])]
 
 
+@pytest.mark.long
 def test_answers_stay_the_same(monkeypatch):
     monkeypatch.setattr("rdpgraph.schedulers.scheduler.is_easy", lambda topology, **_options: False)
     dropped = 0

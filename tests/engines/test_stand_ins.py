@@ -25,6 +25,7 @@ def pairs(low, seed, *, count=5):
     return rg.FactorGraph([rg.Factor(scope, table(*[2] * len(scope))) for scope in scopes])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low", LOW)
 def test_bounds_hold(low):
     for seed in range(8):
@@ -40,6 +41,8 @@ def test_bounds_hold(low):
             assert posterior.log_partition >= log_z - slack
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("low", LOW)
 @pytest.mark.parametrize(
     "scheduler",
@@ -77,6 +80,7 @@ def test_tree_reweighted_messages_say_where_digits_are_lost():
     assert rg.infer(pairs(-1e9, 1), scheduler=messages).status.bound == "upper"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low", LOW)
 def test_words_of_bitexts_keep_their_digits(low):
     generator = torch.Generator().manual_seed(0)

@@ -104,6 +104,7 @@ def test_all_answers_of_messages_share_the_seconds(watch):
     assert watch.time <= 1.2 * 4.0
 
 
+@pytest.mark.long
 def test_messages_between_clusters_leave_time_to_read_the_answers_off(watch):
     scheduler = rg.JoinGraph(memory=1, seconds=10.0, tolerance=0.0)
     posterior = rg.infer(frustrated(side=6), scheduler=scheduler)
@@ -181,6 +182,7 @@ def test_a_search_goes_on_from_the_mode_that_messages_say(watch):
     assert begun[1] <= 8.0 * portfolio._MODES
 
 
+@pytest.mark.long
 def test_slices_that_take_too_long_are_told_after_the_first_few(watch):
     graph = frustrated(side=6)
     whole = rg.explain(graph, scheduler=rg.Contraction())

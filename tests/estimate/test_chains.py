@@ -51,6 +51,7 @@ def estimate(model, proposal, selection, *, seed=0, **options):
     return rg.infer(model, estimator=estimator, generator=seeded(seed))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("batch", [(), (2,)])
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=repr)
 @pytest.mark.parametrize("selection", [TopTail(2, 2), TopSystematic(2, 2), Threshold(4)], ids=repr)
@@ -130,6 +131,7 @@ def test_a_pilot_by_messages_is_one_by_probes():
     assert torch.allclose(probed.softmax(-1), masses.softmax(-1), atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", [None, [4, 1]])
 def test_the_expectation_of_z_with_a_pilot_by_messages(lengths):
     lengths = None if lengths is None else torch.tensor(lengths)

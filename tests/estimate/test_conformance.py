@@ -28,6 +28,7 @@ from rdpgraph.randomized import (
 from rdpgraph.testing import check_proposal, check_selection
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "selection",
     [
@@ -45,6 +46,7 @@ def test_selections_that_are_built_in(selection):
     check_selection(selection)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "proposal",
     [

@@ -200,6 +200,7 @@ def test_all_states_kept_is_exact(make):
     assert torch.allclose(found.entropy(), exact.entropy())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", MODELS, ids=NAMES)
 def test_z_is_right_on_average(make):
     model = make()

@@ -154,6 +154,7 @@ def test_looking_ahead_lowers_the_variance_and_keeps_z_unbiased():
     assert ahead.standard_error < local.standard_error
 
 
+@pytest.mark.long
 def test_the_low_rank_marginals_are_the_proposal_on_graphs_too():
     graph = graphs(SHARED)["cycle"].condition({"x": [-1, 2, -1]})
     estimator = rg.Randomized(
@@ -164,6 +165,7 @@ def test_the_low_rank_marginals_are_the_proposal_on_graphs_too():
     assert off < 5 * found.standard_error
 
 
+@pytest.mark.long
 def test_a_surrogate_takes_its_error_off():
     chain = hard_chain()
     generator = torch.Generator().manual_seed(0)

@@ -46,6 +46,7 @@ def exact(made):
     return rg.infer(made).log_partition
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", [*EDGES, "structure"])
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("proposal", [Local(), Landmark(2), rg.randomized.LowRankPilot()], ids=repr)
@@ -65,6 +66,8 @@ def test_a_poor_look_ahead_is_no_bias(kind, selection):
     assert abs(math.expm1(float(estimate - exact(made)))) < 1e-12
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("coefficient", [1.0, 20.0])
 def test_a_surrogate_is_no_bias(selection, coefficient):

@@ -153,6 +153,8 @@ MODELS = {
 }
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_check_holds_for_those_that_are_shipped(name, model):

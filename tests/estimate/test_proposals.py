@@ -40,6 +40,7 @@ def test_a_proposal_of_one_s_own():
     assert bool(estimate(graph, nested).log_partition.isfinite())
 
 
+@pytest.mark.long
 def test_scores_are_what_their_names_say():
     seen = {}
 
@@ -84,6 +85,7 @@ def test_scores_are_what_their_names_say():
     assert torch.allclose(scores(Landmark(20_000)), unary + mean, atol=0.05)
 
 
+@pytest.mark.long
 def test_a_pilot_on_all_states_knows_the_marginals():
     """Probes have a weight so small that what they meet is hardly changed."""
     graph = mixed()

@@ -66,6 +66,7 @@ def test_rules_in_a_list_are_those_of_a_table():
     assert_close(sweeps_of(posterior).counts["rules"], torch.stack(listed.rule_marginals())[0])
 
 
+@pytest.mark.long
 def test_graphs_are_answered_by_variable():
     pixels, flag = rg.VariableArray("pixel", (2, 2), 3), rg.Variable("flag", ("off", "on"))
     graph = rg.FactorGraph(
@@ -87,6 +88,7 @@ def test_graphs_are_answered_by_variable():
     check_masks(graph)
 
 
+@pytest.mark.long
 def test_batches_are_items_of_their_own():
     whole = bitext(3, 3, 2)
     lengths = {"source_lengths": torch.tensor([3, 2]), "target_lengths": torch.tensor([2, 3])}
@@ -104,6 +106,7 @@ def test_batches_are_items_of_their_own():
     assert bool(model.score(posterior.sample(4)).isfinite().all())
 
 
+@pytest.mark.long
 def test_a_few_states_of_a_cheaper_model_are_likely():
     model = hypertree(6, 4)
     cheap = rg.Hypertree(model.unary.logsumexp(-1, keepdim=True))
@@ -303,6 +306,7 @@ class Coins(Selected):
         return self.first(likely, generator)
 
 
+@pytest.mark.long
 def test_a_selection_of_ones_own():
     model = chain()
     posterior = pruned(model, 300, chains=4, selected=Coins())

@@ -45,6 +45,7 @@ def runs_of(posterior):
         yield replace(solution, run=replace(solution.run, averages=own))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "chains"),
     [
@@ -71,6 +72,7 @@ def even(model):
     return model.with_unary(0.3 * model.unary)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "model", [chain(3, 2), even(hypertree(4, 1)), graph(), rg.Bitext.words(
         1.5 + 0.3 * draw(2, 2), 0.3 * draw(2, seed=1), 0.3 * draw(2, seed=2), inverted=-0.2
@@ -86,6 +88,7 @@ def test_intervals_cover_the_exact_expectations_as_often_as_they_say(model):
     assert 0.85 <= float(torch.stack(covered).double().mean()) <= 0.95
 
 
+@pytest.mark.long
 def test_intervals_of_rare_answers_know_how_seldom_chains_move():
     model = rg.Chain(draw(60, 6, 5), 15.0 * (torch.eye(5, dtype=torch.float64) - 1))
     low, high = sweeps_of(pruned(model, 50, chains=4)).answer_interval(0.9)
@@ -93,6 +96,7 @@ def test_intervals_of_rare_answers_know_how_seldom_chains_move():
     assert float(((low <= exact) & (exact <= high)).double().mean()) >= 0.88
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [bitext(3, 3), hypertree(5, 2), chain(), mixed(2, 3), graph()])
 def test_soft_counts_beat_hard_ones_at_every_budget(model):
     (exact, asked), generator = exact_answers(model), seeded()

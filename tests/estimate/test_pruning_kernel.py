@@ -151,6 +151,7 @@ def grid():
     return masks, masks.open().nonzero(), answers, model.score({pixels: states.reshape(-1, 2, 3)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [trees, alignments, mixed, segmentations])
 def test_every_kernel_leaves_the_posterior_invariant(model):
     masks, some, answers, scores = model()
@@ -160,6 +161,7 @@ def test_every_kernel_leaves_the_posterior_invariant(model):
     assert_close(found, posterior.expand(len(chosen), -1), **TIGHT)
 
 
+@pytest.mark.long
 def test_every_kernel_of_a_grid_leaves_the_posterior_invariant():
     masks, some, answers, scores = grid()
     posterior = scores.softmax(0)

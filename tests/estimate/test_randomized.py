@@ -196,6 +196,7 @@ def test_gradients_reach_the_potentials_of_kept_states():
     assert torch.allclose(gradient, marginals)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proposal", [Local(), Landmark(3), Pilot(), Oracle()], ids=name)
 def test_evidence_of_every_kind(proposal):
     """A whole variable, one member of an array, some rows only."""
@@ -273,6 +274,7 @@ def test_log_z_of_top_is_a_lower_bound():
     assert estimate(graph, Local(), Threshold(2)).status.bound == ""
 
 
+@pytest.mark.long
 def test_more_states_and_more_replicates_come_nearer():
     graph = mixed()
     exact = rg.infer(graph).log_partition.exp()

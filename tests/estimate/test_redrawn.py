@@ -118,6 +118,7 @@ def test_beliefs_are_those_with_the_state_put_among_those_kept(tables):
         assert torch.allclose(posterior.marginal(xs)[site], expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "selection",
     [
@@ -173,6 +174,7 @@ def smooth(size=4, states=60):
     )
 
 
+@pytest.mark.long
 def test_beliefs_choose_better_states_and_more_states_are_better():
     xs, graph = smooth()
     whole = rg.infer(graph, scheduler=rg.Loopy()).marginal(xs)

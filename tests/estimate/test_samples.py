@@ -58,6 +58,7 @@ def all_scores():
     return graph.score({graph.variables[0]: grid}).reshape(4, 4, 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_over_all_draws_every_configuration_has_its_own_mass(selection):
     """E[Z^ p^(x)] = exp(score(x)), Z^ as the library has it, for each of the configurations."""
@@ -77,6 +78,8 @@ def test_over_all_draws_every_configuration_has_its_own_mass(selection):
         assert torch.allclose(posterior.marginals()[site], total.sum(others) / total.sum())
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("which", [0, -1])
 def test_hard_and_relaxed_samples_follow_the_weighted_distribution(selection, which):

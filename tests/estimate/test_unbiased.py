@@ -69,6 +69,8 @@ def name(value):
     return repr(value).replace("Size", "")
 
 
+@pytest.mark.long
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", EDGES)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=name)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=name)
@@ -80,6 +82,7 @@ def test_the_expectation_of_z_is_z(kind, selection, proposal):
     assert abs(math.expm1(float(estimate - truth))) < 1e-12
 
 
+@pytest.mark.long
 def test_no_top_at_all():
     graph = small("chain")
     truth = brute_force(graph).log_partition
@@ -130,6 +133,8 @@ class WithoutReplacement(TopTail):
         )
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("wrong", [Refilled(1, 2), WithoutReplacement(1, 2)], ids=name)
 @pytest.mark.parametrize("kind", EDGES)
 def test_the_enumeration_catches_what_is_wrong(wrong, kind):

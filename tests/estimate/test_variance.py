@@ -79,6 +79,7 @@ def test_drawn_in_proportion_to_the_terms_one_sum_does_not_vary():
     assert float(variance) < 1e-28
 
 
+@pytest.mark.long
 def test_without_repeats_one_sum_varies_less():
     """Over proposals on average; a single one may be unlucky in its order."""
     less = []
@@ -93,6 +94,7 @@ def test_without_repeats_one_sum_varies_less():
 CHAIN = (draw(3, 4), draw(4, 4, seed=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("top", "tail"), [(0, 2), (1, 1), (1, 2), (2, 1)])
 def test_of_a_chain_the_variance_is_a_sum_over_pairs_of_sequences(theory, top, tail):
     chain, log_q = rg.Chain(*CHAIN), draw(3, 4, seed=2)
@@ -128,6 +130,7 @@ def test_with_few_draws_the_variance_of_z_grows_by_a_factor_each_step(theory):
     assert ratio[2] == pytest.approx(ratio[0] ** 6)
 
 
+@pytest.mark.long
 def test_the_variance_of_the_logarithm_adds_up_over_independent_steps():
     """And is no logarithm of the variance of Z^, to which eq. 85 equates it."""
     table, log_q = torch.zeros(4, 4, dtype=torch.float64), draw(1, 4, seed=2).expand(3, 4)
@@ -145,6 +148,7 @@ def test_the_variance_of_the_logarithm_adds_up_over_independent_steps():
     assert float(moments(chances, values)[1].log()) < 0 < of_log[0]  # no variance is below zero
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tail", [1, 2, 3])
 def test_the_logarithm_is_too_low_on_average_by_half_of_its_variance_if_that_is_small(tail):
     """Corollary A.2, and by how much."""

@@ -97,6 +97,7 @@ def test_score_function_gradients_are_right_in_mean(control):
     assert ((found.mean(0) - truth).abs() <= 5 * error + 1e-9).all()
 
 
+@pytest.mark.long
 def test_both_estimators_agree_and_the_control_variate_is_less_noisy():
     q, known, group = problem(DiagonalCovariance())
     likelihood = ChainLikelihood()
@@ -116,6 +117,7 @@ def test_both_estimators_agree_and_the_control_variate_is_less_noisy():
     assert noise["reparameterised"] < noise["controlled"] < noise["plain"] / 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [DiagonalCovariance(), FullCovariance()])
 def test_pieces_have_the_gradient_of_the_whole_and_scatter_less(kind):
     class Whole(PiecewisePseudoLikelihood):

@@ -11,6 +11,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "paper" / "gp"
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gpstruct"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not DATA.exists(), reason="the data are beside the checkout")
 def test_scripts_run_in_small_and_go_on_where_they_ended(monkeypatch, capsys, tmp_path):
     pytest.importorskip("matplotlib.pyplot")

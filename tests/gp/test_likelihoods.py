@@ -111,6 +111,7 @@ def test_graphs_equal_brute_force(scheduler):
     )
 
 
+@pytest.mark.long
 def test_graphs_are_solved_together_where_edges_are_among_those_of_a_longer_sequence(monkeypatch):
     """Also edges that are there twice or not at all, and where neither has those of the other."""
     solved = []

@@ -178,6 +178,7 @@ def log_evidence(known, group, pairwise_scale):
     return (weights[:, None] * chances * logs.exp()).sum().log()
 
 
+@pytest.mark.long
 def test_the_bound_is_below_the_evidence_and_tighter_with_more_components():
     """Scores of pairs are nearly fixed, so that the functions alone are approximated."""
     generator = torch.Generator().manual_seed(0)

@@ -34,6 +34,7 @@ def distance(make, steps=700):
     return float((position.detach() - best).norm())
 
 
+@pytest.mark.long
 def test_saga_converges_at_a_rate_at_which_sgd_does_not():
     assert distance(lambda params, rate, items: SAGA(params, items=items, lr=rate)) < 1e-8
     assert distance(lambda params, rate, items: torch.optim.SGD(params, lr=rate)) > 1e-2

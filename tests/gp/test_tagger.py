@@ -75,6 +75,7 @@ def test_samples_have_the_predicted_marginals():
         torch.testing.assert_close(part, marginals[:, 1], atol=0.08, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -208,6 +209,7 @@ def test_skip_edges_tie_positions():
     assert made.predict(rows, edges=edges) == labels
 
 
+@pytest.mark.long
 def test_the_manners_of_scikit_learn(fitted):
     base = pytest.importorskip("sklearn.base")
     copy = base.clone(fitted)

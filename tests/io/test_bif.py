@@ -58,6 +58,7 @@ def test_a_small_network_equals_the_drawing():
         assert float(graph.score(assignment)) == pytest.approx(expected)
 
 
+@pytest.mark.long
 @given(networks())
 @settings(deadline=None)
 def test_round_trip(graph):

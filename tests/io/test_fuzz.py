@@ -35,6 +35,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CASES)
 @given(data=st.data())
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])

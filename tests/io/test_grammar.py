@@ -124,6 +124,7 @@ def test_too_many_symbols_have_no_table():
     assert tree.log_partition().tolist() == [0.0, -math.inf]
 
 
+@pytest.mark.long
 def test_thousands_of_symbols_are_parsed_without_a_table():
     size, total = 3000, 5
     numbers = [(n, k) for n in range(size) for k in range(3)]

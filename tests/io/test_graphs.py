@@ -22,6 +22,7 @@ from tests.io.helpers import graphs, networks, same_graph
 TABLE = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
+@pytest.mark.long
 @given(graphs(named=True))
 @settings(deadline=None)
 def test_bipartite_round_trip(graph):
@@ -35,6 +36,7 @@ def test_state_names_survive(graph):
     assert [v.states for v in again.variables] == [v.states for v in graph.variables]
 
 
+@pytest.mark.long
 @given(graphs(most_slots=2))
 @settings(deadline=None)
 def test_pairwise_round_trip(graph):

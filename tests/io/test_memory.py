@@ -49,6 +49,7 @@ def peak(work):
     return found, raised
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", UAI)
 def test_memory_is_at_most_six_times_the_text(case):
     data = bytearray(UAI[case].encode())
@@ -124,6 +125,7 @@ BIF = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", BIF)
 def test_the_memory_of_a_network_is_at_most_six_times_its_text(case):
     text = BIF[case]
@@ -134,6 +136,7 @@ def test_the_memory_of_a_network_is_at_most_six_times_its_text(case):
     assert found + len(data) < 6 * len(data) + 1_000_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("states", "block"),
     [
@@ -165,6 +168,7 @@ def test_an_archive_is_unpacked_up_to_a_limit(tmp_path, reader):
     assert found < 8_000_000
 
 
+@pytest.mark.long
 def test_factors_of_too_many_shapes_are_refused_before_they_are_made():
     """Two variables of two states among others of one: tables of four numbers."""
     most, every = 58, combinations(range(58), 3)
@@ -189,6 +193,7 @@ EVIDENCE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", EVIDENCE)
 def test_the_memory_of_evidence_is_at_most_six_times_its_text(case):
     data = EVIDENCE[case].encode()
@@ -226,6 +231,7 @@ GRAMMAR = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", GRAMMAR)
 def test_the_memory_of_a_grammar_is_at_most_six_times_its_text(case):
     data = bytearray(GRAMMAR[case].encode())

@@ -56,6 +56,7 @@ def test_scores_equal_the_definition(text):
         assert float(graph.score(assignment)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.long
 @given(graphs())
 @settings(deadline=None)
 def test_round_trip(graph):
@@ -70,6 +71,7 @@ def test_names_become_numbers(graph):
     assert [v.name for v in again.variables] == [str(n) for n in range(graph.num_variables)]
 
 
+@pytest.mark.long
 @given(networks())
 @settings(deadline=None)
 def test_bayes_puts_the_child_last(graph):
@@ -208,6 +210,7 @@ def test_what_a_file_cannot_hold_is_not_written():
         format_uai(FactorGraph([unary]), kind="BAYES")
 
 
+@pytest.mark.long
 def test_the_competition_models(shared_data):
     for path in sorted((shared_data / "uai2014").glob("*/*.uai.gz"))[::4]:
         text = gzip.decompress(path.read_bytes()).decode()

@@ -185,6 +185,7 @@ def test_a_long_chain_has_small_parts():
     assert float(rg.infer(graph).log_partition) == -math.inf
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

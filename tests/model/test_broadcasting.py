@@ -24,6 +24,7 @@ def test_shapes_broadcast_as_tensors_do(count):
             assert broadcast_shapes(*shapes) == expected
 
 
+@pytest.mark.long
 def test_answers_import_no_symbolic_algebra():
     code = (
         "import sys, torch, rdpgraph as rg\n"

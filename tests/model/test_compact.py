@@ -99,6 +99,7 @@ def test_names_that_are_numbers():
     assert Decimals(range(3)) == ("0", "1", "2")
 
 
+@pytest.mark.long
 def test_a_graph_of_many_answers_by_name_and_by_variable():
     pairs = "".join(f"2 {n} {n + 1} " for n in range(COUNT - 1))
     text = f"MARKOV {COUNT} {'2 ' * COUNT}{COUNT - 1} {pairs}" + "4 2 1 1 2 " * (COUNT - 1)

@@ -24,6 +24,7 @@ def factors(*leads, scale=1.0, seed=0):
     ]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("scale", [1.0, 200.0])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("cells", [2**22, 1])

@@ -51,6 +51,7 @@ def called(graph, row):
     return result
 
 
+@pytest.mark.long
 @given(models())
 @settings(max_examples=10, deadline=None)
 def test_values_of_every_kind_are_evidence(model):

@@ -90,6 +90,7 @@ def test_log_values_are_not_taken_for_probabilities(values):
         rg.Table(values)
 
 
+@pytest.mark.long
 def test_one_warning_is_enough():
     program = (
         "import rdpgraph as rg\nfor _ in range(3): rg.Table([.2, .8])\n"

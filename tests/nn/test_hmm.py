@@ -167,6 +167,7 @@ def test_dropped_states_are_left_out_and_the_rest_is_normalised():
     assert torch.equal(made(tokens), made(tokens))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [None, 6])
 def test_training_learns_what_follows_what(rank):
     """A cycle of three tokens: nearly all of the entropy, log 3 a token, goes."""

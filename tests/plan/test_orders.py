@@ -21,6 +21,7 @@ from .problems import forest, grid, topologies
 RULES = [min_fill, weighted_min_fill, min_weight]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 @given(topology=topologies(max_variables=9, max_tensors=16), data=st.data())
 def test_orders_are_permutations_with_the_last_ones_last(rule, topology, data):
@@ -37,6 +38,7 @@ def fill_edges(adjacency: list[set[int]], v: int, sizes: tuple[int, ...]) -> int
     return sum(sizes[a] * sizes[b] for a in near for b in near if a < b and b not in adjacency[a])
 
 
+@pytest.mark.long
 @given(
     topologies(max_variables=9, max_tensors=16), st.booleans(), st.randoms(use_true_random=False)
 )
@@ -74,6 +76,7 @@ def test_a_forest_is_as_wide_as_its_largest_factor(seed):
     assert price.width == largest
 
 
+@pytest.mark.long
 @given(topologies())
 def test_forests_are_told_from_graphs_with_cycles(topology):
     """A factor graph is a forest iff it has as many edges as nodes less components."""

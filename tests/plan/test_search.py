@@ -24,6 +24,7 @@ def found(topology, seconds=0.05, **options):
     return tree
 
 
+@pytest.mark.long
 @given(topologies(max_variables=8, max_tensors=14))
 def test_the_tree_found_gives_the_brute_force_sum(topology):
     tree = found(topology)

@@ -10,6 +10,7 @@ from rdpgraph.plan.topology import Topology
 from .problems import topologies
 
 
+@pytest.mark.long
 @given(topologies())
 def test_components_are_those_of_a_flood_fill(topology):
     left = set(range(topology.num_tensors))
@@ -27,6 +28,7 @@ def test_components_are_those_of_a_flood_fill(topology):
     assert sorted(topology.components()) == sorted(expected)
 
 
+@pytest.mark.long
 @given(topologies(), topologies())
 def test_keys_are_equal_exactly_for_equal_topologies(one, other):
     assert (one.key() == other.key()) == (one == other)

@@ -14,6 +14,7 @@ from rdpgraph.plan.tree import ContractionTree, Step, tree_from_order, tree_from
 from .problems import brute_force, grid, product_of_roots, run, tables, topologies
 
 
+@pytest.mark.long
 @given(topologies(), st.randoms(use_true_random=False), st.booleans())
 def test_any_order_gives_the_brute_force_sum(topology, random, eager):
     order = random.sample(range(topology.num_variables), topology.num_variables)
@@ -24,6 +25,7 @@ def test_any_order_gives_the_brute_force_sum(topology, random, eager):
     assert len(tree.roots) == len(topology.components())
 
 
+@pytest.mark.long
 @given(topologies(), st.randoms(use_true_random=False))
 def test_without_eager_variables_go_one_at_a_time_in_the_order_given(topology, random):
     order = random.sample(range(topology.num_variables), topology.num_variables)
@@ -37,6 +39,7 @@ def test_without_eager_variables_go_one_at_a_time_in_the_order_given(topology, r
     assert [v for variables in gone for v in variables] == [v for v in order if v in used]
 
 
+@pytest.mark.long
 @given(topologies(), st.randoms(use_true_random=False))
 def test_any_path_gives_the_brute_force_sum(topology, random):
     """Random groups of one to three operands, in both numberings; joins of scalars are dropped."""
@@ -56,6 +59,7 @@ def test_any_path_gives_the_brute_force_sum(topology, random):
         assert product_of_roots(tree, leaves) == pytest.approx(brute_force(topology, leaves))
 
 
+@pytest.mark.long
 @given(topologies(), st.integers(0, 5))
 def test_annealing_keeps_the_sum(topology, seed):
     start = tree_from_order(topology, range(topology.num_variables))
@@ -93,6 +97,7 @@ def test_costs_are_those_counted_by_hand():
     assert price.groups == price.steps == 3
 
 
+@pytest.mark.long
 @given(topologies())
 def test_costs_are_those_of_the_tables_that_a_run_makes(topology):
     tree = tree_from_order(topology, range(topology.num_variables))

@@ -84,6 +84,7 @@ def answers(graph, choices):
     return found, refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("solved_by", SOLVED_BY)
 def test_answers_are_computed_where_the_tensors_are(name, solved_by):

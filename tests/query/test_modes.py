@@ -58,6 +58,7 @@ def gradients(made, leaves):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The implicit gradient")
 @pytest.mark.parametrize(("route", "mode"), CASES)
 def test_gradients_after_answers_without(route, mode):
@@ -112,6 +113,7 @@ def test_potentials_made_in_inference_mode_are_answered_there():
             torch.testing.assert_close(found, made.softmax(-1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_what_is_kept_is_made_outside_inference_mode(path):
     """Where tensors may be kept, by the ways of `rdpgraph._cache`; plans are integers."""

@@ -21,6 +21,7 @@ def described(made):
     return answered(made), (told, str(made.plan))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_copy_answers_alike(route):
     """Before anything was asked of the original, and after."""
@@ -97,6 +98,7 @@ def told(made, results):
         results.put(float(total(made.marginals())))
 
 
+@pytest.mark.long
 def test_a_posterior_crosses_to_a_spawned_process():
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

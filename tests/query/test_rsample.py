@@ -78,6 +78,7 @@ def _with(graph, noise, seen):
     return noise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("route", RELAXED)
 def test_every_route_has_weights_that_sum_to_one_with_a_gradient(route):
     w = weights()
@@ -147,6 +148,7 @@ def test_its_gradient_is_right(route):
     assert_close((found * direction).sum(), slope, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.long
 def test_of_independent_variables_the_cold_draw_is_an_exact_one():
     x = rg.VariableArray("x", (20_000,), 3)
     log_p = torch.tensor([0.2, 0.3, 0.5]).log()

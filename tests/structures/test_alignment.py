@@ -96,6 +96,7 @@ def test_every_path(name, sizes):
             assert float(model.score(states.expand(3, -1, -1))[item]) == pytest.approx(score)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["global", "affine", "local", "columns"])
 def test_conformance(name):
     moves, transition, local = CASES[name]

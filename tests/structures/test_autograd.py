@@ -264,6 +264,8 @@ def ranged(kind, scale, dtype, seed):
     return made(leaves[0], transition), leaves
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [2.0, 20.0, 30.0, 100.0, 1000.0])
 @pytest.mark.parametrize(

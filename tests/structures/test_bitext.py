@@ -55,6 +55,7 @@ def trees(unary, straight, inverted, leaves, p, q):
     return scores(0, p, 0, q)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("p", "q"), SIZES)
 def test_every_tree(p, q):
     lexical = torch.rand(p + 1, p + 1, q + 1, q + 1, generator=torch.Generator().manual_seed(p + q))
@@ -150,6 +151,7 @@ def test_a_batch_is_its_items(normal_form):
         assert float(pairs[item].sum()) == pytest.approx(float(one.pair_marginals().sum()))
 
 
+@pytest.mark.long
 def test_conformance():
     check_structure(rg.Bitext.words(draw(2, 1, 1), draw(2, 1), draw(2, 1)))
     rules = [rg.trees.DenseRules(draw(3, 3, 3, seed=seed)) for seed in (1, 2)]

@@ -113,6 +113,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in STRUCTURES if "by node" not in name])
 def test_answers_are_computed_where_the_tensors_are_and_not_on_the_default_device(name):
     model = STRUCTURES[name]()
@@ -132,6 +133,7 @@ def asked(model, estimator=None):
     posterior.mode(), posterior.sample(2, generator)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in STRUCTURES if "by node" not in name])
 def test_what_answers_are_made_of_is_freed_when_nothing_names_it(name):
     """Not when the garbage collector comes by: until then tensors would be held."""

@@ -57,6 +57,7 @@ class Independent(rg.extend.Structure):
         return rg.extend.Match(cls(values.expand(*values.shape[:-2], len(numbers), -1)), numbers)
 
 
+@pytest.mark.long
 def test_conformance_of_potentials():
     check_potential(Near(torch.tensor(0.5, dtype=torch.float64), 4))
     check_potential(rg.Table(torch.randn(3, 2, 4, dtype=torch.float64)))

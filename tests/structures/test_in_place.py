@@ -164,6 +164,7 @@ def write(path, tensor, change):
         tensor.copy_(WHOLE.get(path[-1], lambda own: own.flip(0))(tensor))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_into_one_tensor_is_seen(name):
     model, few = in_type(name, torch.float32), ("log Z", "max-marginals")
@@ -177,6 +178,7 @@ def test_what_is_written_into_one_tensor_is_seen(name):
         before = found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_is_seen_by_every_question(name, dtype):

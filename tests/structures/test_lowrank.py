@@ -130,6 +130,7 @@ MODELS = {
 CASES = [(name, query) for name, (_, queries) in MODELS.items() for query in queries]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "query"), CASES)
 def test_low_rank_is_dense(name, query):
     build, queries = MODELS[name]

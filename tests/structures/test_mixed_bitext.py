@@ -59,6 +59,7 @@ def test_every_tree(p, q):
     assert_close(best, scores.sort(descending=True).values[: len(best)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["unary", "pairs", "source", "target", "rules"])
 def test_what_is_impossible_is_in_no_tree(what):
     own = dict(zip(("unary", "pairs", "source", "target", "rules"), tensors(3, 2), strict=True))
@@ -71,6 +72,7 @@ def test_what_is_impossible_is_in_no_tree(what):
     check_masks(model)
 
 
+@pytest.mark.long
 def test_a_batch_is_its_items():
     p, q = torch.tensor([3, 1, 2, 0, 0]), torch.tensor([2, 3, 1, 0, 2])
     whole = bitext(3, 3, 5, source_lengths=p, target_lengths=q)
@@ -110,6 +112,7 @@ def test_lists_without_a_mask_are_the_recursion(p, q):
     assert len(masked.forest.whole) < 0.85 * rules
 
 
+@pytest.mark.long
 def test_gradients():
     *words, rules = tensors(2, 2)
     leaves = [own.requires_grad_() for own in (*words, rules)]

@@ -506,6 +506,7 @@ def test_from_unary_at_ten_thousand_positions_in_float32():
     torch.testing.assert_close(segments.double(), exact.unary, rtol=3e-7, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("steps", "zeros"), [(2_000, False), (10_000, True)])
 def test_float32_holds_at_ten_thousand_positions(steps, zeros):
     model = random_model(steps, 3, 3, scale=3.0, dtype=torch.float32)
@@ -523,6 +524,7 @@ def test_float32_holds_at_ten_thousand_positions(steps, zeros):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_range_of_thousands_of_nats_in_float32(seed):
     """What seems lost at one step decides the answer at a later one."""

@@ -133,6 +133,7 @@ def name(value):
     return type(value).__name__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("proposal", "selection"), CASES, ids=name)
 def test_the_expectation_of_z_is_z(proposal, selection):
     """Over every joint draw of all segments."""
@@ -159,6 +160,7 @@ def test_draws_shared_by_segments_are_caught():
     assert abs(float(mean - model.log_partition())) > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_labels_kept_is_exact_for_every_question(kind):
     model = model_of(kind, 5, 3, 4, batch=(4,), lengths=[5, 2, 1, 0])
@@ -341,6 +343,7 @@ def test_low_rank_is_dense():
     torch.testing.assert_close(*masses, **CLOSE)
 
 
+@pytest.mark.long
 def test_single_precision_holds_over_long_sequences():
     steps = 500
     model = model_of("dense", steps, 2, 4)
@@ -358,6 +361,7 @@ def test_single_precision_holds_over_long_sequences():
     assert float((few.marginals() * lasting).sum()) == pytest.approx(steps, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["low rank", "embedded"])
 def test_no_table_of_all_pairs_is_formed(kind):
     """Forty thousand million pairs of labels would not fit."""

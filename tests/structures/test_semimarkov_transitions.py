@@ -61,6 +61,7 @@ class Truth:
                 self.best[piece] = torch.maximum(self.best[piece], score)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["each", "shared", "one", "hard"])
 def test_every_answer_is_that_of_enumeration(kind):
     model, other = model_of(kind), model_of("each", seed=7)

@@ -56,6 +56,7 @@ def is_forest(scopes, chosen):
 PAIRS = [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 2), (0, 4)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pairs", [PAIRS, [*PAIRS, (1, 0)], PAIRS[:5], PAIRS[:1]])
 def test_appearance_probabilities_are_those_of_all_spanning_trees(pairs):
     count = 1 + max(max(pair) for pair in pairs)
@@ -157,6 +158,7 @@ def random_ising(seed, count, side, strength):
     return ising(couplings(side, side - 1), couplings(side - 1, side), couplings(side, side) / 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("side", "count"), [(3, 600), (4, 400)])
 def test_tree_reweighting_bounds_log_z_of_a_thousand_grids(side, count):
     _, graph = random_ising(side, count, side, 2.0)
@@ -182,6 +184,7 @@ def test_the_bound_is_said_and_only_where_it_holds():
     assert loopy(graph, counting=rg.loopy.TreeReweighted(), sweeps=2).status.bound == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["flooding", "sequential", "residual"])
 def test_the_bound_holds_for_evidence_and_more_states(name):
     pixels, graph = random_grid(1, 3, 3, 3, coupling=1.0)
@@ -206,6 +209,7 @@ def triples(seed, batch):
     return rg.FactorGraph(factors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trees", [1, 8, 30])
 def test_drawn_trees_bound_log_z_of_factors_of_three(trees):
     graph = triples(0, 100)
@@ -260,6 +264,8 @@ def test_tree_reweighting_of_trees_is_exact():
             same(posterior.marginal(variable), truth.joint((variable,)))
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 @pytest.mark.parametrize("name", ["flooding", "sequential"])
 def test_fractional_of_one_is_bethe(name, temperature):

@@ -24,6 +24,7 @@ from tests.engines.loopy.helpers import (
 )
 
 
+@pytest.mark.long
 def test_modes_of_a_batch_are_those_of_its_items():
     """Grids of small whole numbers, with ties, hard zeros and items that never converge."""
     across, down, unary = (
@@ -241,6 +242,7 @@ def test_pairs_are_traced_as_tables_of_any_kind_are(seed):
     assert torch.equal(none, states)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_of_tables_say_what_their_messages_do(seed):
     """Two and three variables of several sizes, shared or not, hard zeros, some variables held."""

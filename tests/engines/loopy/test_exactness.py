@@ -43,6 +43,7 @@ def check_against_enumeration(drawn, name, **options):
         same(best[variable], truth.max_marginal(variable))
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
@@ -57,6 +58,8 @@ def test_everything_on_trees_is_that_of_enumeration(seed, batch, zeros, evidence
     check_against_enumeration(drawn, name, damping=damping)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("damping", [0.0, 0.4, rg.loopy.ProbabilityDamping(0.5)], ids=str)
 def test_every_schedule_with_every_damping(name, damping):

@@ -114,6 +114,7 @@ def agree(found, expected, tolerance=1e-6):
         same(one.reshape(-1), other.reshape(-1), tolerance)
 
 
+@pytest.mark.long
 @BOTH
 def test_the_gradient_of_log_z_is_that_of_differences(case, options):
     make, tables = case()
@@ -122,6 +123,7 @@ def test_the_gradient_of_log_z_is_that_of_differences(case, options):
         agree(gradients(make, tables, log_z, gradient, **options), expected)
 
 
+@pytest.mark.long
 @BOTH
 def test_the_gradient_of_marginals_is_that_of_differences(case, options):
     make, tables = case()
@@ -130,6 +132,7 @@ def test_the_gradient_of_marginals_is_that_of_differences(case, options):
         agree(gradients(make, tables, some_function, gradient, **options), expected)
 
 
+@pytest.mark.cover(2)
 @CASES
 @pytest.mark.parametrize("ask", [entropy, pair])
 @pytest.mark.parametrize("counting", [rg.loopy.Bethe(), rg.loopy.Fractional(0.8)], ids=str)
@@ -141,6 +144,7 @@ def test_the_gradients_of_entropy_and_of_joints(case, ask, counting):
         agree(gradients(make, tables, ask, gradient, **options), expected)
 
 
+@pytest.mark.long
 def test_residual_schedules_have_the_same_gradients():
     make, tables = mixed_case()
     for ask in (log_z, some_function):
@@ -160,6 +164,8 @@ def test_the_gradient_of_log_z_is_the_beliefs(gradient):
         same(slope, posterior.factor_marginal(scope), 1e-8)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
 def test_on_trees_gradients_are_those_of_the_exact_engine(gradient, zeros):
@@ -200,6 +206,7 @@ def test_on_trees_gradients_are_those_of_the_exact_engine(gradient, zeros):
             agree(*found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 def test_probabilities_of_zero_make_no_nan(gradient):
     """Hard zeros in tables of a loop, some in one batch item only."""
@@ -228,6 +235,8 @@ def test_probabilities_of_zero_make_no_nan(gradient):
             assert bool((slope[leaf == 0] == 0).all())
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @CASES
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 def test_gradients_of_a_batch_are_those_of_its_items(case, gradient):
@@ -257,6 +266,7 @@ def test_a_shared_table_gets_the_sum_over_batch_and_factors():
             same(one, many.sum((0, 1, 2)), 1e-8)
 
 
+@pytest.mark.long
 def test_unrolled_gradients_are_those_of_what_was_computed():
     """After three sweeps, nowhere near a fixed point."""
     make, tables = mixed_case()
@@ -300,6 +310,7 @@ def test_no_gradient_no_record():
             assert not any(m.requires_grad for m in posterior.solution.outcome.messages)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gradient", ALL, ids=kind)
 def test_a_status_asked_without_gradients_takes_none_from_the_answers(gradient):
     make, tables = mixed_case()
@@ -322,6 +333,7 @@ def test_a_start_is_a_constant():
         agree(torch.autograd.grad(some_function(again), leaves), expected)
 
 
+@pytest.mark.long
 def test_a_gradient_in_unaries_alone():
     """The tables need none; the fast binary path must not lose the unaries' either."""
     for states in (2, 3):

@@ -76,12 +76,15 @@ EVERY_KIND = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @EVERY_KIND
 def test_trees_are_those_of_enumeration(kind, name):
     _, _, graph = tree(KINDS[kind]())
     check(graph, name)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("damping", [0.4, rg.loopy.ProbabilityDamping(0.4)], ids=str)
 @pytest.mark.parametrize("kind", ["cardinality", "xor", "automaton"])
 def test_damped_trees_are_those_of_enumeration(kind, damping):
@@ -89,6 +92,7 @@ def test_damped_trees_are_those_of_enumeration(kind, damping):
     check(graph, damping=damping)
 
 
+@pytest.mark.long
 @EVERY_KIND
 def test_evidence_settles_some_slots(kind, name):
     x, y, graph = tree(KINDS[kind]())
@@ -96,6 +100,7 @@ def test_evidence_settles_some_slots(kind, name):
         check(graph.condition(evidence), name)
 
 
+@pytest.mark.long
 @EVERY_KIND
 def test_rows_of_evidence_with_missing_entries(kind, name):
     x, y, graph = tree(KINDS[kind]())
@@ -105,12 +110,14 @@ def test_rows_of_evidence_with_missing_entries(kind, name):
     check(batched.condition({x[0]: 1, x[4]: [1, -1, 1]}), name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["flooding", "residual"])
 def test_two_batch_dims(name):
     x, _, graph = tree(KINDS["cardinality"](), batch=(2, 1))
     check(graph.condition({x[1]: [0, -1, 1]}), name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["flooding", "residual"])
 def test_one_row_that_a_logical_factor_rules_out(name):
     x, _, graph = tree(rg.Cardinality(9, at_most=2, dtype=DOUBLE))
@@ -137,6 +144,7 @@ def test_evidence_that_a_logical_factor_rules_out(kind):
         posterior.mode()
 
 
+@pytest.mark.long
 def test_evidence_that_leaves_a_logical_factor_no_choice():
     """All its slots are settled, by evidence or by what follows from it."""
     x, _, graph = tree(rg.ExactlyOne(11, dtype=DOUBLE))
@@ -145,6 +153,7 @@ def test_evidence_that_leaves_a_logical_factor_no_choice():
     check(graph.condition({v: [int(i == 3), int(i == 0)] for i, v in enumerate(x)}))
 
 
+@pytest.mark.long
 def test_a_block_of_logical_factors_of_which_evidence_settles_different_slots():
     count = 9
     bits = rg.VariableArray("bit", (2, count), 2)
@@ -165,6 +174,7 @@ def test_a_block_of_logical_factors_of_which_evidence_settles_different_slots():
             same(conditioned.score({**posterior.mode()}), conditioned.score({**truth.mode()}))
 
 
+@pytest.mark.long
 def test_automata_with_a_log_value_for_each_factor_and_batch_item():
     array = rg.VariableArray("x", (2, 6), 3)
     slots = tuple(array[:, i] for i in range(6))
@@ -209,6 +219,7 @@ def some_potentials():
 SETTLED, ROWS = {"x5": 1, "x9": 0}, {"x5": [1, -1, 0], "x1": [-1, 1, 0]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "evidence"),
     [
@@ -250,6 +261,7 @@ def test_on_loops_the_answers_are_those_of_dense_tables(options, evidence):
         assert torch.equal(whole.mode_is_consistent(), dense.mode_is_consistent())
 
 
+@pytest.mark.long
 def test_the_belief_of_a_logical_factor_is_that_of_its_table():
     beliefs = []
     for dense in (False, True):
@@ -301,6 +313,7 @@ def entropy(posterior):
     return posterior.entropy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ask", [log_z, some_marginals, entropy])
 def test_gradients_in_unaries_and_in_log_values(ask):
     leaves = [randn(0, 10, 3), randn(1, 5)]
@@ -311,6 +324,8 @@ def test_gradients_in_unaries_and_in_log_values(ask):
             same(one.reshape(-1), other, 1e-6)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "options", [{}, {"counting": rg.loopy.Fractional(0.7), "temperature": 0.6}]
 )
@@ -331,6 +346,7 @@ def test_gradients_in_unaries_are_those_through_dense_tables(options, gradient):
         same(one, other, 1e-7)
 
 
+@pytest.mark.long
 def test_exactly_one_of_three_hundred():
     """Z = (prod_j e^u_j0) sum_i e^(u_i1 - u_i0), and the marginals are a softmax."""
     count = 300
@@ -362,6 +378,7 @@ def test_exactly_one_of_three_hundred():
     same(seen.log_partition, torch.stack([first, second]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_sets_of_messages_cost_no_more_than_a_few_sweeps(name):
     """A logical factor is asked once for all its messages of a set, not once for each of them."""
@@ -410,6 +427,7 @@ def test_single_precision_with_strong_fields():
     assert torch.equal(single.mode()[x], exact.mode()[x])
 
 
+@pytest.mark.long
 def test_parity_checks_decode_a_noisy_word():
     """A regular code of 200 bits: flips are corrected, in two received words at once."""
     bits, weight, checks = 200, 10, 60
@@ -441,6 +459,7 @@ def test_parity_checks_decode_a_noisy_word():
     assert not bool(mode.any())
 
 
+@pytest.mark.long
 def test_a_restart_keeps_the_messages_of_logical_factors():
     x, graph = ring(some_potentials(), dense=False)
     cold = loopy(graph, tolerance=1e-9, damping=0.3)
@@ -455,6 +474,7 @@ def test_a_restart_keeps_the_messages_of_logical_factors():
         same(warm.marginal(variable), marginal)
 
 
+@pytest.mark.long
 def test_reweighting_with_logical_factors_bounds_log_z():
     generator = seeded(3)
     for seed in range(3):

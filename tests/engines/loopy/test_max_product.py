@@ -95,6 +95,7 @@ def test_ties_in_a_batch_are_broken_in_each_item():
     assert posterior.mode_is_consistent().tolist() == [True] * 3
 
 
+@pytest.mark.long
 def test_a_consistent_mode_under_tree_reweighting_is_optimal():
     """On 200 grids with fields: where it says so, enumeration agrees (Wainwright et al. 2005)."""
     generator = seeded(0)
@@ -123,6 +124,7 @@ def test_a_consistent_mode_under_tree_reweighting_is_optimal():
     same(maximal.log_partition[consistent], truth.maximum[consistent], 1e-6)
 
 
+@pytest.mark.long
 def test_consistency_under_bethe_may_be_wrong_but_never_above_the_optimum():
     _, graph = random_grid(0, 3, 3, 3, coupling=2.0, batch=(20,))
     posterior = loopy(graph, damping=0.5, sweeps=300)
@@ -148,6 +150,7 @@ def test_a_frustrated_loop_still_gives_a_configuration():
             assert float(graph.score({**mode})) == -1.0  # of 0, 0, 1 and the like: the optimum
 
 
+@pytest.mark.long
 def test_modes_on_mixed_loopy_graphs_are_configurations():
     graph = mixed(mixed_tables(0, batch=(5,))).condition({"x1": [0, -1, 2, 1, -1]})
     posterior = loopy(graph, damping=0.5, sweeps=300)

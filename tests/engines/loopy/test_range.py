@@ -38,6 +38,7 @@ def in_type(drawn, dtype):
     return rg.FactorGraph.from_blocks(graph.domain, graph.blocks, drawn.graph.observed)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
@@ -82,6 +83,7 @@ def test_what_cannot_be_seen_in_one_message_is_waited_for(name, size):
     same(posterior.marginal(x[0]), truth.joint((x[0],)), 1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["flooding", "sequential", "residual"])
 def test_messages_at_a_small_counting_number_are_waited_for(name):
     """They are large, and their exponentials say little; what converged has settled beliefs."""
@@ -96,6 +98,8 @@ def test_messages_at_a_small_counting_number_are_waited_for(name):
         same(one, other, 1e-4)
 
 
+@pytest.mark.long
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("scale", [1.0, 200.0])
@@ -400,6 +404,8 @@ def test_the_gradient_of_contractions_in_logs_has_no_nan():
     assert torch.autograd.gradcheck(log_sum, leaves, fast_mode=True)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("scale", [20.0, 100.0, 1000.0])
 @pytest.mark.parametrize(
     "options",
@@ -429,6 +435,7 @@ def test_trees_of_any_range_are_exact(scale, options, hard):
             torch.testing.assert_close(*most, rtol=1e-4, atol=1e-4 * scale)
 
 
+@pytest.mark.long
 def test_tables_are_looked_through_once_for_hard_zeros_and_once_for_their_extent():
     """The tables of a batch lie outside of the processor's cache, those of its items may not."""
     across, down, unary = grid_tables(0, 4, 4, 3, 0.5, (6,))

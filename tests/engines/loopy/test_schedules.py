@@ -57,6 +57,8 @@ def agree(first, second, tolerance):
         same(one, other, tolerance)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("damping", [0.0, 0.3, rg.loopy.ProbabilityDamping(0.3)], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_all_schedules_reach_the_same_fixed_point(name, damping):
@@ -69,6 +71,7 @@ def test_all_schedules_reach_the_same_fixed_point(name, damping):
     agree(other, reference, 1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [EvenThenOdd(), HonestGreedy()], ids=["blind", "looking"])
 def test_a_schedule_of_ones_own(own):
     for graph in (random_grid(0, 4, 4, 3, coupling=0.3)[1], mixed(mixed_tables(0))):
@@ -147,6 +150,7 @@ class Watched:
         return self.seen[-1].updates
 
 
+@pytest.mark.long
 def test_residuals_need_fewer_updates_than_flooding():
     _, graph = random_grid(3, 8, 8, coupling=1.0)
     counted = []
@@ -217,6 +221,8 @@ def test_forwards_and_backwards_in_order_solve_a_chain_in_one_pass_each():
 COUPLINGS = (0.0005, 0.1, 0.8, 1.2)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("states", [2, 3])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_batch_is_its_items(name, states):
@@ -240,6 +246,7 @@ def test_a_batch_is_its_items(name, states):
     assert batch.status.iterations == max(sweeps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_batch_of_mixed_factors_and_of_evidence_is_its_items(name):
     tables = mixed_tables(0, batch=(3,))
@@ -263,6 +270,7 @@ def test_a_batch_of_which_some_items_do_not_converge():
     same(batch.log_partition[0], loopy(quick, tolerance=1e-9).log_partition, 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_restart_on_the_same_model_has_nothing_to_do(name):
     for graph in (random_grid(1, 5, 5, coupling=0.5)[1], mixed(mixed_tables(1))):
@@ -274,6 +282,7 @@ def test_a_restart_on_the_same_model_has_nothing_to_do(name):
         agree(again, cold, 1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_restart_on_changed_evidence_is_quicker_than_a_cold_start(name):
     across, down, unary = grid_tables(2, 6, 6, 2, 0.6)
@@ -302,6 +311,7 @@ def test_a_restart_where_the_evidence_settles_other_variables():
         agree(warm, cold, 1e-7)
 
 
+@pytest.mark.long
 def test_a_restart_where_states_are_dropped():
     """A hard zero leaves other states of some variables; their messages start again."""
     pixels, graph = random_grid(4, 4, 4, 3, coupling=0.4)
@@ -316,6 +326,7 @@ def test_a_restart_where_states_are_dropped():
             agree(warm, cold, 1e-8)
 
 
+@pytest.mark.long
 def test_a_restart_of_other_schedules_counting_and_batches():
     tables = grid_tables(5, 4, 4, 2, (0.2, 0.4, 0.6), (3,))
     _, batch = grid(*tables)
@@ -352,6 +363,7 @@ def test_a_restart_forgets_the_hard_zeros_of_the_evidence_before(before, after):
         same(one, other)
 
 
+@pytest.mark.long
 def test_progress_is_called_once_a_sweep():
     for graph in (random_grid(0, 4, 4)[1], random_grid(0, 4, 4, 3, batch=(2,))[1]):
         for name in SCHEDULES:
@@ -420,6 +432,7 @@ def test_damping_converges_where_plain_messages_swing():
             same(posterior.marginal(variable), posterior.marginal(x[0]))
 
 
+@pytest.mark.long
 def test_random_sets_are_those_of_the_generator():
     _, graph = random_grid(0, 4, 4, coupling=0.6)
 
@@ -431,6 +444,7 @@ def test_random_sets_are_those_of_the_generator():
     assert trace(0) != trace(1)
 
 
+@pytest.mark.long
 def test_one_schedule_object_serves_many_models():
     own = rg.loopy.Sequential()
     for seed in range(3):
@@ -491,6 +505,8 @@ def test_what_is_no_choice_of_messages_is_refused(chosen):
         rg.infer(graph, scheduler=rg.Loopy(schedule=Given(*chosen))).log_partition  # noqa: B018
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("cached", [1.0, 4e4])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_batch_swept_in_shares_is_the_batch_swept_whole(name, cached, monkeypatch):

@@ -38,6 +38,8 @@ def outcomes(values, chances, groups):
         yield made, math.prod(chances[i] for i in places)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("values", "chances"), DISTRIBUTIONS)
 @pytest.mark.parametrize("groups", [(1,), (3,), (1, 2)])
 def test_the_part_of_all_outcomes_whose_interval_holds_z(values, chances, groups):
@@ -93,6 +95,7 @@ def random_graph(seed: int) -> rg.FactorGraph:
     return rg.FactorGraph(factors)
 
 
+@pytest.mark.long
 def test_intervals_of_small_populations_hold_log_z(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.05)
     held, closer = 0, 0
@@ -127,6 +130,7 @@ def test_smaller_populations_say_what_larger_ones_all_miss():
         assert populations.error_of(near) <= populations.error_beside(near, rough) <= 0.1
 
 
+@pytest.mark.long
 def test_an_error_of_a_posterior_is_that_of_its_status(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.05)
     raised = 0

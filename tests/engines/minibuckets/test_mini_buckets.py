@@ -148,6 +148,7 @@ def test_members_that_stay_have_the_expected_weights_of_all(seed):
         np.testing.assert_allclose(mean, np.exp(weights), rtol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_what_stays_with_a_member_is_what_stays_given_that_it_does(count):
     weights = 2 * np.random.default_rng(0).standard_normal(9)
@@ -209,6 +210,7 @@ def test_the_mean_over_all_draws_is_z_whatever_is_pinned(pinned, monkeypatch):
     assert mean == pytest.approx(math.exp(log_z), rel=1e-6)
 
 
+@pytest.mark.long
 def test_populations_led_by_draws_come_to_the_second_moment_over_z(monkeypatch):
     """What says that populations miss a part: each of them led by what the model itself draws."""
     scopes = np.array(list(itertools.combinations(range(4), 2)))
@@ -285,6 +287,7 @@ def test_estimates_are_unbiased_whatever_the_proposal(proposal, monkeypatch):
             assert own.shape == (size,)
 
 
+@pytest.mark.long
 def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.05)
     inside = 0
@@ -306,6 +309,7 @@ def test_answers_by_a_proposal_are_within_their_error_bars(monkeypatch):
         rg.infer(random_graph(0), scheduler=rg.MiniBuckets(5.0, proposal=Lost())).bounds()
 
 
+@pytest.mark.long
 def test_answers_are_within_their_error_bars(monkeypatch):
     monkeypatch.setattr(estimate, "_MEMBER", 0.05)
     inside = 0
@@ -365,6 +369,7 @@ def test_what_nothing_was_observed_of_takes_no_tables():
     assert posterior.status.standard_error == 0.0
 
 
+@pytest.mark.long
 def test_a_batch_is_its_items():
     graph = random_graph(3, zeros=0.2, batch=(3,))
     scheduler = rg.MiniBuckets(seconds=60.0, memory=500.0, draws=500)
@@ -435,6 +440,7 @@ def triples(seed: int, count: int, scale: float) -> rg.FactorGraph:
     return rg.FactorGraph(factors)
 
 
+@pytest.mark.long
 def test_estimates_that_differ_much_are_not_called_converged():
     scheduler = rg.MiniBuckets(seconds=9.0, memory=1e4, draws=8)
     statuses = [rg.infer(triples(seed, 30, 2.0), scheduler=scheduler).status for seed in range(2)]
@@ -442,6 +448,7 @@ def test_estimates_that_differ_much_are_not_called_converged():
     assert all("more seconds" in status.remedy for status in statuses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_no_estimate_is_sure_and_wrong_where_a_few_configurations_are_nearly_all(seed):
     """Populations led by loose bounds all miss the same then, and agree."""

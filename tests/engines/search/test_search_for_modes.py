@@ -173,6 +173,7 @@ def test_marginal_modes_given_what_is_fixed(seed):
         assert search.value(states) == pytest.approx(value, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deadline", [math.inf, -math.inf])
 def test_values_of_marginal_configurations_are_their_log_masses(deadline):
     graph = random_graph(3, zeros=0.2)
@@ -247,6 +248,7 @@ def coloured(seed: int) -> rg.FactorGraph:
     return rg.FactorGraph(factors + fields)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scheduler", [rg.Loopy(sweeps=100), rg.JoinGraph(memory=3e4)], ids=["loopy", "join"]
 )
@@ -264,6 +266,7 @@ def test_modes_of_messages_are_made_possible(scheduler):
     assert repaired
 
 
+@pytest.mark.long
 def test_items_whose_modes_are_possible_stay_as_they_are():
     graph = coloured(0)
     batch = graph.condition({"x0": torch.tensor([-1, 0, 1])})
@@ -383,6 +386,7 @@ SCHEDULERS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda one: type(one).__name__)
 def test_what_is_called_optimal_is(scheduler, monkeypatch):
     """And nothing is better than its bound."""
@@ -400,6 +404,7 @@ def test_what_is_called_optimal_is(scheduler, monkeypatch):
             assert found > -math.inf
 
 
+@pytest.mark.long
 def test_parts_about_a_variable_are_solved_with_their_sums():
     """A marginal mode of a long chain with branches, of which each move sees a part."""
     generator = torch.Generator().manual_seed(0)
@@ -481,6 +486,7 @@ def test_one_generator_gives_one_answer():
     assert drawn(0) == drawn(0)
 
 
+@pytest.mark.long
 def test_auto_searches_where_exact_inference_does_not_fit(monkeypatch):
     side = 7
     x = rg.VariableArray("x", (side, side), 2)

@@ -46,6 +46,7 @@ def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
             chain_of(*parts).mode()
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
@@ -195,6 +196,7 @@ def test_an_impossible_item_has_no_sequence_no_score_and_no_gradient():
         assert bool((gradient == 0).all())
 
 
+@pytest.mark.long
 def test_single_precision_tells_long_sequences_apart():
     generator = seeded(10)
     unary = 1000 + torch.randn(1, 2000, 5, generator=generator)

@@ -209,6 +209,7 @@ def test_a_compiler_that_fails_is_named(cache, tmp_path):
     assert "\n" not in found.reason
 
 
+@pytest.mark.long
 def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
     """In a process of its own, which asks twice."""
     environment = dict(os.environ, PATH=str(tmp_path))
@@ -219,6 +220,7 @@ def test_without_a_kernel_one_warning_names_the_way_out(tmp_path):
     assert "apt install g++" in run.stderr
 
 
+@pytest.mark.long
 @needs_kernel
 def test_two_processes_build_at_once(cache, tmp_path):
     command = [sys.executable, "-W", "error", "-c", CODE, str(tmp_path)]

@@ -94,6 +94,8 @@ def test_answers_and_their_gradients_are_those_of_the_dense_chain(scale, answer)
         assert torch.allclose(own, other, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("most", [2**28, 0], ids=["tables", "streamed"])
 @pytest.mark.parametrize(
     ("shape", "lead", "lengths"),

@@ -42,6 +42,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_conformance(kind):
     model = KINDS[kind]
@@ -366,6 +367,7 @@ def test_what_does_not_fit_is_refused_in_a_line(make, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_inside_a_compiled_function():
     unary, transition = torch.randn(2, 5, 3, dtype=D), torch.randn(3, 3, dtype=D)
     unary.requires_grad_()

@@ -91,6 +91,7 @@ def test_impossible_and_empty_items():
     assert second.cross_entropy(first).tolist()[1:] == [math.inf, 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(kind):
     first, second = potentials(2, 3, 2, kind=kind), potentials(2, 3, 2, seed=1)

@@ -90,6 +90,7 @@ def test_all_sequences_of_a_length_have_probability_one_together(route, kind, to
         assert torch.allclose(hmm.log_score(every), hmm.log_prob(every), atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(route, kind):
     hmm = model(kind)

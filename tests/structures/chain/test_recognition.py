@@ -72,6 +72,7 @@ def close(got, expected, tolerance=1e-8):
     return bool(((got == expected) | near).all())
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(chained())
 def test_answers_are_those_of_enumeration(graph):
@@ -217,6 +218,7 @@ def answers_are_those_of_enumeration(graph, kind):
     assert all(torch.allclose(a, b) for a, b in zip(mine, theirs, strict=True) if b is not None)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("lengths", [[3, 1], [4, 2], [3, 1, 2], [4, 1, 1]], ids=str)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("way", ["ahead", "back", "mixed"])
@@ -244,6 +246,7 @@ def test_chains_of_different_lengths(lengths, shared, way, batch):
     answers_are_those_of_enumeration(graph, RecognisedSolution)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("batch", [(), (2,)], ids=str)
 @pytest.mark.parametrize("seen", ["observations", "a state too", "a cut", "in some rows"])
 @pytest.mark.parametrize("hard", [0.0, 0.2])

@@ -254,6 +254,7 @@ def test_forward_messages_keep_what_single_precision_cannot_scale(shared):
         assert_close(one, other.float(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_long_chains_in_single_precision():
     generator = seeded(8)
     unary = torch.randn(2, 3000, 4, generator=generator) * 3

@@ -89,6 +89,7 @@ def test_scores_that_stand_for_forbidden_arcs_leave_the_others_exact(multiroot):
     torch.testing.assert_close(model.k_best(10).scores, expected, **CLOSE)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("low", [-1e30, -1e9, -1e4])
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,6 +130,7 @@ def test_short_sentences_are_taken_in_lists():
     assert not edmonds.quicker(16, 8)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize("spread", [1.0, 500.0])
@@ -237,6 +239,7 @@ def test_cross_entropies_are_those_of_all_trees(kind, multiroot, hard):
         one.cross_entropy(swapped(other.unary, multiroot=multiroot))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("multiroot", [False, True])
 @pytest.mark.parametrize(
@@ -440,6 +443,7 @@ def test_labels_that_are_no_numbers_are_refused(kind):
             kind.from_labelled_arcs(wrong)
 
 
+@pytest.mark.long
 def test_no_probability_is_negative():
     for seed in range(30):
         for dtype in (torch.float32, torch.float64):

@@ -88,6 +88,7 @@ def test_trees_of_equal_score_are_told_apart(multiroot, lists, monkeypatch):
     assert bool((best.scores[count:] == -math.inf).all())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("multiroot", [False, True])
 def test_draws_have_the_marginals_of_the_arcs(multiroot):
     count = 20_000
@@ -108,6 +109,7 @@ def test_scores_far_apart_leave_the_root_alone():
     assert int((heads == 0).sum()) == 1
 
 
+@pytest.mark.long
 def test_finite_scores_for_absent_arcs_change_nothing_in_long_sentences():
     hard = trees(3, 40, multiroot=False, hard=0.9, lengths=torch.tensor([40, 33, 20]))
     unary = torch.where(hard.unary > -math.inf, hard.unary, -1e30)

@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "preterminals", "hard"), CASES)
 @pytest.mark.parametrize("total", [1, 2, 3])
 def test_every_answer_is_that_of_all_trees(kind, preterminals, hard, total):
@@ -100,6 +101,7 @@ def test_five_words_and_two_states(kind, preterminals):
     torch.testing.assert_close(model.marginals(), expected, **CLOSE)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preterminals", [0, 1])
 def test_a_batch_is_its_items(kind, preterminals):
@@ -152,6 +154,8 @@ def test_dims_of_a_batch_are_kept():
     torch.testing.assert_close(again.log_partition, model.log_partition())
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preterminals", [0, 1])
 def test_gradients_of_first_and_second_order(kind, preterminals):
@@ -209,6 +213,7 @@ def test_rule_marginals_are_the_expected_uses(kind):
         torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spread", [30.0, 300.0, 3000.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -274,6 +279,8 @@ def test_draws_of_large_grammars_use_spans_as_often_as_their_marginals_say(prete
     assert bool(((often - chances).abs() <= 6 * (chances / count).sqrt() + 3 / count).all())
 
 
+@pytest.mark.long
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("other_kind", ["dense", "none"])
 @pytest.mark.parametrize("preterminals", [0, 1])
@@ -345,6 +352,7 @@ def test_relaxed_trees_become_trees(kind):
         model.rsample(1, temperature=0.0)
 
 
+@pytest.mark.long
 def test_a_grammar_in_the_shapes_of_torch_struct():
     terms, root = normal(2, 4, 3).log_softmax(-1), normal(2, 2, seed=2).log_softmax(-1)
     rules = normal(1, 2, 5, 5, seed=3).flatten(2).log_softmax(-1).unflatten(2, (5, 5))

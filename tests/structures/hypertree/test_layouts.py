@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 
 import rdpgraph as rg
@@ -18,6 +19,7 @@ def indices():
     )
 
 
+@pytest.mark.long
 def test_the_places_of_long_sentences_take_no_more_than_is_allowed(monkeypatch):
     most, before = 2**19, indices()
     monkeypatch.setattr(replay, "_MOST", most)

@@ -42,6 +42,8 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.long
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 @pytest.mark.parametrize("proposal", PROPOSALS, ids=lambda proposal: type(proposal).__name__)
 def test_the_expectation_of_z_is_z(selection, proposal):
@@ -100,6 +102,7 @@ def test_answers_on_what_is_kept_are_those_of_the_summed_weights():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [(), (2,), (2, 2)])
 def test_an_estimate_answers_what_the_forest_answers(batch):
     model = hypergraph(HEADS, TAILS, *batch)
@@ -164,6 +167,7 @@ def test_no_derivation_at_all():
             ask()
 
 
+@pytest.mark.long
 def test_a_chart_written_out_has_the_estimates_of_its_sites():
     """Three words, whose spans have one hyperedge for each split, rule and pair of labels."""
     words, labels = 3, 2

@@ -102,6 +102,8 @@ def test_products_without_cross_terms_are_caught(monkeypatch):
     assert abs(float(wrong) - truth) > 0.1
 
 
+@pytest.mark.long
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", ["low rank", "none"])
 @pytest.mark.parametrize("preterminals", [0, 2])
 @pytest.mark.parametrize("hard", [False, True])
@@ -280,6 +282,7 @@ def test_draws_of_a_restricted_hypertree_have_their_probabilities():
     assert float(expected.sum()) > 0.99 * count
 
 
+@pytest.mark.long
 def test_the_estimator_solves_it():
     model = hypertree("low rank", 5, 12, batch=(2,), lengths=[5, 3])
     exact = rg.infer(model).log_partition

@@ -38,6 +38,7 @@ def test_best_configurations_and_their_scores(name):
         close(theirs.score(ours.mode()), theirs.score(theirs.mode()))
 
 
+@pytest.mark.long
 @each
 def test_on_kept_states(name):
     ours, theirs = PAIRS[name]

@@ -186,6 +186,7 @@ def answers(model):
         ]  # fmt: skip
 
 
+@pytest.mark.long
 @each
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_answers_are_those_of_torch(name, dtype, by_torch):

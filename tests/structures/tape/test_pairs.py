@@ -23,6 +23,7 @@ def made_again(monkeypatch):
     return start
 
 
+@pytest.mark.long
 def test_pairs_that_are_made_again_answer_as_those_that_are_kept(made_again):
     def answers():
         spans = Spans(draw(2, 4, 4, 2), RULES["dense"])
@@ -38,6 +39,7 @@ def test_pairs_that_are_made_again_answer_as_those_that_are_kept(made_again):
     assert_close(kept[3].mean(), again[3].mean(), atol=0.5, rtol=0.0)
 
 
+@pytest.mark.long
 def test_a_choice_among_many_is_in_proportion_and_never_impossible():
     logs = draw(400) * 2
     logs[::3] = -math.inf

@@ -35,6 +35,7 @@ SMALL = {
 small = pytest.mark.parametrize("name", SMALL)
 
 
+@pytest.mark.long
 @small
 def test_conformance(name):
     check_structure(SMALL[name])
@@ -124,6 +125,7 @@ def test_a_recursion_is_laid_out_once_where_nothing_is_differentiated(monkeypatc
     assert len(laid) == 2
 
 
+@pytest.mark.long
 @small
 def test_gradients_and_their_gradients(name):
     model = SMALL[name]
@@ -186,6 +188,7 @@ def test_a_divergence_from_what_forbids_is_infinite():
     assert bool((model.with_unary(unary).kl_divergence(model) < math.inf).all())
 
 
+@pytest.mark.long
 @each
 def test_a_batch_is_its_items(name):
     model, _ = PAIRS[name]
