@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import gc
 import itertools
 import os
 import random
@@ -95,6 +96,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("long")
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is here to stay, a million objects, out of every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

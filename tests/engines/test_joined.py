@@ -305,7 +305,7 @@ def test_gradients_pass_the_messages_of_clusters():
 def test_every_schedule_and_damping_has_the_same_fixed_point(options):
     x, graph = torus(randn(8, 2, 1, 1, 2, 2) * 0.7)
     found, expected = (
-        rg.infer(graph, scheduler=rg.JoinGraph(memory=1, tolerance=1e-11, **own))
+        rg.infer(graph, scheduler=rg.JoinGraph(memory=1, tolerance=1e-9, **own))
         for own in (options, {})
     )
     assert found.status.converged
