@@ -209,6 +209,7 @@ def test_explain_convert_draw(run, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.long
 def test_a_picture_replaces_its_file_as_answers_do(run, tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "real.png").touch(mode=0o600)

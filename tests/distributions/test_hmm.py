@@ -161,6 +161,7 @@ def test_validation_and_what_has_no_answer():
         hmm.mode  # noqa: B018
 
 
+@pytest.mark.long
 def test_agrees_with_hmmlearn():
     hmmlearn = pytest.importorskip("hmmlearn.hmm")
     states, symbols = 5, 7

@@ -124,6 +124,7 @@ def test_marginal_modes_are_those_of_enumeration(case, data):
     assert close(mass.gather(1, place.unsqueeze(1)).squeeze(1), mass.amax(1), 1e-6)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(graphs())
 def test_a_batch_is_its_items(case):

@@ -142,6 +142,7 @@ def replicates(chain, proposal, seed=0):
     return rg.infer(chain, estimator=estimator, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.long
 def test_looking_ahead_lowers_the_variance_and_keeps_z_unbiased():
     chain = hard_chain()
     exact = chain.log_partition()

@@ -242,6 +242,7 @@ def test_masks_are_averaged_with_equal_weights():
     torch.testing.assert_close(share, found.marginal(x), rtol=0.0, atol=0.05)
 
 
+@pytest.mark.long
 def test_the_chain_of_masks_finds_the_marginals():
     model = ring()
     found = rg.infer(model, estimator=Masked(400), generator=seeded())

@@ -44,6 +44,7 @@ def test_all_selected_is_gibbs_sampling_of_the_rest():
     assert_close(posterior.marginals(), of_shape.marginals())
 
 
+@pytest.mark.long
 def test_rules_in_a_list_are_those_of_a_table():
     every = torch.rand(4, 6, 6, generator=seeded()) < 0.2
     table = torch.where(every, draw(4, 6, 6), -math.inf)

@@ -49,7 +49,7 @@ def runs_of(posterior):
 @pytest.mark.parametrize(
     ("model", "chains"),
     [
-        (bitext(3, 3), 64), (hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 128),
+        (bitext(3, 3), 64), (hypertree(5, 1), 64), (chain(), 64), (segments(5, 2), 256),
         (mixed(2, 3), 64), (graph(), 128),
     ],
 )  # fmt: skip

@@ -64,6 +64,7 @@ def gap(log_a, log_q, top):
     return a.sum().square() * (eps.square() / q).sum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("top", "tail"), [(0, 1), (1, 1), (2, 1), (2, 2), (1, 3), (0, 3)])
 def test_of_one_sum_the_variance_is_the_gap_over_the_number_of_draws(top, tail):
     """Theorem B.1 and corollary B.2, exactly: the slope in 1 / K2 is that of one draw."""

@@ -40,6 +40,7 @@ def test_saga_converges_at_a_rate_at_which_sgd_does_not():
     assert distance(lambda params, rate, items: torch.optim.SGD(params, lr=rate)) > 1e-2
 
 
+@pytest.mark.long
 def test_a_step_is_the_formula():
     position = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     optimiser = SAGA([position], items=2, lr=0.1)

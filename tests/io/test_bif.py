@@ -276,6 +276,7 @@ def test_every_cut_is_refused():
         refused(lambda count=count: parse_bif(text[:count]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", ['"', "/* ", "// ", "property ", "( ", "a/*", '"a" ', "{ "])
 def test_hostile_repeats_take_linear_time(piece):
     """A megabyte of what a backtracking tokenizer chokes on (the suite's timeout is the check)."""

@@ -49,6 +49,7 @@ def test_mutations(kind, data):
     accepted_or_refused(lambda: parse(text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", CASES)
 def test_cuts_and_deletions(kind):
     parse, text = CASES[kind]

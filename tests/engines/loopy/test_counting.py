@@ -235,6 +235,7 @@ def test_drawn_trees_of_a_pairwise_model_bound_log_z_too(monkeypatch):
         assert float((posterior.log_partition - truth).min()) >= -1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_the_bound_holds_at_other_temperatures(temperature):
     _, graph = random_ising(1, 40, 3, 1.5)

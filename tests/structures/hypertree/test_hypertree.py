@@ -91,6 +91,7 @@ def test_every_answer_is_that_of_all_trees(kind, preterminals, hard, total):
             torch.testing.assert_close(ask(some), ask(some.states), rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preterminals", [0, 1])
 def test_five_words_and_two_states(kind, preterminals):
