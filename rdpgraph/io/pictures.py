@@ -102,8 +102,8 @@ def draw(structure: Structure, target: str | Path, configuration: Any = None) ->
     xs, ys = zip(*places.values(), strict=True) if places else ((0.0,), (0.0,))
     line = min(ys) == max(ys)
     high = 0.6 * max((abs(places[a][0] - places[b][0]) for a, b in graph.edges), default=0) * line
-    sides = max(xs) - min(xs) + 1.6, max(ys) - min(ys) + 1.6 + high
-    figure = Figure(figsize=tuple(min(0.7 * side, _LARGEST) for side in sides))
+    width, height = max(xs) - min(xs) + 1.6, max(ys) - min(ys) + 1.6 + high
+    figure = Figure(figsize=(min(0.7 * width, _LARGEST), min(0.7 * height, _LARGEST)))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     for one, other in graph.edges:
         step = (places[other][0] - places[one][0]) * line
