@@ -8,11 +8,14 @@ found (Viterbi 1967; the k best by lists, Seshadri and Sundberg 1994).
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
+from rdpgraph.model.gradients import is_transformed
 from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback
@@ -20,6 +23,7 @@ from rdpgraph.structures.chain.steps import Steps, as_steps
 
 _CELLS = 1 << 20  # elements of a block of sums
 _LEVELLED = 8  # steps whose scores add up before the largest is taken off
+_SMALL = 2**13  # sums of a step that NumPy makes sooner than torch
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,56 @@ def viterbi(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> t
 @torch.no_grad()
 def best_states(unary: Unary, transition: Transition | Steps, lengths: Lengths) -> Paths:
     """The states of `viterbi` alone, (B, T), which cost less than the score where they are few."""
+    if isinstance(transition, Tensor) and _is_small(unary, transition):
+        return _small_best(unary, transition, lengths)
     messages = prefixes(unary, transition, lengths)
     return traceback(messages, transition, lengths, count=1, noise=None)[0]
+
+
+def _is_small(unary: Tensor, transition: Tensor) -> bool:
+    """Tell whether a call of torch would take longer than the sums of a step, and no kernel is."""
+    return (
+        transition.ndim == 2
+        and unary.is_cpu
+        and unary.dtype == transition.dtype
+        and unary.dtype in (torch.float32, torch.float64)
+        and unary.shape[0] * transition.numel() <= _SMALL
+        and not is_transformed()
+        and not native.applies(unary, transition)
+    )
+
+
+def _small_best(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
+    """`best_states` by NumPy, whose calls are shorter: the same sums in the same order."""
+    batch, total, states = unary.shape
+    values = np.array(unary.detach().numpy().swapaxes(0, 1), order="C")
+    padded = np.pad(transition.detach().numpy().T, ((0, 1), (0, 0)))
+    ends, last = lengths.numpy(), set(lengths.tolist())
+    result = np.full((total, batch), -1)
+    with np.errstate(invalid="ignore"):  # beyond the length
+        _level(values)
+        for step in range(1, total):
+            best = (values[step - 1][:, None] + padded[:-1]).max(-1)
+            if step % _LEVELLED == 1:
+                _level(best)
+            values[step] += best
+        for step in range(total - 1, -1, -1):
+            logs = values[step]
+            if step + 1 < total:
+                after = result[step + 1]
+                # The state after the last one is one more: anything leads to it.
+                after = np.where(ends == step + 1, states, after) if step + 1 in last else after
+                logs = logs + padded[after]
+            result[step] = logs.argmax(-1)
+    lasts = values[np.maximum(ends - 1, 0), np.arange(batch)] if total else values.sum(0)
+    result[(np.arange(total)[:, None] >= ends) | ~(lasts > -math.inf).any(-1)] = -1
+    return torch.from_numpy(np.ascontiguousarray(result.T))
+
+
+def _level(values: Any) -> None:
+    """Take the largest off each row in place, unless it is -inf."""
+    top = values.max(-1, keepdims=True)
+    values -= np.where(top > -math.inf, top, 0)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from rdpgraph import Chain
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.chain import decode, library
+from rdpgraph.structures.chain import decode, library, native
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,
@@ -29,8 +29,10 @@ def place_of(listed, states):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("states", "total"), SHAPES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed):
+@pytest.mark.parametrize(("seed", "compiled"), [(0, True), (1, False)])
+def test_viterbi_finds_the_best_of_all_sequences(kind, states, total, seed, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(native, "applies", lambda unary, transition: False)
     parts = chains(kind, seed=seed, states=states, total=total)
     some, gone = possible_items(*parts)
     model = chain_of(*some)
