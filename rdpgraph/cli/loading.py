@@ -32,7 +32,7 @@ _MOST_SECONDS = 1e9
 
 
 class Task(StrEnum):
-    """What is asked."""
+    """Question about the model."""
 
     PR = "PR"
     MAR = "MAR"
@@ -65,14 +65,14 @@ class Device(StrEnum):
 
 
 class EstimatorName(StrEnum):
-    """What is done to the model before it is solved."""
+    """Estimators that rewrite the model before it is solved."""
 
     EXACT = "exact"
     RANDOMIZED = "randomized"
 
 
 class ProposalName(StrEnum):
-    """Which states look likely."""
+    """Proposals of likely states."""
 
     DEFAULT = "default"
     UNIFORM = "uniform"
@@ -84,7 +84,7 @@ class ProposalName(StrEnum):
 
 
 class ParseTask(StrEnum):
-    """What is asked of sentences."""
+    """Question about sentences."""
 
     LOGZ = "logz"
     VITERBI = "viterbi"

@@ -16,7 +16,7 @@ from rdpgraph.model.graph import FactorGraph
 
 @dataclass(frozen=True)
 class Status:
-    """Whether a posterior is exact, converged and unbiased, and what to do if not.
+    """Exactness, convergence and bias of a posterior, and a remedy.
 
     Attributes:
         exact: the answers are exact up to rounding.
@@ -61,7 +61,7 @@ class Solution(ABC):
     crosses = True
 
     def status(self) -> Status:
-        """What the answers are worth; exact unless an engine says otherwise."""
+        """Status of the answers; exact unless an engine says otherwise."""
         return Status()
 
     @abstractmethod
@@ -192,7 +192,7 @@ class Solution(ABC):
 
 
 def meets(scores: Tensor, bounds: Tensor) -> Tensor:
-    """Whether nothing but rounding lies between scores (nats) and what no score exceeds."""
+    """Return whether nothing but rounding lies between scores (nats) and what no score exceeds."""
     slack = _ROUNDING * scores.abs().clamp(min=1.0)
     return (scores > -math.inf) & (bounds <= scores + torch.where(slack.isfinite(), slack, 0.0))
 
@@ -222,7 +222,7 @@ class Approximation(Solution):
 
 @dataclass(frozen=True)
 class Question(Generic[Value]):
-    """What a solution is asked: one of its methods, and the arguments."""
+    """Question to a solution: one of its methods, and the arguments."""
 
     name: str
     arguments: tuple[Any, ...] = ()

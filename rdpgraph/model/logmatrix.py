@@ -180,7 +180,7 @@ class LogMatrix:
         return self._repaired(result, low, rows, exact)
 
     def _low(self, total: Tensor) -> Tensor:
-        """Which totals may have lost terms to underflow."""
+        """Mark the totals that may have lost terms to underflow."""
         limits = torch.finfo(total.dtype)
         least = limits.tiny / limits.eps * max(1, self.logs.shape[-1])
         if total.requires_grad:

@@ -295,7 +295,7 @@ def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelEr
 _FITTED: dict[str, Callable[..., object]] = {
     "evaluate": _evaluated, "table": _tabulated, "messages": _sent, "decompose": _split,
 }  # fmt: skip
-"""What answers of a potential's methods are held to."""
+"""Requirements on the answers of a potential's methods."""
 
 
 def checked_shape(potential: Potential) -> tuple[int, ...]:

@@ -287,7 +287,7 @@ def _by_entry(
 
 
 def observed_supports(domain: Domain, observed: Tensor | None, like: Tensor) -> dict[int, Support]:
-    """By the place of each observed entry its states, (*batch, *shape, 1).
+    """States of each observed entry by its place, (*batch, *shape, 1).
 
     Raises:
         EvidenceError: an entry is observed in part; `opened` writes such evidence as a factor.

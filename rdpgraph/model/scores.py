@@ -68,7 +68,7 @@ def moved_blocks(blocks: Iterable[Block], *args: Any) -> list[Block]:
 def described(
     domain: Domain, blocks: Sequence[Block], observed: Tensor | None, batch_shape: tuple[int, ...]
 ) -> str:
-    """What `repr` shows of a `FactorGraph`."""
+    """Describe a `FactorGraph` as its `repr` does."""
     factors = sum(block.count for block in blocks)
     lines = [f"FactorGraph of {domain.count:,} variables and {factors:,} factors"]
     if batch_shape:

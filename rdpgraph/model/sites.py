@@ -193,7 +193,7 @@ def free_variables(graph: FactorGraph) -> Tensor:
 
 
 def free_entries(graph: FactorGraph) -> dict[int, list[int]]:
-    """By their number of states, the places of the entries that are not observed."""
+    """Places of the entries that are not observed, by their number of states."""
     places: dict[int, list[int]] = {}
     observed = [False] * len(graph.variables)
     if graph.observed is not None:
@@ -205,7 +205,7 @@ def free_entries(graph: FactorGraph) -> dict[int, list[int]]:
 
 
 def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
-    """By their number of states, the numbers of the variables of `free_entries`."""
+    """Numbers of the variables of `free_entries`, by their number of states."""
     starts = graph.domain.starts
     return {
         size: torch.cat(

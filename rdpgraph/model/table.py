@@ -111,7 +111,7 @@ def as_states(name: str, given: Any) -> Tensor:
 
 
 def is_array(value: object) -> bool:
-    """Whether something is an array of another library than torch, as NumPy's are."""
+    """Return whether something is an array of another library than torch, such as NumPy."""
     return hasattr(value, "__array__") and not isinstance(value, Tensor)
 
 
@@ -278,7 +278,7 @@ class Table(Potential):
 
 
 def _add_up(values: Tensor) -> bool:
-    """Whether values of at most 1 sum to one over a dim or in all; not where all are 0 and 1."""
+    """Return whether values up to 1 sum to one over a dim or in all; not if all are 0 and 1."""
     values = values.detach()
     if bool((values < 0).any()) or not bool(((values > 0) & (values < 1)).any()):
         return False

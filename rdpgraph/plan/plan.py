@@ -36,11 +36,11 @@ class Budget:
             )
 
     def key(self) -> tuple[float | None, float]:
-        """What plans are remembered by; measured memory is compared by `resembles`."""
+        """Key that plans are remembered by; measured memory is compared by `resembles`."""
         return None if self.measured else self.memory_bytes, self.seconds
 
     def resembles(self, other: "Budget") -> bool:
-        """Whether a plan for one will do for the other, of equal keys."""
+        """Return whether a plan for one will do for the other, of equal keys."""
         ratio = self.memory_bytes / other.memory_bytes
         return 1 / _ALIKE <= ratio <= _ALIKE
 
@@ -102,7 +102,7 @@ def _from_meminfo() -> float | None:
 
 
 def _from_limit() -> float | None:
-    """What a limit on the address space of this process leaves, as ``ulimit -v`` sets it."""
+    """Bytes that a limit on this process's address space (``ulimit -v``) leaves."""
     try:
         import resource
 

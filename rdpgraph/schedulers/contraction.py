@@ -127,7 +127,7 @@ def planned(
 
 
 def solved_network(network: Network, plan: Plan, budget: Budget) -> Solution:
-    """What carries out a plan that fits."""
+    """Carry out a plan that fits."""
     if plan.num_slices > 1:
         return in_slices(network, plan, budget)
     return _exact(network, plan, budget)
@@ -228,7 +228,7 @@ def begun(
 
 @dataclass(frozen=True, eq=False)
 class _Deferred:
-    """What a scheduler plans for a graph."""
+    """Plan of a scheduler for a graph, made when it is asked for."""
 
     scheduler: Scheduler
     graph: FactorGraph
@@ -249,5 +249,5 @@ class _Deferred:
         return self._planned[0]
 
     def solution(self) -> Solution:
-        """What carries it out."""
+        """Solution that carries it out."""
         return self._solution

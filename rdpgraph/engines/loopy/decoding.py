@@ -24,7 +24,7 @@ the part of them in which messages that swing may settle, damped."""
 _EACH, _DAMPED = 4, LogDamping(0.5)
 """Sweeps after each fixing of variables, and the damping: waiting would not end an oscillation."""
 _OF_DAMPED = 1.2
-"""What a damped sweep takes, in sweeps."""
+"""Cost of a damped sweep, in sweeps."""
 _DEEP = 2
 """Layers in which factors are peeled off, in those outwards: more of them come from a core in which
 every variable has many factors, where this order promises nothing."""
@@ -36,7 +36,7 @@ _WIDE = 500
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """What max-beliefs say.
+    """Configurations read off max-beliefs.
 
     Attributes:
         states: (B, active variables).

@@ -147,7 +147,7 @@ def steps_of(edges: Edges, layers: Whole) -> Steps | None:
 
 
 def _places(ports: Sequence[Port], begin: int, factors: int, wide: int) -> tuple[Whole, ...]:
-    """By decided slots (as bits) and hearer: the first row, rows a factor, strides of the slots."""
+    """First row, rows a factor and strides of slots, by decided slots (as bits) and hearer."""
     first = np.zeros((1 << len(ports), len(ports)), np.int64)
     size, stride = np.zeros_like(first), np.zeros((*first.shape, wide), np.int64)
     for hearer, decided in parts(ports):

@@ -24,12 +24,12 @@ from rdpgraph.engines.loopy.reading import LEVEL, climbed, readable, traced_rows
 from rdpgraph.plan import clock
 
 _BEGINS, _BEGINS_LAYER, _BEGINS_STEP, _BEGINS_WHOLE = 1e5, 4e4, 2e4, 6e5
-"""What the messages of a kernel take before the first number, in numbers: of all factors; of those
+"""Overhead of the messages of a kernel, in numbers: of all factors; of those
 of a layer; of all rows of a layer; of potentials that answer messages themselves."""
 _READS = 4
-"""What it takes to read a number that is somewhere, in numbers that are multiplied in a row."""
+"""Cost of a number read at any place, in numbers that are multiplied in a row."""
 _LITTLE = 7e5
-"""What is little beside everything else that an answer takes."""
+"""Numbers that take little time beside the rest of an answer."""
 
 
 def traced(
@@ -82,7 +82,7 @@ def ascended(
 
 
 def _readable_parts(equations: Equations) -> Iterator[tuple[slice | Tensor, Equations]]:
-    """As many items at once as can be read."""
+    """Split a batch into parts that can be read at once."""
     most = readable(equations)
     if most >= equations.batch:
         yield slice(None), equations
@@ -164,7 +164,7 @@ def _chosen(
 
 @dataclass(frozen=True, eq=False)
 class _Total:
-    """What is said of the states of variables, hard zeros counted instead of added.
+    """Sums of messages to variables, hard zeros counted instead of added.
 
     Attributes:
         finite: (B, K, n) float64 the sum of what is not -inf.
@@ -176,7 +176,7 @@ class _Total:
 
     @classmethod
     def of(cls, logs: Tensor) -> Self:
-        """Of log-values (B, K, n)."""
+        """Sums that begin with log-values (B, K, n)."""
         zeros = logs == -math.inf
         return cls(logs.double().masked_fill(zeros, 0.0), zeros.long())
 
@@ -194,7 +194,7 @@ class _Total:
 
 @dataclass(frozen=True)
 class Costs:
-    """What one item takes, in sweeps.
+    """Costs of one item, in sweeps.
 
     Attributes:
         outwards: to go through the layers outwards.
@@ -212,7 +212,7 @@ class Costs:
 
 
 def costs(equations: Equations, orders: Sequence[Order]) -> Costs:
-    """By the numbers multiplied, and the time that it takes to begin a computation."""
+    """Costs from the numbers multiplied and the overhead of each computation."""
     work, begins, dense, starts = 0.0, 0.0, 0.0, list[float]()
     for kernel in equations.kernels:
         sizes = [float(port.size) for port in kernel.ports]

@@ -85,7 +85,7 @@ def _gain(draws: Sequence[Draws], log_z: float, *, above: bool) -> float:
 
 
 def _ratios(group: Draws, log_z: float, *, above: bool) -> Floats:
-    """What each bet of all there is returns; its mean is 1."""
+    """Return of a bet of the whole stake on each estimate; its mean is 1."""
     logs = np.array(group.logs)
     if above:
         return np.exp(np.minimum(logs - log_z, 700.0))
@@ -148,17 +148,17 @@ class Populations:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was drawn."""
+        """True where nothing was drawn."""
         return bool(self.runs) and self.runs[0].exact
 
     @property
     def is_precise(self) -> bool:
-        """Whether more of them would be of no use."""
+        """True where more of them would be of no use."""
         return self.exact or (len(self.runs) >= RUNS and self.error <= _LEAST)
 
     @property
     def error(self) -> float:
-        """Of the log of their mean; 0 where nothing was drawn."""
+        """Error of the log of their mean; 0 where nothing was drawn."""
         if self.exact:
             return 0.0
         error = max(error_beside(self.logs, np.array(self.fewer)), self.unseen, _LEAST)

@@ -116,7 +116,7 @@ _STEP = 64.0
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What one population says: log Z, (S,) probabilities of the states left, expected score."""
+    """Estimates of one population: log Z, (S,) probabilities of the states left, expected score."""
 
     log_partition: float
     marginals: Floats
@@ -191,7 +191,7 @@ class MiniBucketSolution(Solution):
             )
 
     def _runs(self, item: int, one: Estimate, until: float) -> list[_Run]:
-        """What populations say of an item: one of few members, then those there is time for."""
+        """Estimates for an item: one of few members, then those there is time for."""
         rng = np.random.default_rng(self.sampling.seed + item)
         starts = tables_of(self.network, item).starts
         room = self.sampling.memory / (_STEP * max(len(self.network.sizes), 1))

@@ -104,7 +104,7 @@ class LikelyBy(Likely):
     above: float = 0.2
 
     def questions(self, masks: Masks, solve: Callable[[Any], Any]) -> Tensor:
-        """By the cheaper model's posterior.
+        """Choose questions by the cheaper model's posterior.
 
         Raises:
             ModelError: its questions differ.
@@ -222,7 +222,7 @@ class RandomizedPruning(Estimator):
 
 
 def averaged(model: Model, run: Run) -> Problem:
-    """What the sweeps of a run say of a model, for `Estimator.prepare`."""
+    """Answers of the sweeps of a run, for `Estimator.prepare`."""
     # A structure is not solved, nor is a graph: what has no variables is quick to.
     solved = model if isinstance(model, FactorGraph) else FactorGraph([])
     return Problem(solved, PrunedSolution(run))

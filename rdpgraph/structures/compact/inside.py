@@ -142,7 +142,7 @@ LOWEST = -torch.finfo(torch.float64).max
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the derivations of a forest have on average.
+    """Averages over the derivations of a forest.
 
     Attributes:
         places: (P, K) the probability of each label at each place.
@@ -189,7 +189,7 @@ class Inside:
 
     @cached_property
     def choices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What a derivation does at a place, given its label: probabilities.
+        """Probabilities of the ways of a place, given its label.
 
         (P, K) that it ends; (P, K, G L R) that it is joined by a kind of rule of parts of some
         classes. And given the class of a part, of its label: (P, K) as a left one, (P, K) as a

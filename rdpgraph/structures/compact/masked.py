@@ -157,7 +157,7 @@ class ForestMasked(Masked):
         return torch.where(self.empty, 0.0, log_z).reshape(self.lead)
 
     def expected(self) -> Expected:
-        """By the sums of the forest, from the whole downwards."""
+        """Averages by the sums of the forest, from the whole downwards."""
         forest, shares = self.forest, self.inside.expected()
         joined = shares.places - shares.ended
         score = weighted(shares.ended, forest.ends) + weighted(joined, forest.joined)
