@@ -110,6 +110,7 @@ def started(module: ModuleType, arguments: list[str]) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_runs_at_a_tiny_size(name, monkeypatch):
     tiny, path = RUNS[name], FOLDER / f"{name}.py"

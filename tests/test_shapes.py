@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from rdpgraph.structures.chain import logs
-from rdpgraph.structures.hypertree import nonprojective
+from rdpgraph.structures.hypertree import elimination
 
 
 def test_a_wrong_shape_is_noticed():
@@ -18,4 +18,4 @@ def test_a_wrong_shape_is_noticed():
     with pytest.raises(TypeCheckError):
         logs.log_partition(unary, torch.zeros(4, 4), lengths[:1])
     with pytest.raises(TypeCheckError):
-        nonprojective.log_partition(torch.zeros(2, 3, 3), lengths, multiroot=True)
+        elimination.max_marginals(torch.zeros(2, 3, 3), lengths, multiroot=True)
