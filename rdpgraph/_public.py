@@ -14,35 +14,43 @@ from rdpgraph import randomized as randomized
 from rdpgraph import trees as trees
 from rdpgraph.engines.solution import Status
 from rdpgraph.estimate.control import controlled
+from rdpgraph.estimate.estimator import Exact
 from rdpgraph.estimate.lowrank import LowRankFactors
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
-from rdpgraph.estimate.setting import Exact
 from rdpgraph.infer import explain, infer
 from rdpgraph.io import draw, from_networkx, read, to_networkx, write
-from rdpgraph.model.automaton import And, AtMostOne, Automaton, Cardinality, ExactlyOne, Or, Xor
 from rdpgraph.model.factor import Factor, FactorBlock
-from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import Bilinear, LowRank
-from rdpgraph.model.sparse import Sparse
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.automaton import (
+    And,
+    AtMostOne,
+    Automaton,
+    Cardinality,
+    ExactlyOne,
+    Or,
+    Xor,
+)
+from rdpgraph.model.potentials.features import RandomFeatures
+from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
+from rdpgraph.model.potentials.sparse import Sparse
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, MiniBuckets, Search
-from rdpgraph.structures.alignment import Alignment
-from rdpgraph.structures.bitext import Bitext
+from rdpgraph.structures.alignment.model import Alignment
+from rdpgraph.structures.bitext.mixed import MixedBitext
+from rdpgraph.structures.bitext.model import Bitext
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.structures.chain.rank_hmm import LowRankHMM
+from rdpgraph.structures.dependency.nonprojective import NonProjectiveDependencies
+from rdpgraph.structures.dependency.projective import ProjectiveDependencies
+from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.draws import straight_through
-from rdpgraph.structures.hypertree.derivations import Derivations
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
-from rdpgraph.structures.mixed.model import MixedBitext
+from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 __all__ = [

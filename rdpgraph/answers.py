@@ -8,15 +8,15 @@ each structure, relaxed draws, estimates with their errors, and moves of a searc
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.estimate.control import ControlledEstimate
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.model.features import FeatureError
+from rdpgraph.model.potentials.features import FeatureError
 from rdpgraph.query.answers import Assignment, Bounds, JointTable, StateValues
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.model import KBest
-from rdpgraph.structures.hypertree.dependencies import KBestDependencies
-from rdpgraph.structures.hypertree.derivations import KBestDerivations
-from rdpgraph.structures.hypertree.trees import KBestTrees
+from rdpgraph.structures.dependency.model import KBestDependencies
+from rdpgraph.structures.derivations.model import KBestDerivations
+from rdpgraph.structures.grammar.trees import KBestTrees
+from rdpgraph.structures.recursion.recursion import KBestConfigurations
 from rdpgraph.structures.semimarkov import KBestSegmentations
-from rdpgraph.structures.tape.recursion import KBestConfigurations
 
 __all__ = [
     "Assignment",

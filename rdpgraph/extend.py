@@ -8,20 +8,20 @@ Interfaces of one algorithm are beside its choices: `rdpgraph.loopy.Schedule`,
 """
 
 from rdpgraph.engines.solution import Solution
+from rdpgraph.estimate.estimator import Estimator, Problem
 from rdpgraph.estimate.lowrank import AddedVariables
 from rdpgraph.estimate.redrawn import Inexact, Lifted
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.estimate.setting import Estimator, Problem
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.io.files import FORMATS, FileFormat
-from rdpgraph.model.potential import Decomposition, Part, Potential
+from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
 from rdpgraph.model.restriction import Support
-from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import REGISTRY, Match, Structure
 from rdpgraph.schedulers import Scheduler
 from rdpgraph.structures.potential import StructurePotential
-from rdpgraph.structures.tape.recursion import Recursion
-from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Value, View
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value, View
 
 register = REGISTRY.add
 register_format = FORMATS.add

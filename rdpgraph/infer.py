@@ -5,15 +5,15 @@ from typing import overload
 
 import torch
 
-from rdpgraph._cache import recording
-from rdpgraph._compiler import opaque
-from rdpgraph._portable import tensors_in
+from rdpgraph._core.cache import recording
+from rdpgraph._core.compiler import opaque
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.recognised import plan_of
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError
-from rdpgraph.estimate.setting import Estimator, Exact, Model
+from rdpgraph.estimate.estimator import Estimator, Exact, Model
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.structure import Structure
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior

@@ -9,7 +9,7 @@ your own. The estimator itself is `rdpgraph.RandomizedPruning`.
 from rdpgraph.estimate.pruning.estimator import Everything, Given, Likely, LikelyBy, masks_of
 from rdpgraph.estimate.pruning.sampler import Alternating, Selected
 from rdpgraph.estimate.pruning.solution import PrunedSolution, sweeps_of
-from rdpgraph.model.masks import Draw, Expected, Masked, Masks
+from rdpgraph.interface.masks import Draw, Expected, Masked, Masks
 
 __all__ = [
     "Alternating",

@@ -7,15 +7,15 @@ structures themselves (`Hypertree`, `ProjectiveDependencies`, `NonProjectiveDepe
 """
 
 from rdpgraph.io.grammar import Grammar, parse_grammar, read_grammar
-from rdpgraph.structures.hypertree.rules import (
+from rdpgraph.structures.grammar.trees import Trees
+from rdpgraph.structures.recursion.rules import (
     DenseRules,
     FactorisedRules,
     LowRankRules,
     NoRules,
     Rules,
 )
-from rdpgraph.structures.hypertree.sparse_rules import SparseRules
-from rdpgraph.structures.hypertree.trees import Trees
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
 
 __all__ = [
     "DenseRules",

@@ -25,7 +25,7 @@ CHECKED = {
     "structures.chain": (
         "decode", "logs", "paths", "recursion", "sampling", "scaled", "scan",
     ),
-    "structures.hypertree": ("elimination",),
+    "structures.dependency": ("elimination",),
 }  # fmt: skip
 install_import_hook(
     [f"rdpgraph.{package}.{name}" for package, names in CHECKED.items() for name in names],

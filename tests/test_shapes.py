@@ -5,7 +5,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from rdpgraph.structures.chain import logs
-from rdpgraph.structures.hypertree import elimination
+from rdpgraph.structures.dependency import elimination
 
 
 def test_a_wrong_shape_is_noticed():

@@ -357,7 +357,9 @@ def parse_command(
 def _print_version(asked: bool) -> None:  # noqa: FBT001
     if asked:
         typer.echo(f"rdpgraph {version('rdpgraph')}")
-        from rdpgraph.structures.chain.library import status  # loads torch, after the first line
+        from rdpgraph.structures.recursion.library import (
+            status,  # loads torch, after the first line
+        )
 
         typer.echo(f"Structures on the CPU: {status()}")
         raise typer.Exit

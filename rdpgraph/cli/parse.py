@@ -13,9 +13,9 @@ from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError,
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown
 from rdpgraph.plan.plan import Budget
-from rdpgraph.structures.hypertree.constructors import grammar_rules
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.trees import Trees
+from rdpgraph.structures.grammar.constructors import grammar_rules
+from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.grammar.trees import Trees
 
 _CHARTS = {
     ParseTask.LOGZ: 1.0,

@@ -21,11 +21,11 @@ from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.errors import BudgetError, ModelError, RdpgraphError, in_a_line
+from rdpgraph.estimate.estimator import Estimator
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposals import Global, Landmark, Local, LocalGlobal, Proposal, Uniform
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Size
-from rdpgraph.estimate.setting import Estimator
 from rdpgraph.infer import explain, infer
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.query.posterior import Posterior

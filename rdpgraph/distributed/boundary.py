@@ -11,10 +11,10 @@ from torch import Tensor
 from rdpgraph.distributed.wire import NO_SECOND, Wire
 from rdpgraph.engines.loopy.edges import Boundary
 from rdpgraph.engines.loopy.equations import Equations
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.solution import Approximation, Status
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.model.gradients import refused
+from rdpgraph.logspace.gradients import refused
 from rdpgraph.model.graph import FactorGraph
 
 

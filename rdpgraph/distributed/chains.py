@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph._shapes import broadcasts
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.shapes import broadcasts
 from rdpgraph.distributed import logs, paths, scaled
 from rdpgraph.distributed.paths import Columns, RankRows
 from rdpgraph.distributed.wire import Split, Wire, fingerprint
 from rdpgraph.errors import ModelError
-from rdpgraph.model.gradients import once, possible_alone, refused
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.logspace.gradients import once, possible_alone, refused
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.checks import checked_lengths, require_path
 from rdpgraph.structures.chain.factors import flat_lengths

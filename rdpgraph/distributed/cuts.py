@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.distributed.graphs import GraphPart
 from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:

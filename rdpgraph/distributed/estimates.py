@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph.distributed.slices import Summed, part_of
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.estimator import RandomizedPruning, averaged
 from rdpgraph.estimate.pruning.sampler import Sampler
 from rdpgraph.estimate.pruning.solution import Run
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import RestrictedSolution, Restriction
-from rdpgraph.estimate.setting import Estimator, Model, Problem
 from rdpgraph.model.graph import FactorGraph
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.distributed.chains import ShardedChain
 from rdpgraph.distributed.graphs import GraphPart
-from rdpgraph.engines.network import may_have_zeros
+from rdpgraph.engines.reduction.network import may_have_zeros
 from rdpgraph.errors import ModelError
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.plan.plan import duration, quantity
 from rdpgraph.structures.chain.model import Chain
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.distributed.boundary import (
     Gathered,
     exchanged,
@@ -18,11 +18,11 @@ from rdpgraph.distributed.boundary import (
     watched,
 )
 from rdpgraph.distributed.wire import Wire, fingerprint
-from rdpgraph.engines.consistency import Possible
 from rdpgraph.engines.loopy.counting import Bethe, Fractional
 from rdpgraph.engines.loopy.schedules import Flooding
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.reduction.consistency import Possible
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.domain import Domain, Entry, Named

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.distributed.wire import Split, Wire
-from rdpgraph.model.logmatrix import finite, soft_sum
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain.factors import inside, masked, steps_of
 from rdpgraph.structures.chain.steps import advance, room_for
 from rdpgraph.structures.chain.tensors import RankTensors

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.distributed import logs, scaled
 from rdpgraph.distributed.wire import Split
-from rdpgraph.model.logmatrix import finite, log_products
-from rdpgraph.model.lowrank import rows_of
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph.logspace.logmatrix import finite, log_products
+from rdpgraph.model.potentials.lowrank import rows_of
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.factors import inside, masked, step_of
 from rdpgraph.structures.chain.steps import advance
 from rdpgraph.structures.chain.tensors import ChainTensors, RankTensors

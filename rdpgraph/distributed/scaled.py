@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.distributed.wire import Split
-from rdpgraph.model.gradients import differentiable_once
-from rdpgraph.model.logmatrix import finite
+from rdpgraph.logspace.gradients import differentiable_once
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain.factors import (
     Factors,
     edge_gradient,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
-from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.sliced import SlicedSolution, chosen
+from rdpgraph.engines.exact.sliced import SlicedSolution, chosen
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph.distributed import logs
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.model.logmatrix import finite
+from rdpgraph.logspace.logmatrix import finite
 
 Items = TypeVar("Items", Tensor, range, Sequence[Any])
 

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph._portable import tensors_in
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ModelError, RdpgraphError
-from rdpgraph.model.gradients import refused
+from rdpgraph.logspace.gradients import refused
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
 Value = TypeVar("Value")

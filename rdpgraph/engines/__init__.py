@@ -1,1 +1,1 @@
-"""What solves a model: kernels, exact contraction, and what they share."""
+"""Everything that solves a model: contraction, messages, search, mini-buckets, structures."""

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.search.configurations import Searched, best_of, likeliest, violations
 from rdpgraph.engines.search.solution import SearchedMarginalModes, Seeker, proved
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.engines.consistency import Possible
-from rdpgraph.engines.flat import full_states, variable_table
-from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.reduction.consistency import Possible
+from rdpgraph.engines.reduction.network import Network, reduce_graph
+from rdpgraph.engines.reduction.numbering import full_states, variable_table
 from rdpgraph.engines.solution import Solution
+from rdpgraph.interface.structure import REGISTRY, Match, Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING, observed_entries
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import REGISTRY, Match, Structure
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.plan.plan import Plan, structure_plan
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.solution import Solution
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Entry
-from rdpgraph.model.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)

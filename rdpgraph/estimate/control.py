@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Model, sites_of
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.replicates import Replicates
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.estimate.setting import Model, sites_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,22 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.engines.solution import Question, Solution, Value
 from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting
 from rdpgraph.estimate.proposals import LocalGlobal, Proposal, Scores, SoftmaxGlobal, mixed
 from rdpgraph.estimate.redrawn import Inexact, Lifted
-from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.evidence import MISSING
-from rdpgraph.model.features import RandomFeatures
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import Bilinear, LowRank
 from rdpgraph.model.overlay import with_joint
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.features import RandomFeatures
+from rdpgraph.model.potentials.lowrank import Bilinear, LowRank
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.draws import perturbed_graph
 

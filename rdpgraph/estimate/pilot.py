@@ -7,13 +7,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Model, Setting
 from rdpgraph.estimate.proposals import Proposal, Scores, broad, mixed
 from rdpgraph.estimate.selections import Selection, TopSystematic
-from rdpgraph.estimate.setting import Model, Setting
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.restriction import Support
-from rdpgraph.model.structure import Structure
 
 _PROBE = -10.0  # log-weight of a state that is looked at: it hardly changes what it meets
 _MOST_ELEMENTS = 1 << 25  # of the tables that are solved at once

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
-from rdpgraph.engines.network import Network
-from rdpgraph.engines.tables import Floats
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import Floats
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Model, Setting
 from rdpgraph.estimate.selections import TopSystematic
-from rdpgraph.estimate.setting import Model, Setting
-from rdpgraph.model.sites import Sites
+from rdpgraph.interface.sites import Sites
 
 Scores: TypeAlias = tuple[Tensor, ...]
 """For each group of sites (*batch, *sites, states), or what broadcasts to that."""

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting
 from rdpgraph.estimate.pilot import Pilot
 from rdpgraph.estimate.proposals import Proposal, Scores, Uniform, broad, mixed
 from rdpgraph.estimate.restriction import Restriction
 from rdpgraph.estimate.selections import Selection, Size, TopSystematic, checked_size
-from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
+from rdpgraph.interface.sites import Sites
 from rdpgraph.model.restriction import Support
-from rdpgraph.model.sites import Sites
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.counting import Bethe
 from rdpgraph.engines.loopy.interpolation import InterpolatedMessages, started
 from rdpgraph.engines.loopy.solution import LoopySolution
 from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Estimator, Model, Problem, Setting
 from rdpgraph.estimate.proposals import Scores, mixed, normalised
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.restriction import Restriction
-from rdpgraph.estimate.setting import Estimator, Model, Problem, Setting
+from rdpgraph.interface.sites import free_numbers, free_variables
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.sites import free_numbers, free_variables
 
 
 @dataclass(frozen=True, eq=False)

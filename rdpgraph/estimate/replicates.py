@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph._numbers import student
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.numbers import student
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, UnsupportedError
-from rdpgraph.estimate.setting import Model, Supports, restricted
-from rdpgraph.model.logmatrix import soft_sum
+from rdpgraph.estimate.estimator import Model, Supports, restricted
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.restriction import Support
 from rdpgraph.structures.draws import uniform
 

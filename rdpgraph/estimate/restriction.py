@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Layout, Model, Supports, restricted
 from rdpgraph.estimate.replicates import Judged, Replicates, draws_before, taken
-from rdpgraph.estimate.setting import Layout, Model, Supports, restricted
+from rdpgraph.interface.structure import Structure
+from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.logmatrix import soft_scatter
 from rdpgraph.model.overlay import opened, with_joint
 from rdpgraph.model.restriction import expanded, observed_supports
 from rdpgraph.model.soundness import items_named
-from rdpgraph.model.structure import Structure
 from rdpgraph.structures.draws import perturbed_graph
 
 

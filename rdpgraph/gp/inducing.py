@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.kernels import Features, Kernel, Products
 from rdpgraph.gp.likelihoods import Labelling, Pieces

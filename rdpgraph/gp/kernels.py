@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rdpgraph._numbers import is_real
+from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 
 

@@ -15,7 +15,7 @@ from rdpgraph.gp import chains
 from rdpgraph.infer import infer
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.schedulers import Scheduler

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real
+from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
 from rdpgraph.gp.inducing import Basis, Group, chosen

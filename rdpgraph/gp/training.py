@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator
 from rdpgraph.gp.inducing import Basis, Group

@@ -19,10 +19,10 @@ from rdpgraph.io.tables import alike, distinct_sizes
 from rdpgraph.io.text import Bytes
 from rdpgraph.io.tokens import is_number, non_negative
 from rdpgraph.model.block import Block
-from rdpgraph.model.compact import CompactVariables, StateLists
 from rdpgraph.model.conditional import is_conditional
+from rdpgraph.model.listing import CompactVariables, StateLists
 from rdpgraph.model.names import CODEC
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 
 Array = NDArray[np.float64]
 Codes = Mapping[bytes, int]

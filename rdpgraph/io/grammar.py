@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import BudgetError, EvidenceError, ModelError
 from rdpgraph.io.grammar_lines import rules_of
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, shown
-from rdpgraph.model.logmatrix import soft_scatter
+from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.names import Names
 
 _BINARY, _LEXICAL = 1, 2  # kinds of rules

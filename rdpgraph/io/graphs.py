@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.interface.structure import Structure
 from rdpgraph.io.pictures import structure_graph
 from rdpgraph.io.tables import all_variables, refuse_evidence, require_graph
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import State, Variable
 
 Node: TypeAlias = Hashable

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rdpgraph.errors import FileFormatError, ModelError, UnsupportedError
+from rdpgraph.interface.structure import Structure
 from rdpgraph.io.text import write_bytes_atomically
-from rdpgraph.model.structure import Structure
 
 PICTURES = (".png", ".svg", ".pdf")
 _MOST_DOTS = 8_000

@@ -22,11 +22,11 @@ from rdpgraph.io.tables import (
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
 from rdpgraph.io.tokens import Numbers
 from rdpgraph.model.block import Block
-from rdpgraph.model.compact import CompactVariables
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.listing import CompactVariables
 from rdpgraph.model.names import Decimals
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 
 _KINDS = ("MARKOV", "BAYES")
 _MOST_SLOTS = 60  # numpy and torch stop at 64 dims

@@ -1,1 +1,1 @@
-"""What the user declares: variables, potentials, factors, graphs, and the structure interface."""
+"""What the user declares: variables, potentials, factors, graphs, and evidence."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Scopes
+from rdpgraph._core.types import Scopes
 from rdpgraph.errors import ModelError, UnsupportedError
-from rdpgraph.model.automaton import Automaton
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor, FactorBlock, Slot
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 _FEW_STATES = 64  # of automata that are compared by value

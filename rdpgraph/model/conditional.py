@@ -14,7 +14,7 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain
 from rdpgraph.model.factor import Factor
-from rdpgraph.model.table import Table, as_values
+from rdpgraph.model.potentials.table import Table, as_values
 from rdpgraph.model.variable import Variable, names_of
 
 Conditional = tuple[Variable, Sequence[Variable], Any]

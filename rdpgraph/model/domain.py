@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError, UnknownVariableError, no_raw_memory_error
-from rdpgraph.model.compact import CompactVariables
+from rdpgraph.model.listing import CompactVariables
 from rdpgraph.model.variable import States, Variable, VariableArray, same_states, takes_indices
 
 Entry: TypeAlias = Variable | VariableArray

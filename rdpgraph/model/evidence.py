@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import EvidenceError, no_raw_memory_error
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import codes_of, columns_of, is_frame, is_gap, is_series
-from rdpgraph.model.table import array_of, as_states, is_array
+from rdpgraph.model.potentials.table import array_of, as_states, is_array
 from rdpgraph.model.variable import States, is_named, state_index, takes_indices
 
 MISSING = -1

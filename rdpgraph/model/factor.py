@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
-from rdpgraph.model.potential import Potential, checked_shape
+from rdpgraph.model.potentials.potential import Potential, checked_shape
 from rdpgraph.model.variable import Variable, VariableArray
 
 Slot: TypeAlias = Variable | VariableArray | Sequence[Variable]
@@ -63,7 +63,7 @@ class FactorBlock:
 
     Example:
         >>> import torch
-        >>> from rdpgraph.model.table import Table
+        >>> from rdpgraph.model.potentials.table import Table
         >>> pixels = VariableArray("pixel", (4, 6), 2)
         >>> FactorBlock((pixels[:, :-1], pixels[:, 1:]), Table(torch.zeros(2, 2))).shape
         (4, 5)

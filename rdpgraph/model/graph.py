@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, ordinarily
-from rdpgraph._compiler import Opaque
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.cache import cached_property, ordinarily
+from rdpgraph._core.compiler import Opaque
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import ModelError
 from rdpgraph.model.block import Block, blocks_of, items_in_order, tabulated
 from rdpgraph.model.conditional import Conditional, Network, network_factors
@@ -24,9 +24,9 @@ from rdpgraph.model.evidence import (
 )
 from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.frames import Labels
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import Support, restrict_blocks
 from rdpgraph.model.scores import described, log_values_at, moved_blocks, outliving
-from rdpgraph.model.table import Table
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rdpgraph.model.domain import Entry
 from rdpgraph.model.evidence import MISSING, observed_entries
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 
 

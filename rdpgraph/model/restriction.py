@@ -8,13 +8,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes, broadcasts
+from rdpgraph._core.shapes import broadcast_shapes, broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.evidence import observed_entries
-from rdpgraph.model.logmatrix import soft_scatter
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import States, Variable
 
 

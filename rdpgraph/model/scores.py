@@ -11,8 +11,8 @@ from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
 from rdpgraph.model.evidence import MISSING
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 
 _SHOWN = 6

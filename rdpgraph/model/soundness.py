@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._portable import tensors_in
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 
 _NAMED = 5
 """Batch items that an error names, at most."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from rdpgraph.model.block import Block
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Decomposition, Part, Potential
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Decomposition, Part, Potential
+from rdpgraph.model.potentials.table import Table
 
 
 @dataclass(frozen=True, eq=False)

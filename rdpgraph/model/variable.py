@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph._compiler import Opaque
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.compiler import Opaque
 from rdpgraph.errors import EvidenceError, ModelError, no_raw_memory_error
 
 MOST = 2**31

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain

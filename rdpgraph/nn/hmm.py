@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.features import RandomFeatures
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.table import as_states
+from rdpgraph.model.potentials.features import RandomFeatures
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.table import as_states
 from rdpgraph.structures.chain import lowrank_ranks
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.factors import inside

@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Estimator
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.estimate.setting import Estimator
 from rdpgraph.infer import infer
-from rdpgraph.model.lowrank import Bilinear
+from rdpgraph.model.potentials.lowrank import Bilinear
 from rdpgraph.nn.hmm import checked_tokens, require_known
 from rdpgraph.query.structured import RelaxedStates
 from rdpgraph.structures.chain.factors import inside

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph._compiler import Opaque
-from rdpgraph._portable import Portable, tensors_in
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph._core.compiler import Opaque
+from rdpgraph._core.portable import Portable, tensors_in
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.estimate.setting import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.soundness import refuse_unsound
 from rdpgraph.plan.plan import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import differentiable_property
+from rdpgraph._core.cache import differentiable_property
 from rdpgraph.engines.solution import Solution, meets
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.model.domain import Named

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.solution import Solution
 from rdpgraph.engines.structured import StructureSolution
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.restriction import RestrictedSolution
+from rdpgraph.interface.structure import Structure, summary
 from rdpgraph.model.domain import Named
 from rdpgraph.model.restriction import Support
 from rdpgraph.model.soundness import holds_numbers, refuse_unsound
-from rdpgraph.model.structure import Structure, summary
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.query.answers import checked_draws
 from rdpgraph.query.inferred import Inferred

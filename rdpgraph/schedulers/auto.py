@@ -8,24 +8,24 @@ from functools import partial
 import torch
 
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
-from rdpgraph._cache import cached_property
-from rdpgraph._portable import tensors_in
-from rdpgraph.engines.best_known import BestKnown
-from rdpgraph.engines.exact import UP, ExactSolution
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.exact.engine import UP, ExactSolution
+from rdpgraph.engines.log_partition import BestKnown
 from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.network import Network
 from rdpgraph.engines.portfolio import ExactFirst, FirstConverged
 from rdpgraph.engines.recognised import RecognisedSolution, graph_held, plan_of, recognised_left
+from rdpgraph.engines.reduction.network import Network
 from rdpgraph.engines.search.neighbourhoods import Move
 from rdpgraph.engines.search.solution import Seeker
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
+from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.structure import REGISTRY
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance, Counter, counted

@@ -9,18 +9,18 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import Kept, cached_property, differentiable_property, recording
-from rdpgraph._portable import tensors_in
-from rdpgraph.engines.circuit import CircuitSolution
-from rdpgraph.engines.exact import ExactSolution
-from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.sliced import SlicedSolution
+from rdpgraph._core.cache import Kept, cached_property, differentiable_property, recording
+from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.exact.circuit import CircuitSolution
+from rdpgraph.engines.exact.engine import ExactSolution
+from rdpgraph.engines.exact.sliced import SlicedSolution
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.block import Block
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan import clock
 from rdpgraph.plan.circuit import Circuit
 from rdpgraph.plan.clock import Allowance

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rdpgraph._numbers import is_real, is_whole
-from rdpgraph.engines.joined import JoinedSolution
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.gradients import Implicit
+from rdpgraph.engines.loopy.join_graph import JoinedSolution
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Damping, ProbabilityDamping, Schedule
-from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph

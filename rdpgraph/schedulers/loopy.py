@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from rdpgraph._cache import cached_property, recording
-from rdpgraph._numbers import is_real, is_whole
-from rdpgraph._portable import tensors_in
+from rdpgraph._core.cache import cached_property, recording
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.loopy.counting import Bethe, Counting
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Sweep
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.network import Network, reduce_graph
+from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.graph import FactorGraph

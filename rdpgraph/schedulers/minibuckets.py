@@ -7,16 +7,16 @@ from functools import partial
 
 import torch
 
-from rdpgraph._numbers import is_whole
+from rdpgraph._core.numbers import is_whole
 from rdpgraph.engines.minibuckets.bounds import pass_cells, pass_seconds
 from rdpgraph.engines.minibuckets.estimate import Sampling
 from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import Floats
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.tables import Floats
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.proposals import Proposal, log_likely
-from rdpgraph.estimate.setting import Model
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior

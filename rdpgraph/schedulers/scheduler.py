@@ -6,10 +6,10 @@ from typing import cast
 
 import torch
 
-from rdpgraph._numbers import is_real
-from rdpgraph.engines.circuit import circuit_of
-from rdpgraph.engines.network import Network, reduce_graph
-from rdpgraph.engines.probing import refuted_states
+from rdpgraph._core.numbers import is_real
+from rdpgraph.engines.exact.circuit import circuit_of
+from rdpgraph.engines.reduction.network import Network, reduce_graph
+from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.engines.solution import Solution
 from rdpgraph.errors import ModelError
 from rdpgraph.model.evidence import MISSING

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real
+from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.search.configurations import best_of, likeliest
 from rdpgraph.engines.search.neighbourhoods import Move

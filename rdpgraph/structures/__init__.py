@@ -1,11 +1,11 @@
 """Structures with recursions of their own; importing them registers those that are recognised."""
 
-from rdpgraph.model.structure import REGISTRY
+from rdpgraph.interface.structure import REGISTRY
 from rdpgraph.structures.chain.model import Chain
-from rdpgraph.structures.hypertree.derivations import Derivations
-from rdpgraph.structures.hypertree.model import Hypertree
-from rdpgraph.structures.hypertree.nonprojective import NonProjectiveDependencies
-from rdpgraph.structures.hypertree.projective import ProjectiveDependencies
+from rdpgraph.structures.dependency.nonprojective import NonProjectiveDependencies
+from rdpgraph.structures.dependency.projective import ProjectiveDependencies
+from rdpgraph.structures.derivations.model import Derivations
+from rdpgraph.structures.grammar.model import Hypertree
 from rdpgraph.structures.semimarkov.model import SemiMarkov
 
 for _structure in (

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.recognition import unary_sum
 
@@ -35,10 +35,12 @@ class StructurePotential(Potential):
         structure: one that scores configurations; its potentials are part of the scores.
 
     Example:
-        >>> heads = VariableArray("head", (2,), 3)
-        >>> tree = StructurePotential(ProjectiveDependencies(torch.zeros(2, 3)))
-        >>> FactorGraph([Factor([*heads], tree)]).num_factors
-        1
+        >>> import rdpgraph as rg
+        >>> heads = rg.VariableArray("head", (2,), 3)
+        >>> tree = StructurePotential(rg.ProjectiveDependencies(torch.zeros(2, 3)))
+        >>> graph = rg.FactorGraph([rg.Factor([*heads], tree)])
+        >>> rg.infer(graph).log_partition.exp()  # two trees with one root
+        tensor(2.0000)
     """
 
     structure: Structure

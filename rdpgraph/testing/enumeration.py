@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.domain import Named
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.structure import Structure
 
 _MOST_CONFIGURATIONS = 1 << 20
 _MOST_SCORED = 1 << 18

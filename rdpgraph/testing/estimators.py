@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError, UnsupportedError
+from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.estimate.proposals import Local
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Top, TopSystematic
-from rdpgraph.estimate.setting import Estimator, Model
 from rdpgraph.infer import explain, infer
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.structured import StructuredPosterior
 from rdpgraph.testing.enumeration import (

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcast_shapes
+from rdpgraph._core.shapes import broadcast_shapes
 from rdpgraph.infer import infer
 from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Decomposition, Potential
+from rdpgraph.model.potentials.potential import Decomposition, Potential
 from rdpgraph.model.variable import Variable
 from rdpgraph.schedulers import Contraction
 from rdpgraph.testing.enumeration import agree, close, seeded

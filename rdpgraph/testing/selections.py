@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcasts
+from rdpgraph._core.shapes import broadcasts
+from rdpgraph.estimate.estimator import Setting
 from rdpgraph.estimate.proposals import Proposal, Scores
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.selections import Inversion, Selection, Threshold, Top
-from rdpgraph.estimate.setting import Setting
 from rdpgraph.infer import infer
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import Bilinear
+from rdpgraph.model.potentials.lowrank import Bilinear
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import Support
-from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.model import Chain
 from rdpgraph.testing.enumeration import ROUNDING, agree, agree_on_average, close, seeded

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.estimate.estimator import Model
 from rdpgraph.estimate.pruning.estimator import masks_of
-from rdpgraph.estimate.setting import Model
 from rdpgraph.infer import infer
-from rdpgraph.model.masks import Expected, Masks
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import Structure
+from rdpgraph.interface.masks import Expected, Masks
+from rdpgraph.interface.structure import Structure
+from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.structures.hypertree.rules import Rules
+from rdpgraph.structures.recursion.rules import Rules
 from rdpgraph.testing.enumeration import QUESTIONS, Enumeration, agree, close, seeded, truth_of
 from rdpgraph.testing.estimators import check_on_few
 

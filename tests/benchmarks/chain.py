@@ -391,7 +391,7 @@ def on_device(name: str, batches: list[int], counts: list[int]) -> None:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.structures.chain import library
+    from rdpgraph.structures.recursion import library
 
     device = torch.device(name)
     cuda = device.type == "cuda"

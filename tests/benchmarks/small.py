@@ -31,12 +31,12 @@ def ours(path: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import rdpgraph as rg
-    from rdpgraph.engines import program
+    from rdpgraph.engines.exact import program
     from rdpgraph.plan import scheduler
 
     # A checkout from before there were any has none.
-    found = importlib.util.find_spec("rdpgraph.engines.circuit")
-    circuits = None if found is None else importlib.import_module("rdpgraph.engines.circuit")
+    found = importlib.util.find_spec("rdpgraph.engines.exact.circuit")
+    circuits = None if found is None else importlib.import_module("rdpgraph.engines.exact.circuit")
     torch.set_num_threads(1)
     graph = rg.read(path)
     by_contraction = rg.Contraction(memory=6e9)

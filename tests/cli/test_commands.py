@@ -17,7 +17,7 @@ from rdpgraph.cli import answers, solving
 from rdpgraph.cli.loading import Format, Task
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
-from rdpgraph.structures.chain import library
+from rdpgraph.structures.recursion import library
 
 ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
 

@@ -9,11 +9,11 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Status
-from rdpgraph.engines.best_known import BestKnown
+from rdpgraph.engines.log_partition import BestKnown
 from rdpgraph.engines.minibuckets import estimate, solution
 from rdpgraph.engines.minibuckets.estimate import Estimate
-from rdpgraph.engines.network import reduce_graph
 from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.engines.solution import Approximation
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock

@@ -10,10 +10,10 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.minibuckets.bounds import bounded, pass_cells, pass_seconds
-from rdpgraph.engines.minibuckets.ceiling import ceilings, tight_order
-from rdpgraph.engines.network import reduce_graph
+from rdpgraph.engines.minibuckets.upper_bounds import ceilings, tight_order
+from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search.neighbourhoods import Search
-from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock, cutset
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines import circuit as engine
-from rdpgraph.engines.circuit import CircuitSolution, circuit_of
+from rdpgraph.engines.exact import circuit as engine
+from rdpgraph.engines.exact.circuit import CircuitSolution, circuit_of
 from rdpgraph.testing import brute_force
 
 DOUBLE = torch.float64

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines import program
+from rdpgraph.engines.exact import program
 
 
 def _work(count: int, monkeypatch) -> int:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.network import reduce_graph
-from rdpgraph.engines.probing import refuted_states
+from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.engines.reduction.probing import refuted_states
 from rdpgraph.schedulers.scheduler import reduced
 from rdpgraph.testing import brute_force
 
@@ -107,5 +107,5 @@ def test_evidence_in_some_rows_only():
 
 def test_the_search_ends_with_its_looks(monkeypatch):
     graph = random_clauses(0, 8, 16)
-    monkeypatch.setattr("rdpgraph.engines.probing.MOST_LOOKS", 0)
+    monkeypatch.setattr("rdpgraph.engines.reduction.probing.MOST_LOOKS", 0)
     assert refuted_states(reduce_graph(graph)) == []

@@ -8,7 +8,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import Bilinear, Randomized, StructuredPosterior
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
     Landmark,

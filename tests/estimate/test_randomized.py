@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import Bilinear, Posterior, Randomized
-from rdpgraph.estimate.setting import restricted
+from rdpgraph.estimate.estimator import restricted
 from rdpgraph.randomized import (
     Global,
     Landmark,

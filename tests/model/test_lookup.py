@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rdpgraph.model.table import looked_up
+from rdpgraph.model.potentials.table import looked_up
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.model import lowrank as module
-from rdpgraph.model.logmatrix import log_products
+from rdpgraph.logspace.logmatrix import log_products
+from rdpgraph.model.potentials import lowrank as module
 from rdpgraph.nn import FeatureMap
 from rdpgraph.testing import check_potential
 

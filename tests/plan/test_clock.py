@@ -10,7 +10,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import schedulers
-from rdpgraph.engines.network import reduce_graph
+from rdpgraph.engines.reduction.network import reduce_graph
 from rdpgraph.plan import clock, joingraph, scheduler
 from rdpgraph.plan.clock import PLANNING, Allowance
 from rdpgraph.plan.joingraph import choose_join_graph

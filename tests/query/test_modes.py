@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.engines.program import compiled
+from rdpgraph.engines.exact.program import compiled
 from rdpgraph.plan import scheduler
-from rdpgraph.structures.hypertree.projective import _rows
+from rdpgraph.structures.dependency.projective import _rows
 from tests.query.routes import (
     ANSWERS,
     ROUTES,
@@ -114,7 +114,7 @@ def test_potentials_made_in_inference_mode_are_answered_there():
 
 
 def test_what_is_kept_is_made_outside_inference_mode():
-    """Where tensors may be kept, by the ways of `rdpgraph._cache`; plans are integers."""
+    """Where tensors may be kept, by the ways of `rdpgraph._core.cache`; plans are integers."""
     for path in PACKAGE.rglob("*.py"):
         name, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
         if name.startswith("plan/") or name == "_cache.py" or "functools" not in text:

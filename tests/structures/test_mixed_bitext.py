@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import rdpgraph as rg
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.mixed.emission import layouts
+from rdpgraph.structures.bitext.emission import layouts
 from rdpgraph.testing import check_masks
 from tests.structures.mixed_trees import trees
 

@@ -56,7 +56,7 @@ def answered(graph, name, monkeypatch):
     with monkeypatch.context() as forbidden:
         forbidden.setattr("rdpgraph.schedulers.auto.solved", refuse)
         forbidden.setattr("rdpgraph.schedulers.auto.plan_network", refuse)
-        forbidden.setattr("rdpgraph.engines.circuit.CircuitSolution.log_partition", refuse)
+        forbidden.setattr("rdpgraph.engines.exact.circuit.CircuitSolution.log_partition", refuse)
         posterior = rg.infer(graph)
         assert posterior.plan.route == "structure"
         assert posterior.plan.why.endswith(f"structure {name}")

@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.extend import Structure
-from rdpgraph.model.structure import summary
+from rdpgraph.interface.structure import summary
 
 
 def structures():

@@ -12,7 +12,7 @@ from rdpgraph.engines.loopy.edges import Edges, Segment, edges_of
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.kernels import FactorKernel, TableKernel
-from rdpgraph.engines.network import Group, Network
+from rdpgraph.engines.reduction.network import Group, Network
 
 
 def edges_in(network: Network) -> Edges:

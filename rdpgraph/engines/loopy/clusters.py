@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import finite_peak, neighbours
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import CALL, Kernel, Ports
-from rdpgraph.model.logmatrix import safe_log
+from rdpgraph.logspace.logmatrix import safe_log
 from rdpgraph.plan import clock
 
 _PASSES = 6.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.errors import ModelError
 

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, ordinarily
+from rdpgraph._core.cache import cached_property, ordinarily
 
 
 class Boundary(ABC):

@@ -22,11 +22,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import BOTTOM, FAINT, change, floored, rescaled, share, take
 from rdpgraph.engines.loopy.edges import Boundary, Edges, Port, SizeClass
 from rdpgraph.engines.loopy.kernels import FactorKernel, Kernel
-from rdpgraph.model.logmatrix import soft_sum
+from rdpgraph.logspace.logmatrix import soft_sum
 
 Messages: TypeAlias = tuple[Tensor, ...]
 """Per size class (B, K, E) log-messages whose maximum over states is 0."""

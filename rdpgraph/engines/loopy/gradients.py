@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
+from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.propagation import Limits, Outcome, propagate
 from rdpgraph.errors import ModelError
-from rdpgraph.model.gradients import differentiable_once
+from rdpgraph.logspace.gradients import differentiable_once
 from rdpgraph.plan import clock
 
 _BREAKDOWN = 1e-12

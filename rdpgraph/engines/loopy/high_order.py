@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import share
 from rdpgraph.engines.loopy.edges import Port
 from rdpgraph.engines.loopy.kernels import CALL, FactorKernel, Ports
-from rdpgraph.engines.network import HighOrderBlock, Network
+from rdpgraph.engines.reduction.network import HighOrderBlock, Network
 from rdpgraph.errors import UnsupportedError
-from rdpgraph.model.logmatrix import soft_sum
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.plan import clock
 
 _MOST_ENTRIES = 1 << 22

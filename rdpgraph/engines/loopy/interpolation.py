@@ -8,15 +8,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.build import ends
 from rdpgraph.engines.loopy.equations import Messages
 from rdpgraph.engines.loopy.solution import LoopySolution
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.interface.sites import free_numbers, free_variables, site_potentials
+from rdpgraph.logspace.logmatrix import soft_sum
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.logmatrix import soft_sum
-from rdpgraph.model.sites import free_numbers, free_variables, site_potentials
 
 BySlot: TypeAlias = Mapping[tuple[int, int], Tensor]
 """For a block and a slot (B, F, k) logs over the states of the slot's variables."""

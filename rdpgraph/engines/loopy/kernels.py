@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.loopy.arithmetic import (
     Contract,
     finite_peak,
@@ -20,8 +20,8 @@ from rdpgraph.engines.loopy.arithmetic import (
     take,
 )
 from rdpgraph.engines.loopy.edges import Port
-from rdpgraph.engines.network import Group
-from rdpgraph.model.logmatrix import safe_log, soft_sum
+from rdpgraph.engines.reduction.network import Group
+from rdpgraph.logspace.logmatrix import safe_log, soft_sum
 
 _OF_ENTRY = 5.0
 """Operations for each entry of a message, beside those of tables."""

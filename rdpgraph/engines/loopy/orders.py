@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import remembered
+from rdpgraph._core.cache import remembered
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.reading import Steps, steps_of
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real
+from rdpgraph._core.numbers import is_real
 from rdpgraph.engines.loopy.arithmetic import finite_peak
 from rdpgraph.engines.loopy.edges import Edges, components
 from rdpgraph.errors import ModelError

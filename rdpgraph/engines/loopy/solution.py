@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property, ordinarily
-from rdpgraph.engines.flat import factor_tables, full_states, variable_table
+from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.build import carried, edges_in, equations_of, message_groups
 from rdpgraph.engines.loopy.counting import Bethe, Counting
@@ -19,7 +18,8 @@ from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.gradients import Gradient
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
 from rdpgraph.engines.loopy.propagation import Limits, Outcome
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
 from rdpgraph.engines.search.configurations import Searched
 from rdpgraph.engines.search.solution import possible_modes
 from rdpgraph.engines.solution import Approximation, Status

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rdpgraph.engines.network import Network
-from rdpgraph.engines.tables import Floats, Tables
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import Floats, Tables
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import SMALL, require_room

@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import ENTRY, Elimination, bounded
-from rdpgraph.engines.minibuckets.ceiling import tight_order
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import (
     CHANCE,
@@ -19,8 +18,9 @@ from rdpgraph.engines.minibuckets.populations import (
     Populations,
     interval,
 )
+from rdpgraph.engines.minibuckets.upper_bounds import tight_order
+from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.gibbs import Known, annealed, log_total
-from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 
 _CELLS, _GROWTH = 2.0**10, 8.0

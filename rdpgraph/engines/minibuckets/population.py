@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, MiniBucket, log_sum
-from rdpgraph.engines.tables import Floats, Integers
+from rdpgraph.engines.reduction.tables import Floats, Integers
 from rdpgraph.plan import clock
 
 _VARIABLE, _EXTENDED = 5e4, 100.0

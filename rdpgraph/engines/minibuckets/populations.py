@@ -8,7 +8,7 @@ import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import log_sum
 from rdpgraph.engines.minibuckets.population import Grown
-from rdpgraph.engines.tables import Floats
+from rdpgraph.engines.reduction.tables import Floats
 
 _STAKES = np.array([1.0, 0.5, 0.25, 0.125])
 """Parts of what there is that are bet, with equal shares of the first stake."""

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph.engines.flat import variable_table
+from rdpgraph._core.cache import cached_property
 from rdpgraph.engines.minibuckets.bounds import Elimination, log_sum
 from rdpgraph.engines.minibuckets.estimate import FEW, Estimate, Sampling, estimated
 from rdpgraph.engines.minibuckets.population import Grown, grown
 from rdpgraph.engines.minibuckets.populations import RUNS, error_of
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.numbering import variable_table
+from rdpgraph.engines.reduction.tables import Floats, Integers, tables_of
 from rdpgraph.engines.solution import Solution, Status
-from rdpgraph.engines.tables import Floats, Integers, tables_of
 from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.model.soundness import items_named
 from rdpgraph.plan import clock

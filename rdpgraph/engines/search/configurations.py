@@ -9,10 +9,10 @@ from random import Random
 import torch
 from torch import Tensor
 
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import Integers, Tables, tables_of
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.solution import Solution
-from rdpgraph.engines.tables import Integers, Tables, tables_of
 from rdpgraph.errors import BudgetError
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.scores import log_values_at

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rdpgraph.engines.tables import Floats, Integers, Tables
+from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder
 

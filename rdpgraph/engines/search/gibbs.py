@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
+from rdpgraph.engines.reduction.tables import Floats, Integers, Tables
 from rdpgraph.engines.search.elimination import draw, eliminate
-from rdpgraph.engines.tables import Floats, Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
+from rdpgraph.engines.reduction.tables import Integers, Tables
 from rdpgraph.engines.search.elimination import eliminate
-from rdpgraph.engines.tables import Integers, Tables
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import ConditionedOrder, conditioned_order
 from rdpgraph.plan.orders import PrimalGraph, joined, min_fill, min_weight

@@ -9,13 +9,13 @@ from random import Random
 import numpy as np
 
 from rdpgraph.engines.minibuckets.bounds import Elimination, bounded
-from rdpgraph.engines.minibuckets.ceiling import tight_order
 from rdpgraph.engines.minibuckets.estimate import Sampling, estimated
 from rdpgraph.engines.minibuckets.population import grown
 from rdpgraph.engines.minibuckets.solution import best_bounded, paths
-from rdpgraph.engines.network import Network
+from rdpgraph.engines.minibuckets.upper_bounds import tight_order
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.engines.search.neighbourhoods import Move, Search
-from rdpgraph.engines.tables import Floats, Integers, Stack, Tables, tables_of
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan import clock
 

@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph._numbers import student
+from rdpgraph._core.cache import cached_property
+from rdpgraph._core.numbers import student
 
 _MOST_KEPT = 1 << 22  # numbers of sweeps that are kept, of all chains; 32 MiB
 _APART = 2.0  # variances of the mean by chains over that by batches

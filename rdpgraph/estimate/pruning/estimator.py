@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._numbers import is_real, is_whole
-from rdpgraph._shapes import broadcasts
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.shapes import broadcasts
 from rdpgraph.errors import ModelError
+from rdpgraph.estimate.estimator import Estimator, Model, Problem
 from rdpgraph.estimate.pruning.graphs import GraphMasks
 from rdpgraph.estimate.pruning.sampler import Alternating, Sampler, Selected
 from rdpgraph.estimate.pruning.solution import PrunedSolution, Run, sweeps_of
-from rdpgraph.estimate.setting import Estimator, Model, Problem
+from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.masks import Masks
-from rdpgraph.model.structure import Structure
 
 
 def masks_of(model: object, solve: Callable[[Any], Any]) -> Masks:

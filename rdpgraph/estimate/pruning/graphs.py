@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.model.domain import Entry
 from rdpgraph.model.evidence import MISSING
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, Masks
 from rdpgraph.model.restriction import Support
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
-from rdpgraph.model.masks import Draw, Expected, Masks
+from rdpgraph.interface.masks import Draw, Expected, Masks
 from rdpgraph.structures.draws import uniform
 
 

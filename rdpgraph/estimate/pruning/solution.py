@@ -14,7 +14,7 @@ from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Valu
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.pruning.averages import Averages, Visited
 from rdpgraph.estimate.pruning.sampler import Sampler, State, Sweep
-from rdpgraph.model.masks import Draw, Expected
+from rdpgraph.interface.masks import Draw, Expected
 from rdpgraph.plan.clock import now
 
 _MOST_DRAWS = 1000

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rdpgraph._shapes import broadcasts
+from rdpgraph._core.shapes import broadcasts
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import checked_log_values
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.model.table import checked_log_values
 from rdpgraph.structures.chain.factors import inside
 
 

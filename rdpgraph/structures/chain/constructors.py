@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import EvidenceError, ModelError
-from rdpgraph.model.logmatrix import log_products
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.table import FLOATING, as_whole, taken
+from rdpgraph.logspace.logmatrix import log_products
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.table import FLOATING, as_whole, taken
 from rdpgraph.structures.chain.checks import (
     checked_ends,
     checked_lengths,

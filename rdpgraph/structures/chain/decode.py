@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Lengths, LogZ, Paths, Transition, Unary
-from rdpgraph.model.gradients import is_transformed
+from rdpgraph._core.types import Lengths, LogZ, Paths, Transition, Unary
+from rdpgraph.logspace.gradients import is_transformed
 from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside, masked, peak
 from rdpgraph.structures.chain.paths import score, traceback

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.logmatrix import finite
+from rdpgraph._core.cache import cached_property
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain.ranges import state_limit, step_limit
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Lengths, LogZ, Transition, Unary
-from rdpgraph.model.logmatrix import finite, soft_sum
+from rdpgraph._core.types import Lengths, LogZ, Transition, Unary
+from rdpgraph.logspace.logmatrix import finite, soft_sum
 from rdpgraph.structures.chain.factors import inside, masked
 from rdpgraph.structures.chain.steps import Steps, TableSteps, as_steps
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph.model.logmatrix import LogMatrix, log_products, soft_sum
-from rdpgraph.model.lowrank import LowRank
+from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
+from rdpgraph.model.potentials.lowrank import LowRank
 from rdpgraph.structures.chain import recursion
 from rdpgraph.structures.chain.factors import masked
 from rdpgraph.structures.chain.steps import RankSteps

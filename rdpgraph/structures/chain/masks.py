@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, StructureMasks
-from rdpgraph.model.potential import Potential
+from rdpgraph._core.cache import cached_property
+from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
+from rdpgraph.interface.structure import Structure
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.model.structure import Structure
-from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.tensors import flattened, table_of
 from rdpgraph.structures.compact.bispans import each

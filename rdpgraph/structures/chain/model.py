@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from rdpgraph._types import ArrayLike
+from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.gradients import by_autograd, possible_alone
+from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Match, Structure
+from rdpgraph.logspace.gradients import by_autograd, possible_alone
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.masks import Masks
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Match, Structure
-from rdpgraph.model.table import as_states, settle
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import as_states, settle
 from rdpgraph.structures.chain import (
     decode,
     logs,

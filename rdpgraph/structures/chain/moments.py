@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rdpgraph.model.gradients import ONCE, expectations, once
-from rdpgraph.model.logmatrix import LogMatrix, finite, log_products, soft_sum
+from rdpgraph.logspace.gradients import ONCE, expectations, once
+from rdpgraph.logspace.logmatrix import LogMatrix, finite, log_products, soft_sum
 from rdpgraph.structures.chain import logs, recursion, scaled
 from rdpgraph.structures.chain.factors import inside, peak, product
 from rdpgraph.structures.chain.recursion import Messages

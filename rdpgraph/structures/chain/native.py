@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import library, ranges
+from rdpgraph.structures.chain import ranges
 from rdpgraph.structures.chain.factors import Factors
-from rdpgraph.structures.chain.library import function
 from rdpgraph.structures.chain.sweeps import Forward
+from rdpgraph.structures.recursion import library
+from rdpgraph.structures.recursion.library import function
 
 _SHARED_WORK = 2**18
 """Products of one step below which a second thread costs more than it brings."""

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Lengths, Paths, Transition, Unary
-from rdpgraph.model.potential import Potential
+from rdpgraph._core.types import Lengths, Paths, Transition, Unary
+from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain import native
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.steps import Steps, as_steps

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rdpgraph._types import ArrayLike
+from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
-from rdpgraph.model.logmatrix import log_products, soft_sum
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.structure import summary
-from rdpgraph.model.table import checked_log_values, settle
+from rdpgraph.interface.structure import summary
+from rdpgraph.logspace.logmatrix import log_products, soft_sum
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.table import checked_log_values, settle
 from rdpgraph.structures.chain.checks import checked_lengths
 from rdpgraph.structures.chain.constructors import checked_symbols, shown, with_ends
 from rdpgraph.structures.chain.lowrank_ranks import Symbols, rank_matrices, symbols_worthwhile

@@ -10,9 +10,9 @@ from torch import Tensor
 from rdpgraph.model.block import Block
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.factors import inside
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
-from rdpgraph.model.logmatrix import finite
+from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.structures.chain import logs, native, scaled, scan
 from rdpgraph.structures.chain.factors import Factors, inside, peak, product
 from rdpgraph.structures.chain.steps import RankSteps, Steps, TableSteps, stepping

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import gathered
-from rdpgraph.model.table import Table
 from rdpgraph.structures.chain.recursion import messages
 from rdpgraph.structures.chain.tensors import ChainTensors
 

@@ -8,7 +8,7 @@ in the potentials (Fu, Cunningham and Lapata 2022, arXiv:2112.03638v3, algorithm
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Lengths, Paths, Transition, Unary
+from rdpgraph._core.types import Lengths, Paths, Transition, Unary
 from rdpgraph.structures.chain import logs, recursion
 from rdpgraph.structures.chain.paths import conditionals, traceback
 from rdpgraph.structures.chain.steps import Steps, as_steps

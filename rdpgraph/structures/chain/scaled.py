@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Doubt, LogZ, Unary
-from rdpgraph.model.gradients import regradient
+from rdpgraph._core.types import Doubt, LogZ, Unary
+from rdpgraph.logspace.gradients import regradient
 from rdpgraph.structures.chain import logs, native, ranges, sweeps
 from rdpgraph.structures.chain.factors import Factors, StepFactors, masked
+from rdpgraph.structures.chain.low_rank import ThinFactors
 from rdpgraph.structures.chain.steps import RankSteps, stepping
 from rdpgraph.structures.chain.sweeps import Forward
-from rdpgraph.structures.chain.thin import ThinFactors
 
 
 def log_partition(unary: Unary, *parts: Tensor) -> tuple[LogZ, Doubt]:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph._types import Doubt, Lengths, LogZ, Transition, Unary
+from rdpgraph._core.types import Doubt, Lengths, LogZ, Transition, Unary
 from rdpgraph.structures.chain.factors import inside, masked, peak
 
 _LEVEL, _MATRIX = 165e-6, 1.2e-6

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property, differentiable_property
-from rdpgraph.model.gradients import regradient
-from rdpgraph.model.logmatrix import LogMatrix, finite, soft_sum
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.logspace.gradients import regradient
+from rdpgraph.logspace.logmatrix import LogMatrix, finite, soft_sum
 from rdpgraph.structures.chain.factors import product, step_of
 
 _CELLS = 2**20  # values from all states that are made at a time

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rdpgraph.errors import BudgetError
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.steps import RankSteps
 
 MOST_TABULATED = 2**28

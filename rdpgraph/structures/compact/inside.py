@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
+from rdpgraph._core.cache import cached_property
 
 
 @dataclass(frozen=True, eq=False)

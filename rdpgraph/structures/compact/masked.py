@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked, StructureMasks
+from rdpgraph._core.cache import cached_property
+from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked, StructureMasks
+from rdpgraph.interface.structure import Structure
 from rdpgraph.model.soundness import require_possible
-from rdpgraph.model.structure import Structure
 from rdpgraph.structures.compact.inside import Forest, Inside, inside, weighted
 from rdpgraph.structures.draws import column, drawn_between
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import NOTHING, Draw, Expected, Masked
+from rdpgraph._core.cache import cached_property
+from rdpgraph.interface.masks import NOTHING, Draw, Expected, Masked
 from rdpgraph.model.soundness import require_possible
 from rdpgraph.structures.compact.inside import LOWEST, segments, weighted
 from rdpgraph.structures.draws import drawn_between

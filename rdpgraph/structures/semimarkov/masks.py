@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.masks import Draw, Expected
+from rdpgraph._core.cache import cached_property
+from rdpgraph.interface.masks import Draw, Expected
 from rdpgraph.structures.chain.masks import LabelMasks
 from rdpgraph.structures.compact.bispans import each, matched
 from rdpgraph.structures.compact.ruled import RuleForest, RuleMasked

@@ -9,30 +9,30 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._types import ArrayLike
+from rdpgraph._core.types import ArrayLike
 from rdpgraph.errors import ModelError
+from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Match
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.masks import Masks
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.sites import Sites
-from rdpgraph.model.structure import Match
-from rdpgraph.model.table import Table, checked_log_values, settle, taken
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table, checked_log_values, settle, taken
 from rdpgraph.structures.chain.checks import checked_transition
 from rdpgraph.structures.chain.factors import flat_lengths, held
 from rdpgraph.structures.chain.tensors import flattened, table_of
+from rdpgraph.structures.checks import settle_lengths
 from rdpgraph.structures.draws import checked_best, checked_count, perturbed
-from rdpgraph.structures.hypertree.checks import settle_lengths
+from rdpgraph.structures.recursion.best import best as best_of
+from rdpgraph.structures.recursion.descend import Drawn
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value
 from rdpgraph.structures.semimarkov import proposals, scoring
 from rdpgraph.structures.semimarkov.masks import SemiMarkovMasks
 from rdpgraph.structures.semimarkov.recognition import recognised_segments
 from rdpgraph.structures.semimarkov.scoring import KBestSegmentations, Segmentation
 from rdpgraph.structures.semimarkov.segments import graph_of, laid_out
-from rdpgraph.structures.tape.best import best as best_of
-from rdpgraph.structures.tape.descend import Drawn
-from rdpgraph.structures.tape.recursion import Recursion
-from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Value
 
 
 @dataclass(frozen=True, eq=False)

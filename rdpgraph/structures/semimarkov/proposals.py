@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rdpgraph._cache import cached_property
-from rdpgraph.model.lowrank import LowRank
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph._core.cache import cached_property
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.tensors import flattened, table_of
 
 _AT_ONCE = 2**22  # pairs of labels that are looked at together

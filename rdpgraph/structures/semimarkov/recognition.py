@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rdpgraph.interface.structure import is_tracked
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.structure import is_tracked
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.structures.chain.recognition import Recognised, recognised
 
 _ROUNDINGS = 8.0  # of a log-value, by which the sum of a segment's and a transition's may be off

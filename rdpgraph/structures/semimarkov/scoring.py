@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rdpgraph.errors import EvidenceError
-from rdpgraph.model.potential import Potential
+from rdpgraph.model.potentials.potential import Potential
 from rdpgraph.structures.chain.paths import between
 
 

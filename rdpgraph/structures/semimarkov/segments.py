@@ -5,15 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from rdpgraph._cache import remembered
+from rdpgraph._core.cache import remembered
 from rdpgraph.model.factor import FactorBlock
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.potential import Potential
-from rdpgraph.model.table import Table
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import VariableArray
 from rdpgraph.structures.chain.tensors import table_of
-from rdpgraph.structures.tape.tape import Tape
-from rdpgraph.structures.tape.values import Value
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value
 
 
 def laid_out(tape: Tape, transition: Tensor | Potential, lengths: Tensor | None) -> Value:

@@ -13,8 +13,8 @@ import rdpgraph as rg
 from rdpgraph.engines.minibuckets import estimate, population, solution
 from rdpgraph.engines.minibuckets.bounds import bounded, log_sum
 from rdpgraph.engines.minibuckets.population import Grown, grown, thinned
-from rdpgraph.engines.network import reduce_graph
-from rdpgraph.engines.tables import Stack, Tables, tables_of
+from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.engines.reduction.tables import Stack, Tables, tables_of
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
 from rdpgraph.estimate.proposals import log_likely
 from rdpgraph.plan import clock

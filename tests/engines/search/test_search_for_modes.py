@@ -11,14 +11,14 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.engines.minibuckets import estimate
-from rdpgraph.engines.minibuckets.ceiling import ceilings
-from rdpgraph.engines.network import reduce_graph
+from rdpgraph.engines.minibuckets.upper_bounds import ceilings
+from rdpgraph.engines.reduction.network import reduce_graph
+from rdpgraph.engines.reduction.tables import tables_of
 from rdpgraph.engines.search import neighbourhoods, starts
 from rdpgraph.engines.search import solution as search_solution
 from rdpgraph.engines.search.elimination import eliminate
 from rdpgraph.engines.search.neighbourhoods import Search
 from rdpgraph.engines.search.starts import Limits, best_estimated
-from rdpgraph.engines.tables import tables_of
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, UnsupportedError
 from rdpgraph.plan import clock
 from rdpgraph.plan.cutset import conditioned_order

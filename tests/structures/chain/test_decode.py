@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from rdpgraph import Chain
 from rdpgraph.errors import ImpossibleEvidenceError
-from rdpgraph.structures.chain import decode, library, native
+from rdpgraph.structures.chain import decode, native
+from rdpgraph.structures.recursion import library
 from tests.structures.chain.enumeration import (
     KINDS,
     SHAPES,

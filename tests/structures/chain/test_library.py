@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rdpgraph.structures.chain import building, library
+from rdpgraph.structures.recursion import building, library
 
 ROOT = Path(__file__).parents[3]
 real = library.status().kernel

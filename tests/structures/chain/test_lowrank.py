@@ -8,9 +8,9 @@ import torch
 import rdpgraph as rg
 from rdpgraph.structures.chain import decode, logs, lowrank_ranks, model, moments, recursion, steps
 from rdpgraph.structures.chain import scaled as routes
+from rdpgraph.structures.chain.low_rank import to_ranks, to_states
 from rdpgraph.structures.chain.steps import RankSteps
 from rdpgraph.structures.chain.tensors import Parts
-from rdpgraph.structures.chain.thin import to_ranks, to_states
 from rdpgraph.testing import brute_force, check_structure
 
 WIDE = torch.float64

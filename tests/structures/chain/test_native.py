@@ -7,8 +7,9 @@ import torch
 
 from rdpgraph import Chain
 from rdpgraph.errors import ModelError
-from rdpgraph.structures.chain import decode, library, native, paths, ranges, sampling, sweeps
+from rdpgraph.structures.chain import decode, native, paths, ranges, sampling, sweeps
 from rdpgraph.structures.chain.factors import Factors
+from rdpgraph.structures.recursion import library
 
 INF = math.inf
 needs_kernel = pytest.mark.skipif(library.status().kernel is None, reason=str(library.status()))

@@ -8,7 +8,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies, ProjectiveDependencies
-from rdpgraph.structures.hypertree import edmonds
+from rdpgraph.structures.dependency import edmonds
 from tests.estimate.enumeration import expectation
 from tests.structures.hypertree.enumeration import entropy_of, normal
 

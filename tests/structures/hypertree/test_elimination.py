@@ -7,7 +7,7 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph import NonProjectiveDependencies
-from rdpgraph.structures.hypertree import edmonds, elimination
+from rdpgraph.structures.dependency import edmonds, elimination
 from tests.structures.hypertree.enumeration import normal
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.tape import replay
+from rdpgraph.structures.recursion import replay
 
 
 def indices():

@@ -9,7 +9,7 @@ import torch
 import rdpgraph as rg
 from rdpgraph import Hypertree, Randomized
 from rdpgraph.estimate import pilot
-from rdpgraph.estimate.setting import Setting
+from rdpgraph.estimate.estimator import Setting
 from rdpgraph.randomized import (
     Global,
     Landmark,
@@ -24,7 +24,7 @@ from rdpgraph.randomized import (
     TopTail,
     Uniform,
 )
-from rdpgraph.structures.tape.recursion import KeptStates
+from rdpgraph.structures.recursion.recursion import KeptStates
 from rdpgraph.trees import DenseRules
 from tests.estimate.enumeration import Recorder, expectation
 from tests.structures.hypertree.enumeration import KINDS, normal, rules_of

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import library
-from rdpgraph.structures.tape.best import best
+from rdpgraph.structures.recursion import library
+from rdpgraph.structures.recursion.best import best
 from tests.structures.tape.models import PAIRS, Spans, draw
 
 

@@ -8,8 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.structures.chain import library
-from rdpgraph.structures.tape import replay
+from rdpgraph.structures.recursion import library, replay
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
 INF = math.inf

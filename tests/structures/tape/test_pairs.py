@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from rdpgraph.structures.draws import drawn
-from rdpgraph.structures.tape import descend as downwards
-from rdpgraph.structures.tape import step as sums
-from rdpgraph.structures.tape import up as upwards
+from rdpgraph.structures.recursion import descend as downwards
+from rdpgraph.structures.recursion import step as sums
+from rdpgraph.structures.recursion import up as upwards
 from tests.structures.tape.models import RULES, Spans, draw
 
 

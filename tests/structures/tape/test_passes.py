@@ -8,10 +8,10 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.structures.tape import down as downwards
-from rdpgraph.structures.tape import moments
-from rdpgraph.structures.tape.down import down, of_sites
-from rdpgraph.structures.tape.up import goal, up
+from rdpgraph.structures.recursion import down as downwards
+from rdpgraph.structures.recursion import moments
+from rdpgraph.structures.recursion.down import down, of_sites
+from rdpgraph.structures.recursion.up import goal, up
 from rdpgraph.testing import check_structure
 from tests.estimate.enumeration import expectation
 from tests.structures.tape.models import LENGTHS, PAIRS, RULES, Segments, Spans, Tags, draw

@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 import rdpgraph as rg
-from rdpgraph.model.logmatrix import LogMatrix
-from rdpgraph.structures.tape import moments as products
-from rdpgraph.structures.tape.up import last_read
+from rdpgraph.logspace.logmatrix import LogMatrix
+from rdpgraph.structures.recursion import moments as products
+from rdpgraph.structures.recursion.up import last_read
 from tests.structures.tape.models import Segments, Spans, Tags, draw
 
 INF = float("inf")

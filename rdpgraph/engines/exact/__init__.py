@@ -1,0 +1,1 @@
+"""Exact inference by contraction, whole, in slices or as a circuit."""

@@ -1,0 +1,312 @@
+"""Small models: log Z, marginals and the gradient from flat arrays, in a few dozen calls.
+
+What a small model costs are the calls, not the arithmetic. A circuit is made once for the shape of
+a graph; evidence and hard zeros are zeros in its cells. Tables are read in float64, whatever their
+type is. Beliefs come from messages up and down a tree of cliques (Lauritzen and Spiegelhalter
+1988, with the division of Jensen, Lauritzen and Olesen 1990).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property, differentiable_property, remembered
+from rdpgraph.engines.solution import Solution
+from rdpgraph.logspace.gradients import is_transformed, possible_alone, regradient
+from rdpgraph.logspace.logmatrix import safe_log
+from rdpgraph.model.block import Block
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.plan.circuit import MOST_CELLS, MOST_FACTORS, Circuit, Scopes, circuit
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_Part: TypeAlias = tuple[bytes, tuple[int, ...], int, bytes | None]
+
+_RANGE = 650.0
+"""The logs within which no product in float64 vanishes or overflows."""
+
+_FLOATS = (torch.float64, torch.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Upward:
+    """What a pass up the cliques found.
+
+    Attributes:
+        log_partition: in nats.
+        cells: of the cliques' tables, times the messages that came in.
+        messages: to the parents, and the sum of each root.
+        peaks: by how much the logs of each clique are less than they were.
+    """
+
+    log_partition: float
+    cells: Floats
+    messages: Floats
+    peaks: Floats
+
+
+def circuit_of(graph: FactorGraph) -> Circuit | None:
+    """The circuit of a graph; None if it is not small, or not of single tables in memory."""
+    if graph.batch_shape or graph.domain.total_states > MOST_CELLS:
+        return None
+    if graph.num_factors > MOST_FACTORS or not graph.blocks:
+        return None
+    parts: list[_Part] = []
+    entries = 0
+    for block in graph.blocks:
+        potential, rows = block.potential, block.rows
+        if type(potential) is not Table or not _plain(potential.log_values):
+            return None
+        lead = potential.lead(block.arity)
+        tables = math.prod(lead)
+        if tables != 1 and lead != block.shape:
+            return None
+        entries += potential.log_values.numel()
+        if entries > MOST_CELLS:
+            return None
+        own = None if rows is None or tables == 1 else rows.numpy().tobytes()
+        parts.append((block.scopes.numpy().tobytes(), block.scopes.shape, tables, own))
+    if is_transformed():
+        return None
+    return shaped(graph.domain.sizes.numpy().tobytes(), tuple(parts))
+
+
+def _plain(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.dtype in _FLOATS
+        and tensor.device.type == "cpu"
+    )
+
+
+@remembered(32)
+def shaped(sizes: bytes, parts: tuple[_Part, ...]) -> Circuit | None:
+    """The circuit of blocks.
+
+    Args:
+        sizes: of the variables, as int64.
+        parts: for each block its scopes, as int64, their shape, how many tables it has, and if it
+            is not one each which every factor has.
+    """
+    blocks: list[Scopes] = []
+    for scopes, shape, tables, rows in parts:
+        if rows is not None:
+            places = np.frombuffer(rows, np.int64)
+        else:
+            places = np.arange(shape[0]) if tables > 1 else np.zeros(shape[0], np.int64)
+        blocks.append(Scopes(np.frombuffer(scopes, np.int64).reshape(shape), places, tables))
+    return circuit(blocks, np.frombuffer(sizes, np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitSolution(Solution):
+    """Answers for a small graph.
+
+    Attributes:
+        graph: the model, evidence included.
+        circuit: that of the graph.
+        general: solves the graph by contraction, for all that is more than log Z and marginals,
+            and where the range of the tables is too wide.
+    """
+
+    graph: FactorGraph
+    circuit: Circuit
+    general: Callable[[], Solution]
+
+    @differentiable_property
+    def _general(self) -> Solution:
+        return self.general()
+
+    @property
+    def _evidence(self) -> list[tuple[int, int]]:
+        observed = self.graph.observed
+        if observed is None:
+            return []
+        return [(v, state) for v, state in enumerate(observed.tolist()) if state != MISSING]
+
+    @differentiable_property
+    def _entries(self) -> Tensor:
+        return torch.cat([_log_values(block).reshape(-1) for block in self.graph.blocks])
+
+    @cached_property
+    def _upward(self) -> Upward | None:
+        return upward(self.circuit, self._entries.detach().numpy(), self._evidence)
+
+    @cached_property
+    def _cells(self) -> Floats:
+        assert self._upward is not None
+        return downward(self.circuit, self._upward)
+
+    def log_partition(self) -> Tensor:
+        """(1,) log Z in nats, twice differentiable."""
+        return self._log_partition
+
+    @differentiable_property
+    def _log_partition(self) -> Tensor:
+        if self._upward is None:
+            return self._general.log_partition()
+        if torch.is_grad_enabled() and self._entries.requires_grad:
+            value = _LogPartition.apply(self._entries, self)
+            assert isinstance(value, Tensor)
+            return value
+        return torch.tensor([self._upward.log_partition], dtype=self.graph.dtype, device="cpu")
+
+    def variable_marginals(self) -> Tensor:
+        """(1, S) probabilities; their gradients are those of contraction."""
+        if self._upward is None or (torch.is_grad_enabled() and self._entries.requires_grad):
+            return self._general.variable_marginals()
+        flat = torch.from_numpy(self._marginals)
+        return flat.to(self.graph.dtype, copy=True).unsqueeze(0)
+
+    @cached_property
+    def _marginals(self) -> Floats:
+        own = self.circuit
+        values = np.add.reduceat(self._cells.take(own.states.cells), own.states.starts)
+        totals = np.add.reduceat(values, own.variables)
+        if totals[0] > 0:
+            values /= totals.take(own.variable)
+        return values
+
+    def factor_marginals(self, block: int) -> Tensor:
+        return self._general.factor_marginals(block)
+
+    def expected_score(self) -> Tensor:
+        return self._general.expected_score()
+
+    def max_marginals(self) -> Tensor:
+        return self._general.max_marginals()
+
+    def mode(self) -> Tensor:
+        return self._general.mode()
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        return self._general.sample(count, generator)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        return self._general.marginal_mode(numbers)
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return self._general.marginal_mode_scores(numbers)
+
+    def gradient(self) -> Tensor:
+        """(entries,) that of log Z: for each entry the probability of its configuration."""
+        own = self.circuit
+        weights = self._cells.take(own.entry)
+        gradient = np.bincount(own.factors.cells, weights, minlength=own.entries + 1)
+        return torch.from_numpy(gradient[:-1])
+
+    def unrolled(self, entries: Tensor) -> Tensor:
+        """(1,) log Z as operations of torch on the entries."""
+        assert self._upward is not None
+        own, first = self.circuit, self._upward
+        padded = torch.nn.functional.pad(entries.double(), (0, 1))
+        logs = _summed(padded[_index(own.factors.cells)], own.entry, len(own.owners))
+        shown = np.ones_like(first.cells)
+        _apply(own, self._evidence, shown)
+        cells = (logs - torch.from_numpy(first.peaks.take(own.owners))).exp()
+        cells = cells * torch.from_numpy(shown)
+        messages, begin = cells, 0
+        for level in reversed(own.levels):
+            here = cells[level.cells]
+            for pull in level.pulls:
+                pulled = here[: len(pull)] * messages[_index(pull) - begin]
+                here = torch.cat([pulled, here[len(pull) :]])
+            messages, begin = _summed(here, level.spread, len(level.starts)), level.messages.start
+        log_z = safe_log(messages).sum() + float(first.peaks.sum())
+        return possible_alone(log_z.to(entries.dtype).reshape(1))
+
+
+class _LogPartition(torch.autograd.Function):
+    """Log Z, whose gradient is what the pass down finds."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, solution: CircuitSolution) -> Tensor:
+        upward = solution._upward  # pyright: ignore[reportPrivateUsage]
+        assert upward is not None
+        ctx.solution = solution
+        ctx.save_for_backward(entries)
+        return torch.tensor([upward.log_partition], dtype=entries.dtype, device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (entries,) = ctx.saved_tensors
+        solution: CircuitSolution = ctx.solution
+        if torch.is_grad_enabled():
+            return *regradient(solution.unrolled, (entries,), gradient), None
+        return (gradient.double() * solution.gradient()).to(entries.dtype), None
+
+
+def upward(
+    circuit: Circuit, entries: npt.NDArray[Any], evidence: Sequence[tuple[int, int]]
+) -> Upward | None:
+    """Log Z; None where the tables hold NaN, or a range that products in float64 do not."""
+    padded = np.zeros(len(entries) + 1)
+    padded[:-1] = entries
+    logs = np.add.reduceat(padded.take(circuit.factors.cells), circuit.factors.starts)
+    allowed = logs != -math.inf
+    peaks = np.maximum.reduceat(logs, circuit.cliques)
+    peaks[peaks == -math.inf] = 0.0
+    with np.errstate(invalid="ignore"):  # +inf, written into a table
+        logs -= peaks.take(circuit.owners)
+    lowest = np.minimum.reduceat(np.where(allowed, logs, 0.0), circuit.cliques)
+    if not float(lowest.sum()) > circuit.log_cells - _RANGE:
+        return None
+    cells = np.exp(logs, out=logs)
+    _apply(circuit, evidence, cells)
+    messages = np.empty(circuit.num_messages)
+    for level in reversed(circuit.levels):
+        here = cells[level.cells]
+        for pull in level.pulls:
+            here[: len(pull)] *= messages.take(pull)
+        np.add.reduceat(here, level.starts, out=messages[level.messages])
+    totals = messages[circuit.levels[0].messages]
+    possible = float(totals.min()) > 0
+    log_z = float(np.log(totals).sum() + peaks.sum()) if possible else -math.inf
+    return Upward(log_z, cells, messages, peaks)
+
+
+def _apply(circuit: Circuit, evidence: Sequence[tuple[int, int]], cells: Floats) -> None:
+    """Set the cells that evidence rules out to zero; its variable is in other cliques too."""
+    for v, state in evidence:
+        place, shape = circuit.places[v]
+        view = cells[place].reshape(shape)
+        view[:, :state] = 0.0
+        view[:, state + 1 :] = 0.0
+
+
+def downward(circuit: Circuit, up: Upward) -> Floats:
+    """The probability of each cell of the cliques; zeros where log Z is -inf."""
+    if up.log_partition == -math.inf:
+        return np.zeros_like(up.cells)
+    inverse = np.where(up.messages > 0, up.messages, math.inf)
+    np.divide(1.0, inverse, out=inverse)
+    probabilities = np.empty_like(up.cells)
+    for level in circuit.levels:
+        factor = inverse[level.messages]
+        if len(level.above.cells):
+            factor *= np.add.reduceat(probabilities.take(level.above.cells), level.above.starts)
+        np.multiply(
+            up.cells[level.cells], factor.take(level.spread), out=probabilities[level.cells]
+        )
+    return probabilities
+
+
+def _log_values(block: Block) -> Tensor:
+    assert isinstance(block.potential, Table)
+    return block.potential.log_values
+
+
+def _index(places: npt.NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(places)
+
+
+def _summed(values: Tensor, into: npt.NDArray[np.int64], count: int) -> Tensor:
+    return values.new_zeros(count).index_add(0, _index(into), values)

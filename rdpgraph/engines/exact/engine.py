@@ -1,0 +1,234 @@
+"""The exact engine: a network, a plan, and the answers of the passes over its contraction tree."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.exact.contraction import Upward, downward, log_total, traceback, upward
+from rdpgraph.engines.exact.products import Value, float_limits, rescaled
+from rdpgraph.engines.exact.program import Owner, compiled
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
+from rdpgraph.engines.solution import Solution
+from rdpgraph.plan.clock import Watch
+from rdpgraph.plan.tree import ContractionTree
+
+UP = 0.6
+"""The part of the seconds in which a pass up ends; predicted is a third."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSolution(Solution):
+    """Answers by contraction; each pass runs when it is first asked for.
+
+    Attributes:
+        network: the reduced model.
+        tree: the order of contraction.
+        keep: whether log Z alone keeps its tables for a pass down (more memory, no second run).
+        constrained: gives a tree that eliminates some active variables after all others.
+        seconds: for a pass up and one down; the first takes three fifths at most.
+
+    Raises:
+        BudgetError: a pass takes longer.
+    """
+
+    network: Network
+    tree: ContractionTree
+    keep: bool
+    constrained: Callable[[frozenset[int]], ContractionTree]
+    seconds: float = math.inf
+
+    @cached_property
+    def _layout(self) -> tuple[int, ...]:
+        return tuple(len(group.scopes) for group in self.network.groups)
+
+    @differentiable_property
+    def _sums(self) -> Upward:
+        program = compiled(self.tree, self._layout)
+        return upward(program, self.network.groups, watch=self._watch())
+
+    @differentiable_property
+    def _maxima(self) -> Upward:
+        program = compiled(self.tree, self._layout)
+        return upward(program, self.network.groups, maximise=True, watch=self._watch())
+
+    def _watch(self, up: Upward | None = None) -> Watch:
+        """For a pass up, or for the one down that follows it."""
+        if up is None:
+            return Watch(UP * self.seconds)
+        return Watch(max(self.seconds - up.spent, (1.0 - UP) * self.seconds))
+
+    def log_partition(self) -> Tensor:
+        return self._log_partition
+
+    @differentiable_property
+    def _log_partition(self) -> Tensor:
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        if self.keep:
+            up = self._sums
+        else:
+            program = compiled(self.tree, self._layout)
+            up = upward(program, network.groups, keep=False, watch=self._watch())
+        total = log_total(up).to(network.constant) + network.constant
+        return total.expand(network.batch)
+
+    @differentiable_property
+    def _beliefs(self) -> tuple[Tensor, ...]:
+        """Per group (batch or 1, F, *sizes) probabilities."""
+        down = downward(self._sums, watch=self._watch(self._sums))
+        leaves = zip(self._sums.pools, down, strict=False)
+        return tuple(_belief(leaf, message) for leaf, message in leaves)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities, read off the smallest factor of each variable."""
+        if self.network.impossible:
+            return self._scattered([], [], 0.0, 0.0)
+        owners = compiled(self.tree, self._layout).owners
+        parts = [self._of_owner(owner, self._beliefs[owner.group], torch.sum) for owner in owners]
+        flat = self._scattered(owners, parts, 0.0, 1.0)
+        alive = (self.log_partition().detach() > -math.inf).unsqueeze(1)
+        return torch.where(alive, flat, 0.0)
+
+    def _of_owner(
+        self, owner: Owner, beliefs: Tensor, fold: Callable[[Tensor, list[int]], Tensor]
+    ) -> Tensor:
+        """(batch or 1, variables, states) of the variables that a factor's slot owns."""
+        rows = beliefs[:, owner.rows.to(beliefs.device)]
+        others = [dim for dim in range(2, rows.ndim) if dim != owner.slot + 2]
+        return fold(rows, others) if others else rows
+
+    def _scattered(
+        self, owners: "tuple[Owner, ...] | list[Owner]", parts: list[Tensor], empty: float,
+        settled: Tensor | float,
+    ) -> Tensor:  # fmt: skip
+        pairs = [(owner.variables, part) for owner, part in zip(owners, parts, strict=True)]
+        return variable_table(self.network, pairs, empty, settled)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) probabilities, settled slots included."""
+        values = factor_tables(self.network, block, lambda group: self._beliefs[group])
+        alive = self.log_partition().detach() > -math.inf
+        return torch.where(alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+    def expected_score(self) -> Tensor:
+        """(B,) the expectation of the summed log-values; zero where log Z is -inf."""
+        network = self.network
+        total = network.constant.expand(network.batch)
+        if network.impossible:
+            return torch.zeros_like(total)
+        for group, belief in zip(network.groups, self._beliefs, strict=True):
+            logs = torch.where(belief > 0, group.each(), 0.0)
+            total = total + (belief * logs).flatten(1).sum(1)
+        alive = self.log_partition().detach() > -math.inf
+        return torch.where(alive, total, 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) the largest score with each state; one pass up and one down in logs."""
+        network = self.network
+        if network.impossible:
+            return self._scattered([], [], -math.inf, 0.0)
+        up, program = self._maxima, compiled(self.tree, self._layout)
+        down = downward(up, maximise=True, watch=self._watch(up))
+        total = log_total(up).to(network.constant) + network.constant
+        parts = []
+        for owner in program.owners:
+            leaf, message = up.pools[owner.group], down[owner.group]
+            assert leaf is not None
+            logs = leaf.values + message.values
+            parts.append(self._of_owner(owner, logs, torch.amax))
+        # A component's best score is the maximum over any of its variables: raise it to the total.
+        alive = (total > -math.inf).reshape(-1, 1, 1)
+        others = [total.reshape(-1, 1, 1) - part.amax(2, keepdim=True) for part in parts]
+        raised = [
+            torch.where(alive, part + torch.where(alive, other, 0.0), -math.inf)
+            for part, other in zip(parts, others, strict=True)
+        ]
+        return self._scattered(program.owners, raised, -math.inf, total.expand(network.batch))
+
+    def log_maximum(self) -> Tensor:
+        """(B,) the score of the mode."""
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        total = log_total(self._maxima).to(network.constant) + network.constant
+        return total.expand(network.batch)
+
+    def mode_bound(self) -> Tensor:
+        return self.log_maximum().detach().double().cpu()
+
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration; the first maximum wins at every step."""
+        up = self._maxima
+        chosen = traceback(
+            up, self.network.batch, 1, len(self.network.sizes), generator=None, noise=False
+        )
+        return full_states(self.network, chosen)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        drawn = traceback(
+            self._sums, self.network.batch, count, len(self.network.sizes),
+            generator=generator, noise=True,
+        )  # fmt: skip
+        return full_states(self.network, drawn)
+
+    def mode_is_optimal(self) -> Tensor:
+        return torch.ones(self.network.batch, dtype=torch.bool, device="cpu")
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """(B, n) the best states of some variables with the others summed; ties go to the first."""
+        return self._marginal_mode(numbers)[0]
+
+    def marginal_mode_scores(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,) the log of the mass, twice."""
+        mass = self._marginal_mode(numbers)[1]
+        return mass, mass
+
+    @cached_property
+    def _marginal_modes(self) -> dict[tuple[int, ...], tuple[Tensor, Tensor]]:
+        return {}
+
+    def _marginal_mode(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, n) states and (B,) the log of their mass; those asked for last are kept."""
+        key, kept = tuple(numbers.tolist()), self._marginal_modes
+        if key not in kept:
+            best = self._best_of(numbers)
+            kept.clear()
+            kept[key] = best
+        return kept[key]
+
+    def _best_of(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        network = self.network
+        wanted = network.active[numbers]
+        last = frozenset(wanted[wanted >= 0].tolist())
+        program = compiled(self.constrained(last), self._layout, last)
+        up = upward(program, network.groups, watch=self._watch())
+        chosen = traceback(
+            up, network.batch, 1, len(network.sizes), generator=None, noise=False, only=last
+        )
+        mass = log_total(up).detach().double().cpu() + network.constant.detach().double().cpu()
+        states = full_states(self.network, chosen)[0][:, numbers.to(chosen.device)]
+        return states, mass.expand(network.batch)
+
+
+def _belief(leaf: Value | None, message: Value) -> Tensor:
+    """A factor times the product of all others, rescaled; in logs where the range asks for it."""
+    assert leaf is not None
+    dims = list(range(2, message.values.ndim))
+    if not leaf.is_log and not message.is_log:
+        least = float_limits(message.values.dtype)[0]
+        message = message if leaf.low + message.low > least else rescaled(message)
+        if leaf.low + message.low > least:
+            product = leaf.values * message.values
+            total = product.sum(dims, keepdim=True)
+            return product / torch.where(total > 0, total, 1.0)
+    logs = leaf.logs() + message.logs()
+    peak = logs.detach().amax(dims, keepdim=True)
+    product = (logs - torch.where(peak == -math.inf, torch.zeros_like(peak), peak)).exp()
+    total = product.sum(dims, keepdim=True)
+    return product / torch.where(total > 0, total, 1.0)

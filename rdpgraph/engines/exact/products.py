@@ -1,0 +1,312 @@
+"""The one kernel of exact inference: multiply two batches of tables, eliminate some dims.
+
+Sums run as matrix products of scaled values. Where the dynamic range of the two operands does not
+fit the floating type, and for maxima, the same product streams over the eliminated dims in logs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_letters
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import remembered
+from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph.logspace.logmatrix import safe_log
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A batch of non-negative tables, ``exp(log_scale) * values`` or ``exp(values)``.
+
+    Attributes:
+        values: (batch or 1, count or 1, *dims). If ``is_log``, log-values; else scaled values.
+        log_scale: (batch or 1, count or 1) float64; zero for logs.
+        low: a lower bound on the log of the non-zero entries of ``values`` (scaled form only).
+        high: an upper bound on the log of the entries of ``values`` (scaled form only).
+        is_log: which form it is.
+    """
+
+    values: Tensor
+    log_scale: Tensor
+    low: float = 0.0
+    high: float = 0.0
+    is_log: bool = False
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The sizes of the table's dims."""
+        return tuple(self.values.shape[2:])
+
+    def logs(self) -> Tensor:
+        """The log-values, scale included."""
+        if self.is_log:
+            return self.values
+        return safe_log(self.values) + _over(self.log_scale, self.values)
+
+    def rows(self, index: Tensor | None) -> "Value":
+        """Some of the tables; a shared one (count 1) stands for any of them."""
+        if index is None:
+            return self
+        values = self.values if self.values.shape[1] == 1 else self.values[:, index]
+        scale = self.log_scale if self.log_scale.shape[1] == 1 else self.log_scale[:, index]
+        return Value(values, scale, self.low, self.high, self.is_log)
+
+    def some(self, start: int, count: int) -> "Value":
+        """``count`` of the tables that follow each other; a shared one stands for any of them."""
+        values, scale = (
+            part if part.shape[1] == 1 else part[:, start : start + count]
+            for part in (self.values, self.log_scale)
+        )
+        return Value(values, scale, self.low, self.high, self.is_log)
+
+
+@remembered(16)
+def float_limits(dtype: torch.dtype) -> tuple[float, float]:
+    """The logs between which products of this type neither vanish nor overflow."""
+    info = torch.finfo(dtype)
+    return math.log(info.tiny) + 1.0, math.log(info.max) - 1.0
+
+
+def from_logs(logs: Tensor, *, keep_logs: bool = False) -> Value:
+    """Scale log-values by their maximum; stay in logs if their range does not fit the type."""
+    none = torch.zeros(1, 1, dtype=torch.float64, device=logs.device)
+    if keep_logs:
+        return Value(logs, none, is_log=True)
+    detached = logs.detach()
+    peak = detached.flatten(2).amax(-1) if detached.ndim > 2 else detached
+    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    shifted = logs - _over(peak, logs)
+    low = _lowest_finite(shifted.detach())
+    if low < float_limits(logs.dtype)[0]:
+        return Value(logs, none, is_log=True)
+    return Value(shifted.exp(), peak.double(), low=low, high=0.0)
+
+
+def rescaled(value: Value) -> Value:
+    """Rescale so that each table's maximum is one, and measure the true range."""
+    if value.is_log:
+        return value
+    detached = value.values.detach()
+    peak = detached.flatten(2).amax(-1) if detached.ndim > 2 else detached
+    peak = torch.where(peak > 0, peak, torch.ones_like(peak))
+    values = value.values / _over(peak, value.values)
+    smallest = torch.where(values.detach() > 0, values.detach(), math.inf).amin()
+    low = min(float(smallest.log()), 0.0) if bool(smallest < math.inf) else 0.0
+    return Value(values, value.log_scale + peak.double().log(), low=low, high=0.0)
+
+
+def joined(parts: Sequence[Value], counts: Sequence[int]) -> Value:
+    """The tables of several values in one, ``counts`` of each; logs if any of them is in logs."""
+    in_logs = any(part.is_log for part in parts)
+    batch = max(max(part.values.shape[0], part.log_scale.shape[0]) for part in parts)
+    values: list[Tensor] = []
+    scales: list[Tensor] = []
+    for part, count in zip(parts, counts, strict=True):
+        tensor = part.logs() if in_logs else part.values
+        values.append(tensor.expand(batch, count, *tensor.shape[2:]))
+        scale = torch.zeros_like(part.log_scale) if in_logs else part.log_scale
+        scales.append(scale.expand(batch, count))
+    low = min(part.low for part in parts)
+    high = max(part.high for part in parts)
+    if len(parts) == 1:
+        return Value(values[0], scales[0], low, high, in_logs)
+    return Value(torch.cat(values, 1), torch.cat(scales, 1), low, high, in_logs)
+
+
+def _over(scale: Tensor, values: Tensor) -> Tensor:
+    """A (batch, count) tensor shaped to act on (batch, count, *dims)."""
+    return scale.to(values.dtype).reshape(*scale.shape, *(1,) * (values.ndim - 2))
+
+
+def _lowest_finite(shifted: Tensor) -> float:
+    if not shifted.numel():
+        return 0.0
+    return min(float(torch.where(shifted == -math.inf, 0.0, shifted).amin()), 0.0)
+
+
+_CHUNK = 1 << 22  # elements of a streamed chunk
+
+
+def multiply(
+    left: Value,
+    left_dims: Sequence[int],
+    right: Value,
+    right_dims: Sequence[int],
+    out_dims: Sequence[int],
+    *,
+    maximise: bool = False,
+) -> Value:
+    """Tables over ``out_dims`` from tables over two sets of dims, the rest eliminated.
+
+    Dims are labels; those of the operands that are not in ``out_dims`` are summed, or maximised.
+    """
+    product = _product(tuple(left_dims), tuple(right_dims), tuple(out_dims))
+    gone = bool(product.left_gone or product.right_gone)
+    if maximise and gone:
+        logs = _streamed_max(left.logs(), left_dims, right.logs(), right_dims, out_dims)
+        return from_logs(logs, keep_logs=True)
+    if not left.is_log and not right.is_log:
+        terms = product.log_terms(left.values, right.values)
+        left, right, fits = _within_range(left, right, terms)
+        if fits:
+            values = torch.einsum(product.equation, left.values, right.values)
+            scale = left.log_scale + right.log_scale
+            high = left.high + right.high + terms
+            return Value(values, scale, left.low + right.low, high)
+    stay = left.is_log and right.is_log and not gone
+    logs = _streamed_sum(left.logs(), left_dims, right.logs(), right_dims, out_dims)
+    return from_logs(logs, keep_logs=stay)
+
+
+def reduce(value: Value, dims: Sequence[int], out_dims: Sequence[int], *, maximise: bool) -> Value:
+    """Tables over ``out_dims`` from tables over ``dims``, the rest eliminated."""
+    if not value.is_log and not maximise:
+        product = _product(tuple(dims), (), tuple(out_dims))
+        terms = product.log_terms(value.values, value.values)
+        if value.high + terms <= float_limits(value.values.dtype)[1]:
+            values = value.values.sum(product.left_gone) if product.left_gone else value.values
+            left = [dim for dim in dims if dim in out_dims]
+            if left != list(out_dims):
+                values = values.permute(0, 1, *(2 + left.index(dim) for dim in out_dims))
+            return Value(values, value.log_scale, value.low, value.high + terms)
+    one = Value(
+        torch.full((1, 1), 0.0 if value.is_log else 1.0, device="cpu").to(value.values),
+        torch.zeros_like(value.log_scale[:1, :1]),
+        is_log=value.is_log,
+    )
+    return multiply(value, dims, one, (), out_dims, maximise=maximise)
+
+
+def _within_range(left: Value, right: Value, terms: float) -> tuple[Value, Value, bool]:
+    """Rescale the operands if their product might leave the range of the type; say if it fits."""
+    low, high = float_limits(left.values.dtype)
+    if _fits(left, right, terms, low, high):
+        return left, right, True
+    left = rescaled(left)
+    if _fits(left, right, terms, low, high):
+        return left, right, True
+    right = rescaled(right)
+    return left, right, _fits(left, right, terms, low, high)
+
+
+def _fits(left: Value, right: Value, terms: float, low: float, high: float) -> bool:
+    return left.low + right.low >= low and left.high + right.high + terms <= high
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What labels say about a product.
+
+    Attributes:
+        equation: for einsum; the batch and count dims are its first two letters.
+        left_gone: the dims of the left operand that are eliminated.
+        right_gone: those that the right one alone has.
+    """
+
+    equation: str
+    left_gone: tuple[int, ...]
+    right_gone: tuple[int, ...]
+
+    def log_terms(self, left: Tensor, right: Tensor) -> float:
+        """The log of how many terms each sum has."""
+        terms = 1
+        for dim in self.left_gone:
+            terms *= left.shape[dim]
+        for dim in self.right_gone:
+            terms *= right.shape[dim]
+        return math.log(terms)
+
+
+@remembered(4096)
+def _product(
+    left_dims: tuple[int, ...], right_dims: tuple[int, ...], out_dims: tuple[int, ...]
+) -> _Product:
+    kept = set(out_dims)
+    letters = {
+        dim: ascii_letters[n + 2]
+        for n, dim in enumerate({**dict.fromkeys(left_dims), **dict.fromkeys(right_dims)})
+    }
+    left, right, out = (
+        "ab" + "".join(letters[dim] for dim in dims) for dims in (left_dims, right_dims, out_dims)
+    )
+    return _Product(
+        f"{left},{right}->{out}",
+        tuple(n + 2 for n, dim in enumerate(left_dims) if dim not in kept),
+        tuple(
+            n + 2 for n, dim in enumerate(right_dims) if dim not in kept and dim not in left_dims
+        ),
+    )
+
+
+def _streamed_max(
+    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
+    out_dims: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """Maximum of sums of logs over the dims that are gone, without forming their joint table."""
+    left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
+    best: Tensor | None = None
+    for start, stop in _chunks(left, right, terms):
+        part = (_slice(left, start, stop) + _slice(right, start, stop)).amax(0)
+        best = part if best is None else torch.maximum(best, part)
+    assert best is not None
+    return best
+
+
+def _streamed_sum(
+    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
+    out_dims: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """log-sum-exp of sums of logs over the dims that are gone; exact at any range, no NaN."""
+    if len(set(left_dims) | set(right_dims)) == len(out_dims):
+        left, right, _ = _aligned(left, left_dims, right, right_dims, out_dims)
+        return left[0] + right[0]
+    with torch.no_grad():
+        peak = _streamed_max(left, left_dims, right, right_dims, out_dims)
+        shift = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    left, right, terms = _aligned(left, left_dims, right, right_dims, out_dims)
+    total = torch.zeros_like(shift)
+    for start, stop in _chunks(left, right, terms):
+        logs = _slice(left, start, stop) + _slice(right, start, stop)
+        total = total + (logs - shift).exp().sum(0)
+    alive = total > 0
+    return torch.where(alive, torch.where(alive, total, 1.0).log() + shift, -math.inf)
+
+
+def _aligned(
+    left: Tensor, left_dims: Sequence[int], right: Tensor, right_dims: Sequence[int],
+    out_dims: Sequence[int],
+) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+    """Both operands as (terms or 1, batch, count, *out_dims), broadcastable, and the terms."""
+    sizes = dict(zip(left_dims, left.shape[2:], strict=True))
+    sizes.update(zip(right_dims, right.shape[2:], strict=True))
+    gone = [dim for dim in sizes if dim not in out_dims]
+
+    def align(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+        own = {dim: place + 2 for place, dim in enumerate(dims)}
+        order = [own[dim] for dim in gone if dim in own]
+        kept = [own[dim] for dim in out_dims if dim in own]
+        moved = tensor.permute(*order, 0, 1, *kept)
+        shape = [sizes[dim] if dim in own else 1 for dim in gone]
+        ends = [sizes[dim] if dim in own else 1 for dim in out_dims]
+        if all(dim in own for dim in gone) or not order:
+            terms = math.prod(shape)
+            return moved.reshape(terms, *tensor.shape[:2], *ends)
+        full = moved.reshape(*shape, *tensor.shape[:2], *ends)
+        full = full.expand(*(sizes[dim] for dim in gone), *full.shape[len(gone) :])
+        return full.reshape(-1, *full.shape[len(gone) :])
+
+    terms = math.prod(sizes[dim] for dim in gone)
+    return align(left, left_dims), align(right, right_dims), terms
+
+
+def _chunks(left: Tensor, right: Tensor, terms: int) -> list[tuple[int, int]]:
+    cells = math.prod(broadcast_shapes(left.shape[1:], right.shape[1:]))
+    step = max(1, _CHUNK // max(cells, 1))
+    return [(start, min(start + step, terms)) for start in range(0, terms, step)]
+
+
+def _slice(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor if tensor.shape[0] == 1 else tensor[start:stop]

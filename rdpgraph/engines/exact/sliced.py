@@ -1,0 +1,182 @@
+"""Exact inference in slices: fix a few variables, solve each configuration of them, and add up."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import differentiable_property
+from rdpgraph.engines.exact.engine import ExactSolution
+from rdpgraph.engines.solution import Solution
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.plan import duration
+
+_SLACK = 1.2
+_TRIAL = 0.1  # the part of the time after which the rest is foreseen
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedSolution(Solution):
+    """The sum, or the maximum, over the configurations of a cutset of variables.
+
+    Exact. Holds one slice at a time, so that memory is a slice's and time is their number times a
+    slice's (cutset conditioning: Pearl 1988, section 4.3). With potentials that require gradients
+    the graphs of all slices are held.
+
+    Attributes:
+        numbers: the fixed variables.
+        variables: how many the model has.
+        slices: the numbers of the slices that are summed: all, or some of them.
+        solve: gives the solution of a slice.
+        allowance: seconds for all answers.
+
+    Raises:
+        BudgetError: as soon as the slices done show that all will take longer.
+    """
+
+    numbers: tuple[int, ...]
+    variables: int
+    slices: range
+    solve: Callable[[int], ExactSolution]
+    allowance: Allowance
+
+    def _slices(self) -> Iterator[ExactSolution]:
+        begin, left = clock.now(), self.allowance.left()
+        for done, number in enumerate(self.slices, 1):
+            yield self.solve(number)
+            self._require_time(clock.now() - begin, done, left)
+        self.allowance.spent += clock.now() - begin
+
+    def _require_time(self, spent: float, done: int, left: float) -> None:
+        whole = spent / done * len(self.slices)
+        if whole > _SLACK * left and spent > _TRIAL * left:
+            raise BudgetError(
+                f"{len(self.slices):,} slices would take about {duration(whole)}, and "
+                f"{duration(left)} are left of the budget; "
+                f"{clock.ways_out(whole, 'time or the memory', 'use an approximate method')}."
+            )
+
+    def log_partition(self) -> Tensor:
+        return _log_sum(self.logs)
+
+    @differentiable_property
+    def logs(self) -> Tensor:
+        """(slices, B) log Z of each."""
+        return torch.stack([part.log_partition() for part in self._slices()])
+
+    def _averaged(self, answer: Callable[[ExactSolution], Tensor]) -> Tensor:
+        """An expectation: the slices' answers weighted by their mass, in one pass."""
+        logs: list[Tensor] = []
+        total: Tensor | None = None
+        shift: Tensor | None = None
+        for part in self._slices():
+            log_z, value = part.log_partition(), answer(part)
+            logs.append(log_z)
+            peak = log_z.detach() if shift is None else torch.maximum(shift, log_z.detach())
+            safe = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+            ends = (-1, *(1,) * (value.ndim - 1))
+            weighted = value * (log_z - safe).exp().reshape(ends)
+            if total is not None and shift is not None:
+                weighted = weighted + total * (shift - safe).exp().reshape(ends)
+            total, shift = weighted, peak
+        assert total is not None
+        assert shift is not None
+        safe = torch.where(shift == -math.inf, torch.zeros_like(shift), shift)
+        mass = (_log_sum(torch.stack(logs)) - safe).exp()
+        return total / torch.where(mass > 0, mass, 1.0).reshape(-1, *(1,) * (total.ndim - 1))
+
+    def variable_marginals(self) -> Tensor:
+        return self._averaged(lambda part: part.variable_marginals())
+
+    def factor_marginals(self, block: int) -> Tensor:
+        return self._averaged(lambda part: part.factor_marginals(block))
+
+    def expected_score(self) -> Tensor:
+        return self._averaged(lambda part: part.expected_score())
+
+    def max_marginals(self) -> Tensor:
+        best: Tensor | None = None
+        for part in self._slices():
+            here = part.max_marginals()
+            best = here if best is None else torch.maximum(best, here)
+        assert best is not None
+        return best
+
+    def mode(self) -> Tensor:
+        """(B, V) one most probable configuration; the first slice wins a tie."""
+        return self.best()[0]
+
+    def best(self) -> tuple[Tensor, Tensor]:
+        """(B, V) the mode, and (B,) its score."""
+        best: Tensor | None = None
+        score: Tensor | None = None
+        for part in self._slices():
+            value = part.log_maximum()
+            if best is None or score is None:
+                best, score = part.mode(), value
+                continue
+            better = value > score
+            if bool(better.any()):
+                best = torch.where(better.unsqueeze(1), part.mode(), best)
+                score = torch.where(better, value, score)
+        assert best is not None
+        assert score is not None
+        return best, score
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(count, B, V) independent draws: a slice by its mass, then within it."""
+        return self.drawn(*chosen(self.logs, count, generator))
+
+    def drawn(self, choice: Tensor, seeds: Tensor) -> Tensor:
+        """(count, B, V) draws within the slices chosen; 0 where that is none of these.
+
+        Args:
+            choice: (count, B) numbers of slices.
+            seeds: of the noise within each slice, so that it does not depend on the others.
+        """
+        drawn = torch.zeros((), dtype=torch.long, device=choice.device)
+        drawn = drawn.expand(*choice.shape, self.variables)
+        for number in torch.unique(choice).tolist():
+            if number in self.slices:
+                noise = torch.Generator(seeds.device).manual_seed(int(seeds[number]))
+                here = self.solve(number).sample(len(choice), noise)
+                drawn = torch.where((choice == number).unsqueeze(-1), here, drawn)
+        return drawn
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available in slices.
+
+        Raises:
+            BudgetError: always.
+        """
+        raise BudgetError(
+            "Marginal MAP does not run in slices; give the plan more memory "
+            "(Contraction(memory=...)) so that the model fits without."
+        )
+
+
+def chosen(logs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """(count, B) slices drawn by their masses, and (slices,) seeds for what is drawn in each.
+
+    Args:
+        logs: (slices, B) log Z of each.
+        count: of draws.
+        generator: the randomness.
+    """
+    weights = torch.softmax(logs.detach().double(), 0).T
+    choice = torch.multinomial(weights, count, replacement=True, generator=generator).T
+    device = logs.device if generator is None else generator.device
+    return choice, torch.randint(2**62, (len(logs),), generator=generator, device=device)
+
+
+def _log_sum(logs: Tensor) -> Tensor:
+    """The logsumexp over dim 0 without NaN, in value or gradient, where all are -inf."""
+    peak = logs.detach().amax(0)
+    peak = torch.where(peak == -math.inf, torch.zeros_like(peak), peak)
+    total = (logs - peak).exp().sum(0)
+    alive = total > 0
+    return torch.where(alive, torch.where(alive, total, 1.0).log() + peak, -math.inf)

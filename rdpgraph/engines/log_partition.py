@@ -1,0 +1,231 @@
+"""Log Z by evidence: exact if that alone fits, else the estimate whose error is known, or messages.
+
+Marginals are those of messages, and of estimates where these are precise and contradict messages.
+Everything else is answered by messages.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.minibuckets.estimate import Estimate
+from rdpgraph.engines.minibuckets.solution import MiniBucketSolution
+from rdpgraph.engines.portfolio import FirstConverged
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan.clock import Allowance
+
+_EXACTLY = 0.5
+"""The part of the time that exact log Z may take before it is given up."""
+_DRAWN = 0.7
+"""The part of what is left then that estimates take."""
+_PRECISE = 0.1
+"""A standard error (nats) below which messages are not asked."""
+_TRIAL, _HOPELESS = 0.1, 1.0
+"""The part of the time after which estimates with a larger standard error (nats) are given up,
+where marginals are asked for."""
+_WORTH = 0.3
+"""The part of the time that must be left for them."""
+_FACTOR = 1e-4
+"""Seconds that each factor takes before anything is drawn."""
+_MEMBERS = 100
+"""Members of a population that its marginals need: fewer are pinned in all populations alike."""
+_CONTRADICTED, _NEAR = 3.0, 1e-4
+"""Standard errors, and a probability besides, by which messages are taken to be wrong."""
+_DOUBT = 3.0
+"""Nats by which an unbiased estimate is above log Z with a probability of a twentieth at most, by
+Markov's inequality."""
+
+
+@dataclass(frozen=True, eq=False)
+class BestKnown(Delegate):
+    """Messages for most answers, and the best that is known of log Z and marginals.
+
+    Both have no gradients.
+
+    Attributes:
+        messages: answers all other questions.
+        drawn: gives estimates with their errors and bounds, from seconds.
+        exactly: gives log Z alone from seconds, or raises `BudgetError`; None: it does not fit.
+        allowance: seconds, those of the messages.
+    """
+
+    messages: FirstConverged
+    drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
+    exactly: Callable[[float], Solution] | None = field(repr=False)
+    allowance: Allowance
+
+    def _ask(self, question: Question[Value]) -> Value:
+        return question(self.messages)
+
+    @cached_property
+    def _exact(self) -> Solution | None:
+        if self.exactly is None:
+            return None
+        try:
+            with self.allowance.spending(), torch.no_grad():
+                solution = self.exactly(_EXACTLY * self.allowance.left())
+                solution.log_partition()
+        except BudgetError:
+            return None
+        return solution
+
+    @cached_property
+    def _drawn(self) -> MiniBucketSolution:
+        with self.allowance.spending():
+            solution = self.drawn(self.allowance.left(_DRAWN))
+            _ = solution.estimates
+        return solution
+
+    @cached_property
+    def chosen(self) -> Solution:
+        """What answers log Z."""
+        if self._exact is not None:
+            return self._exact
+        estimates = self._drawn.estimates
+        if all(one.error <= _PRECISE for one in estimates):
+            return self._drawn
+        if all(one.reliable for one in estimates):
+            return self._drawn
+        said = self.messages.plain
+        nothing = any(one.log_partition == -math.inf for one in estimates)
+        return said if nothing or self._may_be(said) else self._drawn
+
+    @cached_property
+    def _draws_tell(self) -> bool:
+        """Whether estimates come so near that their marginals say where messages are wrong."""
+        if "_drawn" not in self.__dict__ and self._is_hopeless:
+            return False
+        every = self._drawn.estimates
+        few = any(_draws(one) < _MEMBERS * len(one.each) for one in every)
+        return not few and all(one.error <= _PRECISE for one in every)
+
+    @cached_property
+    def _is_hopeless(self) -> bool:
+        """Whether there is no time for estimates, or they are far from precise in a part of it."""
+        left = self.allowance.left()
+        if left < _WORTH * self.allowance.seconds:
+            return True
+        trial = self.drawn(_TRIAL * left)
+        if _TRIAL * left < _FACTOR * sum(len(g.scopes) for g in trial.network.groups):
+            return True
+        with self.allowance.spending():
+            return any(one.error > _HOPELESS for one in trial.estimates)
+
+    @cached_property
+    def _marginals(self) -> tuple[Tensor, bool]:
+        """(B, S) probabilities, and whether some of them are those of estimates."""
+        said = self.messages.variable_marginals().detach()
+        if self.messages.chosen.status().exact or not self._draws_tell:
+            return said, False
+        with self.allowance.spending(), suppress(BudgetError):
+            own, errors = self._drawn.variable_marginals(), self._drawn.marginal_errors()
+            # No more is known than from as many draws, however well populations agree.
+            draws = min(map(_draws, self._drawn.estimates))
+            errors = torch.maximum(errors.to(said), (said * (1.0 - said) / draws).sqrt())
+            far = (own.to(said) - said).abs() > _CONTRADICTED * errors + _NEAR
+            return torch.where(self._any_of_variable(far), own.to(said), said), bool(far.any())
+        return said, False
+
+    def _any_of_variable(self, flags: Tensor) -> Tensor:
+        """(B, S) whether any state of the same variable is flagged."""
+        sizes = self._drawn.network.graph.domain.sizes
+        of = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), sizes).to(flags.device)
+        counts = torch.zeros(len(flags), len(sizes), device=flags.device)
+        return counts.index_add(1, of, flags.to(counts))[:, of] > 0
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) those of messages, and of estimates where these contradict them."""
+        return self._marginals[0]
+
+    def _may_be(self, solution: Solution) -> bool:
+        """Whether log Z of a solution is no bound, and contradicts no bound and no estimate."""
+        log_z = solution.log_partition().detach().double().cpu()
+        lower, upper = self._drawn.bounds()
+        least = torch.maximum(lower, self._drawn.log_estimates() - _DOUBT)
+        inside = ((log_z >= least) & (log_z <= upper)).all()
+        return not solution.status().bound and bool(inside)
+
+    def log_partition(self) -> Tensor:
+        """(B,) nats, within the bounds."""
+        log_z = self.chosen.log_partition()
+        if self._exact is not None:
+            return log_z
+        lower, upper = (bound.to(log_z) for bound in self._drawn.bounds())
+        return torch.minimum(torch.maximum(log_z, lower), upper)
+
+    def log_partitions(self) -> Tensor:
+        """(replicates, B) of populations, where these answer."""
+        return self.chosen.log_partitions()
+
+    def log_partition_errors(self) -> Tensor | None:
+        """(B,) of populations, where these answer."""
+        return self.chosen.log_partition_errors()
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): the largest lower and the smallest upper bound of all routes."""
+        if self._exact is not None:
+            return self._exact.bounds()
+        return self._within(self._drawn.bounds())
+
+    def interval(self, confidence: float) -> tuple[Tensor, Tensor]:
+        """(B,) and (B,): by estimates, and within the bounds of all routes."""
+        if self._exact is not None:
+            return self._exact.bounds()
+        return self._within(self._drawn.interval(confidence))
+
+    def _within(self, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Two ends, and what messages and a mode say besides."""
+        lower, upper = torch.maximum(ends[0], self.messages.mass_at_least()), ends[1]
+        if "tried" not in self.messages.__dict__:
+            return lower, upper
+        below, above = (bound.double().cpu() for bound in self.messages.bounds())
+        return torch.maximum(lower, below), torch.minimum(upper, above)
+
+    def status(self) -> Status:
+        """What the answers are worth that were asked for; `method` says what each is by.
+
+        The status of log Z if it was, and of the messages if not; of both if both were.
+        """
+        if "chosen" not in self.__dict__:
+            return replace(self.messages.status(), method=self._methods())
+        own = replace(self.chosen.status(), method=self._methods())
+        if "tried" not in self.messages.__dict__ or self.chosen is self.messages.chosen:
+            return own
+        if self.chosen is self.messages.plain:
+            return own
+        other = self.messages.status()
+        return replace(
+            other,
+            exact=own.exact and other.exact,
+            converged=own.converged and other.converged,
+            standard_error=own.standard_error,
+            effective_sample_size=own.effective_sample_size,
+            bound="",
+            method=own.method,
+        )
+
+    def _methods(self) -> str:
+        """What answers are by: one name, or each answer with its own."""
+        every: dict[str, str] = {}
+        if "chosen" in self.__dict__:
+            every["log Z"] = self.chosen.status().method or "contraction"
+        if self.messages.modes_by:
+            every["modes"] = self.messages.modes_by
+        if "tried" in self.messages.__dict__ or not every:
+            every["marginals"] = self.messages.status().method
+        if "_marginals" in self.__dict__ and self._marginals[1]:
+            every["marginals"] += " and populations"
+        if len(set(every.values())) == 1:
+            return next(iter(every.values()))
+        return "; ".join(f"{what} by {method}" for what, method in every.items())
+
+
+def _draws(one: Estimate) -> float:
+    """Members of all populations; infinite where nothing was drawn."""
+    return math.inf if one.lower == one.upper else one.members * len(one.each)

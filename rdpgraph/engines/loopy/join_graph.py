@@ -1,0 +1,254 @@
+"""Loopy belief propagation on larger pieces: the clusters of a join graph."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property, differentiable_property
+from rdpgraph.engines.loopy.gradients import Implicit
+from rdpgraph.engines.loopy.join_layout import JoinLayout, laid_out
+from rdpgraph.engines.loopy.propagation import Limits, Outcome, Sweep, propagate
+from rdpgraph.engines.loopy.schedules import Damping, LogDamping, ProbabilityDamping, Schedule
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.engines.reduction.numbering import factor_tables, variable_table
+from rdpgraph.engines.solution import Approximation, Solution, Status
+from rdpgraph.plan import clock
+from rdpgraph.plan.clock import Allowance
+from rdpgraph.plan.joingraph import ClusterGraph
+
+_MESSAGES = 0.7  # the part of the time after which answers are read off
+_READINGS = 5.0
+_LEAST = 0.2
+_PATIENCE = 12  # sweeps in which the residual should shrink by two thirds
+_MOST_DAMPING = 0.8
+_HOPELESS = 0.05  # a residual above this at full damping is not waited for
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedSolution(Approximation):
+    """Iterative join-graph propagation (Mateescu, Kask, Gogate, Dechter 2010): approximate.
+
+    Computes in float64. Log Z is the join graph's free energy.
+
+    Attributes:
+        network: the reduced model.
+        graph: its clusters; tensor t of the plan is factor t of the groups, one after the other.
+        sweeps: at most, there and back.
+        tolerance: on the largest change of a message, as values scaled to a maximum of one.
+        allowance: seconds for all answers; messages take seven tenths of it at most.
+        damping: from the second sweep on; its share is raised where the residual stalls.
+        schedule: which messages are updated when; None: up and down the order of the clusters.
+        gradient: how gradients reach the potentials through the messages.
+        loopy: answers what clusters do not: modes and max-marginals.
+        progress: called after every sweep.
+    """
+
+    network: Network
+    graph: ClusterGraph
+    sweeps: int
+    tolerance: float
+    allowance: Allowance
+    damping: Damping
+    schedule: Schedule | None
+    gradient: Implicit
+    loopy: Callable[[], Solution] = field(repr=False)
+    progress: Callable[[Sweep], None] | None = field(default=None, metadata={"elsewhere": None})
+
+    @cached_property
+    def _layout(self) -> JoinLayout:
+        with torch.enable_grad():  # wherever it is first asked for
+            return laid_out(self.network, self.graph)
+
+    @property
+    def _outcome(self) -> Outcome:
+        """Where the messages ended, with gradients where they are recorded."""
+        if torch.is_grad_enabled() and self._layout.equations.records:
+            return self._recorded
+        return self._plain
+
+    @cached_property
+    def _plain(self) -> Outcome:
+        with torch.no_grad(), self.allowance.spending():
+            return self._propagated()
+
+    @cached_property
+    def _recorded(self) -> Outcome:
+        outcome = self._plain
+        with self.allowance.spending():
+            attached = self.gradient.attached(
+                self._layout.equations, outcome.messages, self.allowance.left()
+            )
+        return replace(outcome, messages=attached)
+
+    def _propagated(self) -> Outcome:
+        begin, left = clock.now(), self.allowance.left()
+        equations, layout = self._layout.equations, self._layout
+        for kernel in layout.kernels:
+            kernel.prepare()
+        # To read the answers off takes as long as some more times to make the tables.
+        reading = _READINGS * (clock.now() - begin)
+        deadline = begin + max(min(_MESSAGES * left, left - reading), _LEAST * left)
+        schedule = self.schedule or layout.schedule
+        damping = LogDamping(0.0)
+        outcome: Outcome | None = None
+        trace, updates = list[float](), 0
+        while True:
+            limits = Limits(
+                schedule,
+                damping,
+                min(_PATIENCE if trace else 1, self.sweeps - len(trace)),
+                self.tolerance,
+                max(deadline - clock.now(), 0.0),
+                None if self.progress is None else partial(self._told, len(trace), updates),
+            )
+            start = equations.flat_messages() if outcome is None else outcome.messages
+            outcome = propagate(equations, start, limits)
+            before = trace[-1] if trace else math.inf
+            trace += outcome.trace
+            updates += outcome.updates
+            done = bool(outcome.converged.all()) or len(trace) >= self.sweeps
+            if done or clock.now() > deadline:
+                break
+            if len(trace) == 1:
+                damping = self.damping
+            elif trace[-1] > 0.3 * before and isinstance(damping, LogDamping | ProbabilityDamping):
+                if damping.share >= _MOST_DAMPING and trace[-1] > _HOPELESS:
+                    break
+                damping = replace(damping, share=min(damping.share + 0.2, _MOST_DAMPING))
+        return replace(outcome, trace=tuple(trace), updates=updates)
+
+    def _told(self, sweeps: int, updates: int, sweep: Sweep) -> None:
+        assert self.progress is not None
+        number, all_updates = sweeps + sweep.number, updates + sweep.updates
+        self.progress(replace(sweep, number=number, updates=all_updates))
+
+    def status(self) -> Status:
+        """Whether the messages converged."""
+        outcome = self._plain
+        converged = bool(outcome.converged.all())
+        if not converged:
+            remedy = "the join graph's messages have not converged: allow more time, or damp them"
+        else:
+            remedy = "approximate: more memory or time allows larger clusters"
+        return Status(
+            exact=False,  # not even of a junction tree: its modes are not
+            converged=converged,
+            biased=True,
+            iterations=len(outcome.trace),
+            residual=float(outcome.residual.amax()) if len(outcome.residual) else 0.0,
+            trace=outcome.trace,
+            method="join graph",
+            remedy=remedy,
+        )
+
+    def log_partition(self) -> Tensor:
+        """(B,) the join graph's approximation of log Z."""
+        return self._log_partition
+
+    @differentiable_property
+    def _log_partition(self) -> Tensor:
+        network = self.network
+        if network.impossible:
+            return torch.full_like(network.constant, -math.inf).expand(network.batch)
+        total = self._layout.equations.log_partition(self._plain.messages)
+        return (total + network.constant).to(network.constant)
+
+    @differentiable_property
+    def _beliefs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Per variable (B, k), from its smallest cluster, and per tensor (B, *sizes)."""
+        graph, layout = self.graph, self._layout
+        heard = layout.equations.heard(self._outcome.messages)
+        smallest: dict[int, float] = {}
+        of_variables = [torch.zeros(0, device="cpu") for _ in graph.sizes]
+        of_tensors: list[Tensor] = [torch.zeros(0, device="cpu")] * sum(map(len, graph.tensors))
+        for number, (kernel, members) in enumerate(
+            zip(layout.kernels, layout.members, strict=True)
+        ):
+            beliefs = kernel.beliefs(layout.equations.at(number, heard))
+            size = math.prod(kernel.sizes)
+            for row, cluster in enumerate(members):
+                scope, own = graph.scopes[cluster], beliefs[:, row]
+                for tensor in graph.tensors[cluster]:
+                    of_tensors[tensor] = _marginal(own, scope, layout.scopes[tensor])
+                for variable in scope:
+                    if size < smallest.get(variable, math.inf):
+                        smallest[variable] = size
+                        of_variables[variable] = _marginal(own, scope, (variable,))
+        return of_variables, of_tensors
+
+    @cached_property
+    def _alive(self) -> Tensor:
+        return self.log_partition().detach() > -math.inf
+
+    def variable_marginals(self) -> Tensor:
+        if self.network.impossible:
+            return variable_table(self.network, [], 0.0, 0.0)
+        beliefs, sizes = self._beliefs[0], torch.tensor(self.network.sizes, device="cpu")
+        parts: list[tuple[Tensor, Tensor]] = []
+        for size in torch.unique(sizes).tolist():
+            members = (sizes == size).nonzero().flatten()
+            own = [beliefs[v].expand(self.network.batch, -1) for v in members.tolist()]
+            parts.append((members, torch.stack(own, 1)))
+        flat = variable_table(self.network, parts, 0.0, 1.0)
+        return torch.where(self._alive.unsqueeze(1), flat, 0.0)
+
+    def _of_group(self, group: int) -> Tensor:
+        first = sum(len(own.scopes) for own in self.network.groups[:group])
+        beliefs = self._beliefs[1][first : first + len(self.network.groups[group].scopes)]
+        batch = max(len(belief) for belief in beliefs)
+        return torch.stack([belief.expand(batch, *belief.shape[1:]) for belief in beliefs], 1)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        values = factor_tables(self.network, block, self._of_group)
+        return torch.where(self._alive.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+    def expected_score(self) -> Tensor:
+        network = self.network
+        total = network.constant.expand(network.batch).double()
+        if network.impossible:
+            return torch.zeros_like(total).to(network.constant)
+        for number, group in enumerate(network.groups):
+            belief = self._of_group(number)
+            logs = torch.where(belief > 0, group.each().double(), 0.0)
+            total = total + (belief * logs).flatten(1).sum(1)
+        return torch.where(self._alive, total, 0.0).to(network.constant)
+
+    @differentiable_property
+    def _other(self) -> Solution:
+        return self.loopy()
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) by loopy max-product."""
+        return self._other.max_marginals()
+
+    def mode(self) -> Tensor:
+        """(B, V) by loopy max-product."""
+        return self._other.mode()
+
+    def possible_mode(self) -> Tensor:
+        """(B, V) by loopy max-product and a search."""
+        return self._other.possible_mode()
+
+    def mode_exists(self) -> Tensor | None:
+        """(B,) bool, by loopy max-product."""
+        return self._other.mode_exists()
+
+    def mode_is_consistent(self) -> Tensor:
+        """(B,) that of loopy max-product."""
+        return self._other.mode_is_consistent()
+
+    def mode_is_optimal(self) -> Tensor:
+        """(B,) that of loopy max-product."""
+        return self._other.mode_is_optimal()
+
+
+def _marginal(joint: Tensor, scope: Sequence[int], kept: Sequence[int]) -> Tensor:
+    """(B, *sizes) of some variables, in their order, from a joint over an ascending scope."""
+    gone = [dim + 1 for dim, v in enumerate(scope) if v not in kept]
+    summed = joint.sum(gone) if gone else joint
+    ranks = sorted(kept)
+    return summed.permute(0, *(ranks.index(v) + 1 for v in kept))

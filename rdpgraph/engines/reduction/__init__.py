@@ -1,0 +1,1 @@
+"""The network that engines solve: a graph less evidence and impossible states, in numbers."""

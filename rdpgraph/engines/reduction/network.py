@@ -1,0 +1,400 @@
+"""A factor graph made ready for exact inference: evidence applied, impossible states dropped."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.reduction.consistency import Possible, strike_impossible
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.restriction import distinct_rows
+
+_FEW_FACTORS = 64  # grouped in Python, which is faster than by tensors
+_SMALL_TABLE = 16  # entries up to which a table is at least as quick as other messages
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Factors of like shape over active variables.
+
+    Attributes:
+        scopes: (F, n) active variables; n >= 1.
+        log_tables: (batch or 1, U, *sizes).
+        rows: (F,) which table each factor has; None if U is 1 or F.
+    """
+
+    scopes: Tensor
+    log_tables: Tensor
+    rows: Tensor | None
+
+    @cached_property
+    def extent(self) -> tuple[float, float]:
+        """The least and the largest log-value, NaN where one is; found in one pass and kept."""
+        tables = self.log_tables.detach()
+        if not tables.numel():
+            return -math.inf, -math.inf
+        low, high = tables.aminmax()
+        return float(low), float(high)
+
+    def each(self) -> Tensor:
+        """(batch or 1, F or 1, *sizes): the table of every factor."""
+        if self.rows is None:
+            return self.log_tables
+        return self.log_tables[:, self.rows.to(self.log_tables.device)]
+
+
+@dataclass(frozen=True, eq=False)
+class HighOrderBlock:
+    """A block whose potential answers messages itself: no table is formed.
+
+    Attributes:
+        number: which block of the graph.
+        potential: of all its factors, (*batch, F or 1) leading dims.
+        scopes: (F, n) variables of the graph.
+    """
+
+    number: int
+    potential: Potential
+    scopes: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What the contraction engine works on.
+
+    Attributes:
+        graph: where it comes from.
+        sizes: the states left of each active variable, at least two each.
+        groups: the factors that are left.
+        constant: (batch or 1,) the summed log-values of the factors that are constant now.
+        active: (V,) for each variable of the graph its active number, or -1 if it is settled.
+        settled: (batch or 1, V) the state of settled variables, -1 for active ones.
+        possible: the states left, or None if there are no hard zeros.
+        dropped: how many states hard zeros made impossible.
+        impossible: no configuration is possible.
+        origins: per block of the graph, where its factors went: (rows of the block, the group or
+            -1, the slots that stayed active).
+        high_order: blocks that are not among the groups, where that was asked for.
+    """
+
+    graph: FactorGraph
+    sizes: tuple[int, ...]
+    groups: tuple[Group, ...]
+    constant: Tensor
+    active: Tensor
+    settled: Tensor
+    possible: Possible | None
+    dropped: int
+    impossible: bool
+    origins: tuple[tuple[tuple[Tensor, int, tuple[int, ...]], ...], ...]
+    high_order: tuple[HighOrderBlock, ...] = ()
+
+    @cached_property
+    def batch(self) -> int:
+        """The number of batch items."""
+        return math.prod(self.graph.batch_shape)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The graph's number of each active variable, auxiliary ones left out."""
+        return (self.active >= 0).nonzero().flatten()
+
+    def states_left(self, numbers: Tensor, size: int) -> Tensor:
+        """(n, size): the states left of variables that have ``size`` of them left."""
+        return _states_left(self.possible, numbers, size)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tables:
+    """A block in dense form: scopes (F, n), tables (batch or 1, U, *sizes), rows."""
+
+    scopes: Tensor
+    tables: Tensor
+    rows: Tensor | None
+    block: int | None
+
+
+def reduce_graph(
+    graph: FactorGraph, *, possible: Possible | None = None, high_order: bool = False,
+    within: Possible | None = None,
+) -> Network:  # fmt: skip
+    """Apply evidence, drop states that hard zeros make impossible, and squeeze settled slots.
+
+    Exact. Linear in the tables' sizes per round of propagation. Gradients flow to the potentials.
+
+    Args:
+        graph: the model.
+        possible: the states left, if they are known already from a graph with less evidence.
+        high_order: keep potentials that answer messages themselves as they are, where their tables
+            are not small; else they are decomposed.
+        within: of the graph's variables, states beyond which none is possible.
+    """
+    batch = math.prod(graph.batch_shape)
+    blocks = _high_order_blocks(graph) if high_order else ()
+    sizes, tables = _dense(graph, batch, {block.number for block in blocks})
+    if graph.observed is None:
+        settled = torch.full((1, len(sizes)), MISSING, device="cpu")
+    else:
+        flat = graph.observed.expand(*graph.batch_shape, -1).reshape(batch, graph.num_variables)
+        flat = flat[:1] if batch > 1 and graph.observed.ndim == 1 else flat
+        settled = torch.full((len(flat), len(sizes)), MISSING, device="cpu")
+        settled[:, : graph.num_variables] = flat
+        settled, indicators = _split_evidence(settled, sizes, graph)
+        tables.extend(indicators)
+    tables.extend(_uniform(tables, settled, sizes, graph))
+    if possible is None:
+        possible = _possible_states(settled, sizes, tables, blocks, within)
+    counts = sizes if possible is None else possible.counts()
+    unseen = settled[0, : graph.num_variables] == MISSING
+    dropped = int((sizes - counts)[: graph.num_variables][unseen].sum())
+    settled = _settle(possible, counts, settled)
+    network = _squeezed(graph, tables, counts, settled, possible, dropped)
+    return replace(network, high_order=() if network.impossible else blocks)
+
+
+def _high_order_blocks(graph: FactorGraph) -> tuple[HighOrderBlock, ...]:
+    blocks: list[HighOrderBlock] = []
+    for number, block in enumerate(graph.blocks):
+        own = type(block.potential).messages is not Potential.messages
+        if own and math.prod(block.sizes) > _SMALL_TABLE:
+            blocks.append(HighOrderBlock(number, block.select(), block.scopes))
+    return tuple(blocks)
+
+
+def _dense(
+    graph: FactorGraph, batch: int, left_out: Collection[int] = ()
+) -> tuple[Tensor, list[_Tables]]:
+    """All blocks as dense tables; each factor of a decomposable one has auxiliary variables."""
+    sizes, tables = [graph.domain.sizes], list[_Tables]()
+    count = graph.num_variables
+    for number, block in enumerate(graph.blocks):
+        if number in left_out:
+            continue
+        whole = type(block.potential).decompose is Potential.decompose
+        split = None if whole else block.select().decompose()
+        if split is None:
+            values, rows = block.unique()
+            flat = _flat_batch(values.to(graph.dtype), block.arity + 1, graph, batch)
+            tables.append(_Tables(block.scopes, flat, rows, number))
+            continue
+        shape = (block.count, len(split.auxiliary))
+        own = count + torch.arange(math.prod(shape), device="cpu").reshape(shape)
+        count += own.numel()
+        sizes.append(
+            torch.tensor(split.auxiliary, dtype=torch.long, device="cpu").repeat(block.count)
+        )
+        variables = torch.cat([block.scopes, own], 1)
+        for part in split.parts:
+            values = part.log_values.to(graph.dtype)
+            values = values if values.ndim > len(part.variables) else values.unsqueeze(0)
+            flat = _flat_batch(values, len(part.variables) + 1, graph, batch)
+            tables.append(_Tables(variables[:, list(part.variables)], flat, None, None))
+    return torch.cat(sizes), tables
+
+
+def _flat_batch(values: Tensor, trailing: int, graph: FactorGraph, batch: int) -> Tensor:
+    """(*batch, ...) as (batch or 1, ...)."""
+    ends = values.shape[values.ndim - trailing :]
+    own = values.shape[: values.ndim - trailing]
+    if math.prod(own) == 1:
+        return values.reshape(1, *ends)
+    return values.expand(*graph.batch_shape, *ends).reshape(batch, *ends)
+
+
+def _split_evidence(
+    settled: Tensor, sizes: Tensor, graph: FactorGraph
+) -> tuple[Tensor, list[_Tables]]:
+    """Variables observed in some rows only get a table of zeros and -inf instead."""
+    seen = settled != MISSING
+    partial = (seen.any(0) & ~seen.all(0)).nonzero().flatten()
+    indicators: list[_Tables] = []
+    for size in torch.unique(sizes[partial]).tolist():
+        chosen = partial[sizes[partial] == size]
+        states = settled[:, chosen].unsqueeze(-1)
+        agrees = (states == MISSING) | (states == torch.arange(size, device="cpu"))
+        values = torch.where(agrees, 0.0, -math.inf).to(dtype=graph.dtype, device=graph.device)
+        indicators.append(_Tables(chosen.unsqueeze(1), values, None, None))
+    settled = settled.clone()
+    settled[:, partial] = MISSING
+    return settled, indicators
+
+
+def _uniform(
+    tables: list[_Tables], settled: Tensor, sizes: Tensor, graph: FactorGraph
+) -> list[_Tables]:
+    """Zero tables for the variables that no factor holds."""
+    lonely = settled[0] == MISSING
+    for part in tables:
+        lonely[part.scopes.reshape(-1)] = False
+    numbers = lonely.nonzero().flatten()
+    result: list[_Tables] = []
+    for size in torch.unique(sizes[numbers]).tolist():
+        chosen = numbers[sizes[numbers] == size].unsqueeze(1)
+        zeros = torch.zeros(1, 1, size, dtype=graph.dtype, device=graph.device)
+        result.append(_Tables(chosen, zeros, None, None))
+    return result
+
+
+def _possible_states(
+    settled: Tensor, sizes: Tensor, tables: list[_Tables], blocks: Sequence[HighOrderBlock],
+    within: Possible | None,
+) -> Possible | None:  # fmt: skip
+    """The states left by evidence and hard zeros; None if there are no hard zeros."""
+    factors: list[tuple[Tensor, Tensor, Tensor | None]] = []
+    for part in tables:
+        if not part.scopes.shape[1] or not may_have_zeros(part.tables):
+            continue
+        # NaN is no hard zero: it is left for log Z to show.
+        allowed = (part.tables.detach() != -math.inf).any(0).cpu()
+        if not bool(allowed.all()):
+            factors.append((part.scopes, allowed, part.rows))
+    if not factors and not blocks and within is None:
+        return None
+    possible = Possible(sizes)
+    if within is not None:
+        possible.mask[: len(within.mask)] &= within.mask
+    observed = settled[0] != MISSING
+    if bool(observed.any()):
+        numbers = observed.nonzero().flatten()
+        possible.allow_these(numbers, settled[:, numbers])
+    strike_impossible(possible, factors)
+    while any(_strike_by_messages(possible, block) for block in blocks):
+        strike_impossible(possible, factors)
+    return possible
+
+
+def may_have_zeros(tables: Tensor) -> bool:
+    """Whether some log-value is -inf or NaN, or there is none at all; one pass over the tables."""
+    return not tables.numel() or not bool(tables.detach().amin() > -math.inf)
+
+
+def _strike_by_messages(possible: Possible, block: HighOrderBlock) -> bool:
+    """Strike out states that a block rules out; whether any. Sums, quicker than maxima, tell."""
+    sizes = block.potential.slots(block.scopes.shape[1])
+    places = [possible.places(block.scopes[:, slot], size) for slot, size in enumerate(sizes)]
+    like = torch.zeros((), dtype=block.potential.dtype, device=block.potential.device)
+    with torch.no_grad():
+        incoming = [torch.where(possible.mask[place], 0.0, -math.inf).to(like) for place in places]
+        answers = block.potential.messages(incoming, temperature=1.0)
+    struck = False
+    for place, answer in zip(places, answers, strict=True):
+        supported = (answer != -math.inf).reshape(-1, *place.shape).any(0).cpu()
+        lost = place[possible.mask[place] & ~supported]
+        possible.mask[lost] = False
+        struck = struck or bool(len(lost))
+    return struck
+
+
+def _settle(possible: Possible | None, counts: Tensor, settled: Tensor) -> Tensor:
+    """Variables with one state left are settled in it."""
+    numbers = ((counts == 1) & (settled[0] == MISSING)).nonzero().flatten()
+    if not len(numbers):
+        return settled
+    settled = settled.clone()
+    settled[:, numbers] = _states_left(possible, numbers, 1).flatten()
+    return settled
+
+
+def _states_left(possible: Possible | None, numbers: Tensor, size: int) -> Tensor:
+    if possible is None:
+        return torch.arange(size, device="cpu").expand(len(numbers), size)
+    left = possible.left()
+    starts = possible.starts[numbers]
+    first = torch.searchsorted(left, starts)
+    return left[first.unsqueeze(1) + torch.arange(size, device="cpu")] - starts.unsqueeze(1)
+
+
+def _squeezed(
+    graph: FactorGraph, tables: list[_Tables], counts: Tensor, settled: Tensor,
+    possible: Possible | None, dropped: int,
+) -> Network:  # fmt: skip
+    """Cut every table down to the states left, and regroup the factors by shape."""
+    free = settled[0] == MISSING
+    left = torch.where(free, counts, 1)
+    impossible = bool((counts == 0).any())
+    active = torch.where(free, free.long().cumsum(0) - 1, -1)
+    constant = torch.zeros(1, dtype=graph.dtype, device=graph.device)
+    groups: list[Group] = []
+    origins: list[list[tuple[Tensor, int, tuple[int, ...]]]] = [[] for _ in graph.blocks]
+    for part in [] if impossible else tables:
+        for members, kept in _patterns(left[part.scopes]):
+            values, rows = _cut(part, members, kept, settled, possible)
+            slots = tuple(slot for slot, size in enumerate(kept) if size > 1)
+            if part.block is not None:
+                origins[part.block].append((members, len(groups) if slots else -1, slots))
+            if slots:
+                values = values.reshape(*values.shape[:2], *(kept[slot] for slot in slots))
+                scopes = part.scopes if len(members) == len(part.scopes) else part.scopes[members]
+                scopes = active[scopes if len(slots) == len(kept) else scopes[:, list(slots)]]
+                groups.append(Group(scopes, values, rows))
+            else:
+                values = values.flatten(1)
+                values = values if rows is None else values[:, rows.to(values.device)]
+                constant = constant + values.expand(-1, len(members)).sum(1)
+    return Network(
+        graph=graph,
+        sizes=tuple(left[free].clamp(min=1).tolist()),
+        groups=tuple(groups),
+        constant=constant,
+        active=active[: graph.num_variables],
+        settled=settled[:, : graph.num_variables],
+        possible=possible,
+        dropped=dropped,
+        impossible=impossible,
+        origins=tuple(tuple(origin) for origin in origins),
+    )
+
+
+def _patterns(kept: Tensor) -> list[tuple[Tensor, tuple[int, ...]]]:
+    """The factors of a block by how many states their slots have left."""
+    if not len(kept):
+        return []
+    if len(kept) <= _FEW_FACTORS:
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, sizes in enumerate(kept.tolist()):
+            rows.setdefault(tuple(sizes), []).append(row)
+        return [(torch.tensor(rows[sizes], device="cpu"), sizes) for sizes in sorted(rows)]
+    if not kept.shape[1] or bool((kept == kept[0]).all()):
+        return [(torch.arange(len(kept), device="cpu"), tuple(kept[0].tolist()))]
+    patterns, which = distinct_rows(kept)
+    if len(patterns) <= 16:  # to look for each of a few is faster than to sort
+        members = [(which == number).nonzero().flatten() for number in range(len(patterns))]
+        return list(zip(members, map(tuple, patterns.tolist()), strict=True))
+    order = torch.argsort(which, stable=True)
+    members = torch.split(order, torch.bincount(which, minlength=len(patterns)).tolist())
+    return list(zip(members, map(tuple, patterns.tolist()), strict=True))
+
+
+def _cut(
+    part: _Tables, members: Tensor, kept: tuple[int, ...], settled: Tensor,
+    possible: Possible | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The tables of some factors on the states left: (batch or 1, U, *kept) and rows."""
+    tables, sizes = part.tables, part.tables.shape[2:]
+    shared = tables.shape[1] == 1
+    if kept == tuple(sizes):
+        whole = shared or (part.rows is None and len(members) == tables.shape[1])
+        places = members if part.rows is None else part.rows[members]
+        return tables, None if whole else places
+    dims = len(kept)
+    scopes = part.scopes[members]
+    rows = torch.zeros(1, dtype=torch.long, device="cpu") if shared else members
+    rows = rows if part.rows is None else part.rows[members]
+    index = [torch.arange(tables.shape[0], device="cpu").reshape(-1, *(1,) * (dims + 1))]
+    index.append(rows.reshape(1, -1, *(1,) * dims))
+    for slot, (size, full) in enumerate(zip(kept, sizes, strict=True)):
+        if size == full:
+            states = torch.arange(size, device="cpu").reshape(1, 1, size)
+        elif size == 1:
+            states = settled[:, scopes[:, slot]].unsqueeze(-1)
+        else:
+            states = _states_left(possible, scopes[:, slot], size).unsqueeze(0)
+        index.append(
+            states.reshape(*states.shape[:2], *(1,) * slot, size, *(1,) * (dims - slot - 1))
+        )
+    return tables[tuple(place.to(tables.device) for place in index)], None

@@ -1,0 +1,171 @@
+"""Singleton consistency: states whose assumption hard zeros refute are found before planning."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.plan import clock
+
+MOST_ZEROS = 500_000
+"""More impossible configurations than this are not looked at."""
+
+MOST_LOOKS = 3_000_000
+"""Looks at an impossible configuration, all assumptions together; a second or two."""
+
+FULL_SECONDS = 60.0
+"""With a smaller time budget than this, both are smaller in proportion."""
+
+
+def refuted_states(
+    network: Network, *, seconds: float = FULL_SECONDS, deadline: float = math.inf
+) -> list[tuple[int, list[int]]]:
+    """Variables of the graph that lose states, and the states that they keep.
+
+    Each state is assumed in turn and followed up: where all but one of the values of an impossible
+    configuration hold, the last must not; where one state of a variable is left, it holds. An
+    assumption that ends in a contradiction is false, which may refute others (Debruyne and
+    Bessiere 1997; on clauses, the failed literals of satisfiability solvers). Exact, like arc
+    consistency, and stronger.
+
+    Bounded by `MOST_ZEROS` and `MOST_LOOKS`, in proportion to the time budget, and by a deadline
+    on `clock.now`; what was found until then is kept.
+    """
+    share = min(seconds / FULL_SECONDS, 1.0)
+    zeros = _zeros(network, int(share * MOST_ZEROS))
+    if zeros is None:
+        return []
+    search = _Search(network.sizes, zeros, int(share * MOST_LOOKS), deadline)
+    struck = search.run()
+    result: list[tuple[int, list[int]]] = []
+    for active, number in enumerate(network.numbers.tolist()):
+        size = network.sizes[active]
+        kept = [state for state in range(size) if search.starts[active] + state not in struck]
+        if len(kept) < size:
+            states = network.states_left(torch.tensor([number], device="cpu"), size)[0]
+            result.append(
+                (number, states[torch.tensor(kept, dtype=torch.long, device="cpu")].tolist())
+            )
+    return result
+
+
+def _zeros(network: Network, most: int) -> list[tuple[int, ...]] | None:
+    """Every impossible configuration, as values (flat numbers of a variable's state)."""
+    starts = _starts(network.sizes)
+    zeros: set[tuple[int, ...]] = set()
+    for group in network.groups:
+        impossible = (group.each().detach() == -math.inf).all(0).cpu()
+        if int(impossible.sum()) * max(len(group.scopes) // len(impossible), 1) > most:
+            return None
+        impossible = impossible.expand(len(group.scopes), *impossible.shape[1:])
+        cells = impossible.nonzero()
+        values = torch.tensor(starts, device="cpu")[group.scopes[cells[:, 0]]] + cells[:, 1:]
+        zeros.update(map(tuple, values.tolist()))
+        if len(zeros) > most:
+            return None
+    return list(zeros)
+
+
+def _starts(sizes: tuple[int, ...]) -> list[int]:
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    return starts
+
+
+@dataclass
+class _Search:
+    """Follows assumptions up, and takes them back."""
+
+    sizes: tuple[int, ...]
+    zeros: list[tuple[int, ...]]
+    most_looks: int
+    deadline: float
+    starts: list[int] = field(init=False)
+    looks: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.starts = _starts(self.sizes)
+        self._owner = [v for v, size in enumerate(self.sizes) for _ in range(size)]
+        self._truth: list[bool | None] = [None] * len(self._owner)
+        self._left = list(self.sizes)
+        self._held: list[list[tuple[int, ...]]] = [[] for _ in self._owner]
+        for zero in self.zeros:
+            for value in zero:
+                self._held[value].append(zero)
+
+    def run(self) -> set[int]:
+        """The values refuted."""
+        truth = self._truth
+        refuting = True
+        while refuting:
+            refuting = False
+            for value in range(len(truth)):
+                if truth[value] is not None or not self._held[value]:
+                    continue
+                trail: list[int] = []
+                possible = self._follow(value, trail, holds=True)
+                self._take_back(trail)
+                if self.looks > self.most_looks or clock.now() > self.deadline:
+                    return self._false()
+                if possible:
+                    continue
+                refuting = True
+                if not self._follow(value, [], holds=False):
+                    return set(range(len(truth)))  # nothing is possible
+        return self._false()
+
+    def _false(self) -> set[int]:
+        return {value for value, holds in enumerate(self._truth) if holds is False}
+
+    def _take_back(self, trail: list[int]) -> None:
+        for value in trail:
+            if self._truth[value] is False:
+                self._left[self._owner[value]] += 1
+            self._truth[value] = None
+
+    def _follow(self, value: int, trail: list[int], *, holds: bool) -> bool:
+        """Whether a value may hold, or not hold; what follows from it is set, and on the trail."""
+        waiting = [(value, holds)]
+        while waiting:
+            value, holds = waiting.pop()
+            known = self._truth[value]
+            if known is not None:
+                if known != holds:
+                    return False
+                continue
+            self._truth[value] = holds
+            trail.append(value)
+            owner = self._owner[value]
+            others = range(self.starts[owner], self.starts[owner + 1])
+            if holds:
+                waiting.extend((other, False) for other in others if other != value)
+                if not self._ruled_out(value, waiting):
+                    return False
+                continue
+            self._left[owner] -= 1
+            if not self._left[owner]:
+                return False
+            if self._left[owner] == 1:
+                last = next(other for other in others if self._truth[other] is not False)
+                waiting.append((last, True))
+        return True
+
+    def _ruled_out(self, value: int, waiting: list[tuple[int, bool]]) -> bool:
+        """What a value rules out by itself or with others that hold; False if all of a zero do."""
+        truth = self._truth
+        self.looks += len(self._held[value])
+        for zero in self._held[value]:
+            left = -1
+            for other in zero:
+                holds = truth[other]
+                if holds is False or (holds is None and left >= 0):
+                    break
+                if holds is None:
+                    left = other
+            else:
+                if left < 0:
+                    return False
+                waiting.append((left, False))
+        return True

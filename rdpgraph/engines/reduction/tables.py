@@ -1,0 +1,170 @@
+"""The factors of one batch item as arrays of NumPy, and the scores of configurations."""
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.reduction.network import Network
+from rdpgraph.model.restriction import distinct_rows
+from rdpgraph.plan.orders import PrimalGraph
+
+_SURE = 40.0
+"""Nats by which a violated factor outweighs all else together."""
+
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """Factors of like shape.
+
+    Attributes:
+        scopes: (F, arity) variables, in increasing order.
+        values: (F, *sizes) log-values. A hard zero is -inf, or so low a number that a configuration
+            which violates fewer factors has the higher score, whatever the finite values are.
+    """
+
+    scopes: Integers
+    values: Floats
+
+    def at(self, rows: Integers, states: Integers, free: int = -1) -> Floats:
+        """(n,) the values of some factors at states of all variables.
+
+        Args:
+            rows: (n,) of the factors.
+            states: (V,) of all variables.
+            free: a slot whose states are all read: the result is (n, size) then.
+        """
+        index = [
+            slice(None) if slot == free else states[self.scopes[rows, slot]]
+            for slot in range(self.scopes.shape[1])
+        ]
+        return self.values[(rows, *index)]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Factors with different scopes over active variables.
+
+    Attributes:
+        sizes: the states of each variable.
+        stacks: the factors by shape.
+        span: a bound on the absolute value of every sum of finite log-values.
+    """
+
+    sizes: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+    span: float
+
+    @cached_property
+    def graph(self) -> PrimalGraph:
+        """Who shares a factor with whom."""
+        adjacency: list[set[int]] = [set() for _ in self.sizes]
+        for stack in self.stacks:
+            for one, other in permutations(stack.scopes.T, 2):
+                order = np.argsort(one, kind="stable")
+                places, starts = np.unique(one[order], return_index=True)
+                ends = [*starts[1:].tolist(), len(order)]
+                near = other[order].tolist()
+                for v, start, end in zip(places.tolist(), starts.tolist(), ends, strict=True):
+                    adjacency[v].update(near[start:end])
+        return PrimalGraph(tuple(adjacency), self.sizes)
+
+    @cached_property
+    def starts(self) -> Integers:
+        """(V + 1,) where the states of each variable begin in a list of all."""
+        return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+
+    def finite(self) -> "Tables":
+        """The same with hard zeros as such low numbers; of tables with infinite values."""
+        low = -2 * self.span - _SURE
+        stacks = (Stack(stack.scopes, np.maximum(stack.values, low)) for stack in self.stacks)
+        return Tables(self.sizes, tuple(stacks), self.span)
+
+    def is_possible(self, score: float) -> bool:
+        """Whether a configuration with this score violates no factor."""
+        return score >= -self.span - 0.5 * _SURE
+
+    def score(self, states: Integers) -> float:
+        """The summed log-values of a configuration of all variables, hard zeros included."""
+        every = [np.arange(len(stack.scopes)) for stack in self.stacks]
+        pairs = zip(self.stacks, every, strict=True)
+        return float(sum(stack.at(rows, states).sum() for stack, rows in pairs))
+
+
+def tables_of(
+    network: Network, item: int, summed: Set[int] = frozenset(), *, zeros: bool = False
+) -> Tables:
+    """The factors of one batch item of a network; those with one scope are added up.
+
+    Args:
+        network: reduced, without whole potentials.
+        item: of the batch.
+        summed: variables that will be summed over.
+        zeros: leave hard zeros as they are, -inf.
+    """
+    by_shape: dict[tuple[int, ...], list[tuple[Integers, Integers, Floats]]] = {}
+    count = 0
+    for group in network.groups:
+        batched = group.log_tables.detach()
+        tables = batched[item if len(batched) > 1 else 0].double().cpu().numpy()
+        scopes = group.scopes.numpy()
+        rows = np.arange(len(scopes)) if group.rows is None else group.rows.numpy()
+        rows = rows if len(tables) > 1 else np.zeros_like(rows)
+        for dims, members in _alike(scopes.argsort(1, kind="stable")):
+            values = tables.transpose(0, *(dims + 1))[rows[members]]
+            part = count + members, scopes[members[:, None], dims], values
+            by_shape.setdefault(values.shape[1:], []).append(part)
+        count += len(scopes)
+    ordered = sorted(by_shape.values(), key=lambda parts: min(int(part[0][0]) for part in parts))
+    stacks = [_merged(*map(np.concatenate, zip(*parts, strict=True))) for parts in ordered]
+    span = math.fsum(extent for stack in stacks for extent in _ranges(stack.values))
+    span += sum(math.log(network.sizes[v]) for v in summed)
+    tables = Tables(network.sizes, tuple(stacks), span)
+    return tables if zeros else tables.finite()
+
+
+def _alike(rows: Integers) -> list[tuple[Integers, Integers]]:
+    """Different rows, each with the numbers of those that are equal to it."""
+    if len(rows) == 0 or bool((rows == rows[0]).all()):
+        return [(row, np.arange(len(rows))) for row in rows[:1]]
+    each, which = (part.numpy() for part in distinct_rows(torch.from_numpy(rows)))
+    order = np.argsort(which, kind="stable")
+    cuts = np.cumsum(np.bincount(which))[:-1]
+    return list(zip(each, np.split(order, cuts), strict=True))
+
+
+def _merged(numbers: Integers, scopes: Integers, values: Floats) -> Stack:
+    """Factors of one shape in the order of their numbers; those with one scope are added up."""
+    if (numbers[1:] < numbers[:-1]).any():
+        order = np.argsort(numbers)
+        scopes, values = scopes[order], values[order]
+    order = np.lexsort(scopes.T)  # stable
+    ranked = scopes[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (ranked[1:] != ranked[:-1]).any(1)
+    if new.all():
+        return Stack(scopes, values)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[new][np.cumsum(new) - 1]
+    again = np.flatnonzero(first != np.arange(len(order)))
+    np.add.at(values, first[again], values[again])
+    return Stack(np.delete(scopes, again, 0), np.delete(values, again, 0))
+
+
+def _ranges(values: Floats) -> list[float]:
+    """Of each factor, the largest finite value less the smallest, and how far it is from zero."""
+    flat = values.reshape(len(values), -1)
+    flat = flat[(flat > -math.inf).any(1)]
+    most = flat.max(1)
+    least = np.where(flat > -math.inf, flat, most[:, None]).min(1)
+    return (most - least + abs(most)).tolist()

@@ -1,0 +1,1 @@
+"""What estimators and structures agree on: structures, their sites, and masks."""

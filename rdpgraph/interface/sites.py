@@ -1,0 +1,295 @@
+"""Sites of models for estimators, and the variables of a graph as sites."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.errors import ModelError
+from rdpgraph.model.block import Block
+from rdpgraph.model.evidence import MISSING, observed_entries
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.lowrank import Bilinear
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.model.restriction import Support
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The factors of a block that join one of the sites to others.
+
+    Attributes:
+        rows: (F,) which site each factor holds.
+        slot: where the factor holds it.
+        potential: of the factors, leading dims (*batch, F or 1).
+        sizes: the number of states of each slot.
+    """
+
+    rows: Tensor
+    slot: int
+    potential: Potential
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """Sites with equally many states: what estimators choose states by.
+
+    A structure offers its own by `Structure.sites`; a graph has a group for each number of states.
+
+    Attributes:
+        unary: (*batch, *sites, states) the summed log-potentials of each site alone (nats),
+            evidence included; -inf: impossible. A state of -inf is never kept. Proposals see it
+            without gradient.
+        restrict: the model on (states, log_weights) of (*replicates, *batch, *sites, kept), the
+            log-weights added to its unary potentials; repeats are separate entries.
+        graph: gives a graph whose factors proposals read; None: `means` speaks for them. Sites
+            that a batch item lacks may be free in it, where holding them costs large tables.
+        means: instead of factors, of (landmarks, generator): the log of each state's mean
+            factor value over as many random states of the other sites, or what broadcasts to
+            ``unary``.
+        masses: of (states, log_weights) as for ``restrict``: the log-mass of every state of a
+            site, (*replicates, *batch, *sites, states), given those kept at the other sites, up to
+            a constant for each site. Without gradient: what a `Pilot` proposes states by. None of
+            them, or no such function: the pilot probes.
+        every: whether the model costs the same on few states as on all: supports are then over
+            all of them, those not kept at -inf, and the model is an ordinary one of its kind.
+        numbers: (sites,) the graph's numbers of the variables; None: all of them, in order.
+        generator: all the randomness there is.
+    """
+
+    unary: Tensor
+    restrict: Callable[[Tensor, Tensor], Any] = field(kw_only=True)
+    graph: Callable[[], FactorGraph] | None = field(default=None, kw_only=True)
+    means: Callable[[int, torch.Generator | None], Tensor] | None = field(
+        default=None, kw_only=True
+    )
+    masses: Callable[[Tensor, Tensor], Tensor | None] | None = field(default=None, kw_only=True)
+    every: bool = field(default=False, kw_only=True)
+    numbers: Tensor | None = field(default=None, kw_only=True)
+    generator: torch.Generator | None = field(default=None, kw_only=True)
+
+    @property
+    def states(self) -> int:
+        """The number of states of each site."""
+        return self.unary.shape[-1]
+
+    @cached_property
+    def _graph(self) -> FactorGraph | None:
+        return None if self.graph is None else self.graph()
+
+    def neighbours(self) -> Iterator[Neighbours]:
+        """The factors over a site and others not observed, once for each slot of a site.
+
+        None where there is no graph.
+        """
+        graph = self._graph
+        if graph is None:
+            return
+        free = free_variables(graph)
+        place = torch.full((graph.num_variables,), -1, device="cpu")
+        numbers = (
+            torch.arange(graph.num_variables, device="cpu")
+            if self.numbers is None
+            else self.numbers
+        )
+        place[numbers] = torch.arange(len(numbers), device="cpu")
+        for block in graph.blocks:
+            joint = free[block.scopes].sum(1) > 1
+            for slot in range(block.arity):
+                held = place[block.scopes[:, slot]]
+                inside = ((held >= 0) & joint).nonzero().flatten()
+                if len(inside):
+                    some = None if len(inside) == block.count else inside
+                    yield Neighbours(held[inside], slot, block.select(some), block.sizes)
+
+    def norms(self) -> Tensor | None:
+        """The mean L1 norm of each state's embeddings in `Bilinear` potentials, like ``unary``.
+
+        None where there are no embeddings; zero throughout for a site without any.
+        """
+        gathered = [
+            (near.rows, near.potential.norms(near.slot))
+            for near in self.neighbours()
+            if isinstance(near.potential, Bilinear)
+        ]
+        if not gathered:
+            return None
+        ones = [(rows, torch.ones_like(values[..., :1])) for rows, values in gathered]
+        return self._gathered(gathered).div_(self._gathered(ones).clamp(min=1.0))
+
+    def mean_values(self, landmarks: int) -> Tensor:
+        """The log of each state's mean factor value over random states of its neighbours.
+
+        One term for every neighbour, summed; like ``unary``. O(landmarks) evaluations of each
+        factor on all states of the site.
+
+        Args:
+            landmarks: how many random states of the other slots are looked at.
+
+        Raises:
+            ModelError: nothing is known of factors.
+        """
+        if self.graph is None and self.means is not None:
+            return self.means(landmarks, self.generator)
+        if self.graph is None:
+            raise ModelError(
+                "These sites say nothing of their factors to proposals, which the default asks "
+                "for; use Local() or Uniform(), or give Sites(..., means=...)."
+            )
+        return self._gathered(
+            (near.rows, self._mean_value(near, landmarks)) for near in self.neighbours()
+        )
+
+    def _mean_value(self, near: Neighbours, landmarks: int) -> Tensor:
+        """(*batch, F or 1, states)."""
+        device = near.potential.device
+        asked = [
+            torch.randint(
+                size, (landmarks, 1), generator=self.generator,
+                device=device if self.generator is None else self.generator.device,
+            ).to(device)
+            for size in near.sizes
+        ]  # fmt: skip
+        everything = torch.arange(self.states, device=device)
+        total: Tensor | None = None
+        for landmark in range(landmarks):
+            states = [of_slot[landmark] for of_slot in asked]
+            states[near.slot] = everything
+            values = near.potential.evaluate(states).detach()
+            values = values.reshape(*values.shape[: values.ndim - len(states)], self.states)
+            total = values if total is None else torch.logaddexp(total, values)
+        assert total is not None
+        return total - torch.tensor(landmarks, device="cpu").log().to(total)
+
+    def _gathered(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """The sum over factors (*batch, F or 1, n) at each site, broadcastable with ``unary``."""
+        graph = self._graph
+        assert graph is not None
+        shape = graph.variables[0].shape if self.numbers is None else tuple(self.unary.shape[-2:-1])
+        count = graph.num_variables if self.numbers is None else len(self.numbers)
+        total = torch.zeros(count, 1, dtype=self.unary.dtype, device=self.unary.device)
+        for rows, values in parts:
+            if values.ndim < 2:
+                values = values.unsqueeze(0)
+            values = values.expand(*values.shape[:-2], len(rows), -1).to(total)
+            own = values.new_zeros(*values.shape[:-2], count, values.shape[-1])
+            # As large as all potentials: what is there already is added to in place.
+            own.index_add_(-2, rows.to(own.device), values)
+            total = total.add_(own) if total.shape == own.shape else total + own
+        return total.reshape(*total.shape[:-2], *shape, total.shape[-1])
+
+
+def free_variables(graph: FactorGraph) -> Tensor:
+    """(V,) bool: the variables that are not observed, in some batch item at least."""
+    if graph.observed is None:
+        return torch.ones(graph.num_variables, dtype=torch.bool, device="cpu")
+    return (graph.observed == MISSING).reshape(-1, graph.num_variables).any(0)
+
+
+def free_entries(graph: FactorGraph) -> dict[int, list[int]]:
+    """Places of the entries that are not observed, by their number of states."""
+    places: dict[int, list[int]] = {}
+    observed = [False] * len(graph.variables)
+    if graph.observed is not None:
+        _, observed = observed_entries(graph.domain, graph.observed)
+    for place, entry in enumerate(graph.variables):
+        if math.prod(entry.shape) and not observed[place]:
+            places.setdefault(entry.size, []).append(place)
+    return places
+
+
+def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
+    """Numbers of the variables of `free_entries`, by their number of states."""
+    starts = graph.domain.starts
+    return {
+        size: torch.cat(
+            [torch.arange(starts[place], starts[place + 1], device="cpu") for place in places]
+        )
+        for size, places in free_entries(graph).items()
+    }
+
+
+def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
+    """What estimators choose states of a graph by, as `Structure.sites` is for a structure.
+
+    Args:
+        graph: has its entries observed as a whole or not at all, as `opened` makes them.
+        generator: the randomness of what proposals ask of factors.
+
+    Returns:
+        A group for each number of states, in the order of `free_entries`.
+    """
+    places = free_entries(graph)
+    return tuple(
+        Sites(
+            site_potentials(graph, numbers, size).detach(),
+            restrict=partial(_restricted, graph, places[size]),
+            graph=lambda: graph,
+            numbers=numbers,
+            generator=generator,
+        )
+        for size, numbers in free_numbers(graph).items()
+    )
+
+
+def by_entry(graph: FactorGraph, places: list[int], support: Support) -> dict[int, Support]:
+    """A support (*lead, sites, kept) of the members of some entries as one for each, by place."""
+    entries = [graph.variables[place] for place in places]
+    counts = [math.prod(entry.shape) for entry in entries]
+    parts = map(Support, support.states.split(counts, -2), support.log_weights.split(counts, -2))
+    return {
+        place: part.map(lambda v, to=entry.shape: v.reshape(*v.shape[:-2], *to, v.shape[-1]))
+        for place, entry, part in zip(places, entries, parts, strict=True)
+    }
+
+
+def _restricted(
+    graph: FactorGraph, places: list[int], states: Tensor, log_weights: Tensor
+) -> FactorGraph:
+    """The graph on some states of some entries, and on all of the others."""
+    supports = by_entry(graph, places, Support(states, log_weights))
+    return graph.restrict({graph.variables[place]: own for place, own in supports.items()})
+
+
+def site_potentials(graph: FactorGraph, numbers: Tensor, size: int) -> Tensor:
+    """(*batch, n, size) the summed log-values of factors whose other variables are observed.
+
+    Differentiable in the potentials.
+
+    Args:
+        graph: the model.
+        numbers: (n,) of variables with equally many states.
+        size: how many.
+    """
+    place, free = torch.full((graph.num_variables,), -1, device="cpu"), free_variables(graph)
+    place[numbers] = torch.arange(len(numbers), device="cpu")
+    shape = (*graph.batch_shape, len(numbers), size)
+    total = torch.zeros(shape, dtype=graph.dtype, device=graph.device)
+    for block in graph.blocks:
+        sites = place[block.scopes]
+        alone = free[block.scopes].sum(1) == 1
+        for slot in range(block.arity):
+            rows = (alone & (sites[:, slot] >= 0)).nonzero().flatten()
+            if len(rows):
+                values = _given_observed(graph, block, slot, rows)
+                values = values.expand(*graph.batch_shape, len(rows), size).to(total)
+                total = total.index_add(-2, sites[rows, slot].to(total.device), values)
+    return total
+
+
+def _given_observed(graph: FactorGraph, block: Block, slot: int, rows: Tensor) -> Tensor:
+    """(*batch, F or 1, states) log-values of factors whose other slots are observed."""
+    states = [torch.arange(block.sizes[slot], device="cpu")] * block.arity
+    for other in range(block.arity):
+        if other != slot:
+            assert graph.observed is not None
+            states[other] = graph.observed[..., block.scopes[rows, other]].unsqueeze(-1)
+    values = block.select(rows).evaluate(states)
+    values = values.reshape(*values.shape[: values.ndim - block.arity], block.sizes[slot])
+    return values if values.ndim > 1 else values.unsqueeze(0)

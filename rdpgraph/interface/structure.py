@@ -1,0 +1,367 @@
+"""Structures: model types with a recursion of their own, and the registry that recognises them."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.compiler import Opaque
+from rdpgraph.errors import ModelError, UnsupportedError
+from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.sites import Sites
+from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.model.graph import FactorGraph
+
+_WIDTH = 120  # characters of what is no tensor
+
+
+def summary(value: Any) -> str:
+    """What `repr` shows of a dataclass, with tensors as ``float32(3, 5, 2)``."""
+    if isinstance(value, Tensor):
+        shape = ", ".join(map(str, value.shape)) + ("," if value.ndim == 1 else "")
+        dtype = str(value.dtype).removeprefix("torch.")
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{dtype}({shape}){place}"
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in fields(value) if field.repr]
+        parts = [f"{name}={summary(getattr(value, name))}" for name in shown]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple | list) and value:
+        first = summary(value[0])
+        more = f", {len(value) - 1} more" if len(value) > 1 else ""
+        return f"[{first}{more}]"
+    text = repr(value)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
+
+
+@dataclass(frozen=True, eq=False)
+class Structure(Opaque, ABC):
+    """A model type that is solved by its own recursion.
+
+    One user declares it directly; another declares a graph that the registry recognises. Sites
+    are its variables in a fixed shape: `unary` holds a log-potential for every state of every
+    site, (*batch, *sites, states), and is a field of the dataclass, so that the default marginals
+    are the gradient of log Z in it. A site that a batch item lacks has marginals of zero and the
+    state -1; `factor_graph` holds it in state 0.
+
+    log Z must be given. Every other answer has a default; one that gives None is left to the
+    general engine, on the `factor_graph`, if there is one. An answer of its own deals with
+    impossible items: their marginals and entropy are zero, and a mode or sample raises
+    `ImpossibleEvidenceError`.
+
+    `rdpgraph.testing.check_structure` holds an implementation against its own `factor_graph`, or
+    against its `score` of every configuration. It takes batch items apart: a further tensor field
+    with batch dims says how many dims follow them, as in ``field(metadata={"dims": 2})``.
+    """
+
+    unary: Tensor
+
+    optional_sites: ClassVar[bool] = False
+    """Whether a variable of `factor_graph` has a state, the last, for a site in no state."""
+
+    least_use: ClassVar[int] = 0
+    """The least number that says in a configuration's states that a site is used."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A dataclass leaves a __repr__ of its own as it is; what it would write are all tensors.
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = cls.__repr__
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    @abstractmethod
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats, differentiable in every potential."""
+
+    def factor_graph(self) -> FactorGraph:
+        """The same model as a general graph, its sites in one `VariableArray` named ``"site"``.
+
+        Raises:
+            UnsupportedError: this structure has no general form.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} is not given as a factor graph, and so is declared and not "
+            "found in one; ask the structure itself."
+        )
+
+    def score(self, states: Tensor, /) -> Tensor:
+        """(*lead, *batch) the score (nats) of configurations (*lead, *batch, *sites).
+
+        -inf for those that the structure does not have. What `check_structure` enumerates where
+        there is no graph.
+
+        Raises:
+            UnsupportedError: this structure has none.
+        """
+        raise UnsupportedError(f"{type(self).__name__} does not score configurations.")
+
+    def log_prob(self, configuration: Any) -> Tensor:
+        """(*lead, *batch) the log-probabilities (nats) of configurations, differentiable.
+
+        The score less log Z; -inf where nothing is possible.
+
+        Args:
+            configuration: as for `score`.
+
+        Raises:
+            EvidenceError: as for `score`.
+            UnsupportedError: this structure does not score configurations.
+        """
+        log_z, score = self.log_partition(), self.score(configuration)
+        alive = log_z.detach() > -math.inf
+        return torch.where(alive, score - torch.where(alive, log_z, 0.0), -math.inf)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the sites; by default those of log Z, which is computed for it."""
+        with torch.no_grad():
+            return tuple(self.log_partition().shape)
+
+    @property
+    def states_shape(self) -> tuple[int, ...]:
+        """(*batch, *sites): that of a configuration's states."""
+        return tuple(self.unary.shape[:-1])
+
+    def configuration(self, states: Tensor) -> Any:
+        """What `mode` and `sample` give of the states (*lead, *batch, *sites) of possible ones.
+
+        Default: the states themselves. What estimators find on a few states goes through it.
+        """
+        return states
+
+    def site_states(self, configuration: Any) -> Tensor:
+        """(*lead, *batch, *sites) the states that `configuration` was made from."""
+        return configuration
+
+    def variable_states(self, configuration: Any) -> Tensor:
+        """(*lead, *batch, *variables) the states of the variables of `factor_graph`.
+
+        Those of the sites, unless the variables are others; for a site in no state 0, or the last.
+        """
+        states = self.site_states(configuration)
+        absent = self.unary.shape[-1] if self.optional_sites else 0
+        return torch.where(states < 0, absent, states)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """(*batch, *variables, states) what marginals of the sites say of the variables.
+
+        Args:
+            values: (*batch, *sites, states) marginals, or max-marginals.
+            best: whether they are max-marginals.
+        """
+        return values
+
+    def uses(self, states: Tensor) -> Tensor:
+        """(*lead, *batch, *sites, states) how often each state of each site is used.
+
+        Of the states (*lead, *batch, *sites) of configurations: once or not at all, unless a
+        structure says otherwise. What marginals expect.
+        """
+        every = torch.arange(self.unary.shape[-1], device=states.device)
+        return (states.unsqueeze(-1) == every).long()
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """Where a site is drawn; by default on a line or in a grid. None: it is no site."""
+        return (float(sum(site[-1:])), -float(sum(site[:-1])))
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """The pairs of sites that a configuration joins; by default each and the next one.
+
+        Args:
+            used: the sites that it uses, in order, and their states.
+        """
+        return list(zip([*used], [*used][1:], strict=False))
+
+    def listed(self) -> Tensor | None:
+        """(C, *sites) all configurations of one item, possible or not, or None.
+
+        What `check_structure` scores where there is no graph; None: all combinations of the sites'
+        states, and of no state.
+        """
+        return None
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> "Match | None":
+        """The structure that a graph is, or None; the default recognises nothing.
+
+        It runs on every graph that is asked about: let it give up early.
+        """
+        return None
+
+    @by_autograd
+    def marginals(self) -> Tensor:
+        """(*batch, *sites, states) probabilities: the gradient of log Z in the unary potentials.
+
+        Differentiable if anything in the structure is.
+        """
+        log_z, (gradient,) = expectations(
+            lambda unary: self.with_unary(unary).log_partition(),
+            [self.unary],
+            tracked=is_tracked(self),
+        )
+        return gradient.to(log_z.dtype)
+
+    def entropy(self) -> Tensor | None:
+        """(*batch,) nats, or None."""
+        return None
+
+    def entropy_over(self, log_base: Tensor) -> Tensor | None:
+        """(*batch,) the entropy relative to a base measure, nats; or None.
+
+        The entropy plus the expectation of the base's log-values, which is what is asked of
+        weighted states; None: it is computed from the two.
+
+        Args:
+            log_base: (*batch, *sites, states), no gradient; where -inf, nothing is possible.
+        """
+        return None
+
+    def max_marginals(self) -> Tensor | None:
+        """(*batch, *sites, states) the largest score with each state (nats), or None."""
+        return None
+
+    def mode(self) -> Tensor | None:
+        """(*batch, *sites) one most probable configuration, or None.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return None
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """(count, *batch, *sites) independent draws, or None.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return None
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, states) relaxed one-hot draws, differentiable.
+
+        Raises:
+            UnsupportedError: this structure has none.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no relaxed samples; use sample(count), without gradient."
+        )
+
+    def work(self) -> float:
+        """The multiply-adds of log Z, for the plan; 0.0 where nothing is said."""
+        return 0.0
+
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same structure with other unary potentials."""
+        return replace(self, unary=unary)
+
+    def masks(self) -> Masks:
+        """The yes-or-no questions that `RandomizedPruning` masks the structure by.
+
+        Raises:
+            UnsupportedError: this structure has no masks.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no masks, which RandomizedPruning needs; Chain, "
+            "SemiMarkov, Hypertree, Bitext and MixedBitext have, and so has a FactorGraph."
+        )
+
+    def site_places(self) -> Tensor | None:
+        """(*sites, states) where in a row of `unary` each state of `sites` stands; -1: nowhere.
+
+        None: `unary` is by site, as what estimators see. A structure whose potentials are not, as
+        those of hyperedges, has configurations that count the uses of each, of `unary`'s shape.
+        """
+        return None
+
+    def sites(self) -> Sites | None:
+        """What estimators choose states by, and the structure on those; None: they do not work.
+
+        Example:
+            >>> def sites(self):
+            ...     return rg.extend.Sites(
+            ...         self.unary, restrict=self.restrict, graph=self.factor_graph)
+        """
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """A recognised structure, or many of one shape that do not touch.
+
+    Attributes:
+        structure: the instance; many are one with further batch dims, (*batch, *many, *sites).
+        numbers: (*many, *variables) the graph's number of each variable of the structure's
+            `factor_graph`, which is as a rule that at each site; -1: it is none.
+        states: (S,) for each state of a variable in the graph its number in the structure; None:
+            the same.
+    """
+
+    structure: Structure
+    numbers: Tensor
+    states: Tensor | None = None
+
+
+def is_tracked(value: object) -> bool:
+    """Whether a tensor, or one that a dataclass or a tuple holds, requires a gradient."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    if isinstance(value, tuple | list):
+        return any(is_tracked(part) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(is_tracked(getattr(value, field.name)) for field in fields(value))
+    return False
+
+
+class Registry:
+    """The structures that graphs are matched against, in order of registration."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, type[Structure]] = {}
+
+    def add(self, structure: type[Structure]) -> None:
+        """Register a structure.
+
+        Raises:
+            ModelError: it is no class of structures, or one of that name is registered already.
+        """
+        if not (isinstance(structure, type) and issubclass(structure, Structure)):
+            raise ModelError(f"register needs a subclass of Structure; got {structure!r:.80}.")
+        name = structure.__name__
+        if name in self._known:
+            raise ModelError(f"A structure named {name!r} is registered already.")
+        self._known[name] = structure
+
+    def remove(self, structure: type[Structure]) -> None:
+        """Take a structure out again.
+
+        Raises:
+            ModelError: it is not registered.
+        """
+        name = getattr(structure, "__name__", repr(structure))
+        if name not in self._known or self._known[name] is not structure:
+            raise ModelError(f"No structure {name!r:.80} is registered.")
+        del self._known[name]
+
+    @property
+    def known(self) -> Mapping[str, type[Any]]:
+        """The registered structures by name."""
+        return dict(self._known)
+
+    def recognise(self, graph: FactorGraph) -> Match | None:
+        """The first structure that recognises a graph."""
+        for structure in self._known.values():
+            match = structure.recognise(graph)
+            if match is not None:
+                return match
+        return None
+
+
+REGISTRY = Registry()

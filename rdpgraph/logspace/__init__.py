@@ -1,0 +1,1 @@
+"""Arithmetic of log-values: sums at a temperature, products of matrices, gradients."""

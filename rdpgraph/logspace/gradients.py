@@ -1,0 +1,173 @@
+"""Answers that are gradients: in inference mode, differentiated again, or refusing that."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import ordinarily
+from rdpgraph._core.portable import tensors_in
+from rdpgraph.errors import UnsupportedError
+
+Answer = TypeVar("Answer")
+
+
+def by_autograd(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A method whose answer is a gradient, in inference mode and of its tensors too."""
+
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Answer:
+        if torch.is_inference_mode_enabled() or any(
+            part.is_inference() for part in tensors_in(args)
+        ):
+            args = tuple(ordinarily(_ordinary, part) for part in args)
+        return ordinarily(method, *args, **kwargs)
+
+    return called
+
+
+def _ordinary(value: Any) -> Any:
+    """The same with copies of tensors that take no part in gradients."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **{name: _ordinary(part) for name, part in parts.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(_ordinary(part) for part in value)
+    return value
+
+
+def possible_alone(log_z: Tensor) -> Tensor:
+    """Log Z that passes no gradient on where it is -inf."""
+    values = log_z.detach()
+    if values.numel() and values.min().item() > -math.inf:
+        return log_z
+    return torch.where(values > -math.inf, log_z, -math.inf)
+
+
+def regradient(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], gradient: Tensor
+) -> list[Tensor | None]:
+    """The gradients of a function in those inputs that need one, to be differentiated once more.
+
+    None for the others. In aliases of the inputs: one of them may have been computed from another,
+    and its part in the gradient is not the function's to count.
+
+    Args:
+        function: of the inputs; a tensor.
+        inputs: as saved for the backward pass, with their history.
+        gradient: of the function's value.
+    """
+    aliases = [part.view_as(part) if part.requires_grad else part for part in inputs]
+    wanted = [alias for alias in aliases if alias.requires_grad]
+    values = function(*aliases)
+    if not values.requires_grad:  # no input has a part in it
+        return [torch.zeros_like(part) if part.requires_grad else None for part in inputs]
+    gradients = iter(
+        torch.autograd.grad(
+            values, wanted, gradient, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    )
+    return [next(gradients) if part.requires_grad else None for part in inputs]
+
+
+def expectations(
+    log_partition: Callable[..., Tensor], tensors: Sequence[Tensor], *, tracked: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Log Z, and its gradients in some tensors, which are zero for impossible items.
+
+    In aliases of them: other potentials may have been computed from the same tensors.
+
+    Args:
+        log_partition: log Z of the tensors.
+        tensors: what log Z is differentiated in.
+        tracked: whether the answers are differentiable in turn, where gradients are recorded.
+    """
+    tracked = tracked and torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [
+            part.view_as(part) if part.requires_grad else part.detach().requires_grad_()
+            for part in tensors
+        ]
+        log_z = log_partition(*aliases)
+        if not log_z.requires_grad:  # none of the tensors has a part in it
+            return log_z, [torch.zeros_like(part) for part in aliases]
+        possible = (log_z.detach() > -math.inf).to(log_z)
+        gradients = torch.autograd.grad(
+            log_z, aliases, possible, create_graph=tracked, materialize_grads=True,
+            allow_unused=True,
+        )  # fmt: skip
+    if not tracked:
+        log_z, gradients = log_z.detach(), tuple(part.detach() for part in gradients)
+    return log_z, list(gradients)
+
+
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For the backward pass of a function: a gradient of its gradient is refused, not zero."""
+
+    def wrapped(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            outputs = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return outputs
+        return tuple(
+            refused(part.requires_grad_(), ONCE) if isinstance(part, Tensor) else part
+            for part in outputs
+        )
+
+    return wrapped
+
+
+ONCE = "This answer is differentiable once: its gradient has no gradient of its own."
+
+
+def refused(values: Tensor, why: str, *of: Tensor) -> Tensor:
+    """The same values, whose gradient is an error: in these, and in what else they are made of."""
+    guarded: Tensor = _Refused.apply(values, why, *of)  # pyright: ignore
+    return guarded
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, why: str, *of: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.why = why
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004
+        raise UnsupportedError(ctx.why)
+
+
+def once(values: Tensor, why: str) -> Tensor:
+    """The same values, the gradient in which has none of its own: asking for it is an error."""
+    if not values.requires_grad or not torch.is_grad_enabled():
+        return values
+    guarded: Tensor = _Once.apply(values, why)  # pyright: ignore
+    return guarded
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, why: str) -> Tensor:
+        ctx.why = why
+        ctx.save_for_backward(values)
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return gradients[0], None
+        return refused(gradients[0], ctx.why, *ctx.saved_tensors), None
+
+
+def is_transformed() -> bool:
+    """Return whether derivatives are taken forward or by transforms, past hand-written ones."""
+    return (
+        torch.autograd.forward_ad._current_level >= 0  # pyright: ignore
+        or torch._C._functorch.maybe_current_level() is not None  # pyright: ignore
+    )

@@ -1,0 +1,230 @@
+"""Sums of log-values at a temperature, and matrix products in log-space."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import differentiable_property
+
+
+def soft_sum(logs: Tensor, dim: int | Sequence[int], temperature: float | Tensor = 1.0) -> Tensor:
+    """``temperature * logsumexp(logs / temperature)`` over some dims, their maximum at 0.0.
+
+    Exact at any range; -inf where every entry is, with a zero gradient there and no NaN.
+
+    Args:
+        logs: nats; -inf allowed.
+        dim: the dims to sum over; none of them leaves ``logs`` as it is.
+        temperature: a tensor is positive, broadcasts with ``logs``, and has size 1 in ``dim``.
+    """
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    # From the right, where a temperature of more dims does not shift them.
+    dims = [place - logs.ndim if place >= 0 else place for place in dims]
+    if not dims:
+        return logs
+    if _is_zero(temperature):
+        return _alive(logs.amax(dims))
+    peak = logs.detach().amax(dims, keepdim=True)
+    terms = _terms(logs, _shift(peak), temperature)
+    return _log(terms.sum(dims, keepdim=True), peak, temperature).squeeze(tuple(dims))
+
+
+def soft_scatter(
+    logs: Tensor, groups: Tensor, count: int, temperature: float | Tensor = 1.0
+) -> Tensor:
+    """``soft_sum`` of the rows of each group: (R, ...) as (count, ...), in O(R) per column.
+
+    Args:
+        logs: (R, ...).
+        groups: (R,) int64, the group of each row; a group without rows becomes -inf.
+        count: the number of groups.
+        temperature: as for `soft_sum`; a tensor has no more dims than ``logs``, and
+            size 1 in dim 0 if it has that.
+    """
+    spread = groups.reshape(-1, *(1,) * (logs.ndim - 1)).expand_as(logs)
+
+    def highest(rows: Tensor) -> Tensor:
+        start = rows.new_full((count, *rows.shape[1:]), -math.inf)
+        return start.scatter_reduce(0, spread, rows, "amax")
+
+    if _is_zero(temperature):
+        return _alive(highest(logs))
+    peak = highest(logs.detach())
+    terms = _terms(logs, _shift(peak).index_select(0, groups), temperature)
+    total = terms.new_zeros((count, *terms.shape[1:])).index_add(0, groups, terms)
+    return _log(total, peak, temperature)
+
+
+def _is_zero(temperature: float | Tensor) -> bool:
+    return not isinstance(temperature, Tensor) and temperature == 0.0
+
+
+def _alive(peak: Tensor) -> Tensor:
+    """Maxima; a tie of nothing but -inf would share the gradient among impossible entries."""
+    return torch.where(peak > -math.inf, peak, -math.inf) if peak.requires_grad else peak
+
+
+def _shift(peak: Tensor) -> Tensor:
+    return torch.where(peak > -math.inf, peak, 0.0)
+
+
+def _terms(logs: Tensor, shift: Tensor, temperature: float | Tensor) -> Tensor:
+    if not isinstance(temperature, Tensor):
+        return ((logs - shift) / temperature).exp()
+    # The gradient in the temperature would multiply a term of zero by a gap of -inf.
+    possible = logs > -math.inf
+    gaps = torch.where(possible, logs - shift, 0.0)
+    return torch.where(possible, (gaps / temperature).exp(), 0.0)
+
+
+def _log(total: Tensor, peak: Tensor, temperature: float | Tensor) -> Tensor:
+    alive = peak > -math.inf
+    logs = temperature * torch.where(alive, total, 1.0).log() + _shift(peak)
+    return torch.where(alive, logs, -math.inf)
+
+
+def finite(logs: Tensor) -> Tensor:
+    """Logs with 0 in place of -inf."""
+    return logs.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0)
+
+
+def safe_log(values: Tensor) -> Tensor:
+    """The log with log 0 = -inf and a zero gradient there."""
+    if not (torch.is_grad_enabled() and values.requires_grad):
+        return values.log()
+    positive = values > 0
+    return torch.where(positive, torch.where(positive, values, 1.0).log(), -math.inf)
+
+
+_CELLS = 2**22  # terms that are summed in logs at a time
+
+Exact = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Reduces logs of terms (R, k), of items, rows and columns (R,), to (R,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogMatrix:
+    """A matrix of logs, ready to be multiplied many times.
+
+    Attributes:
+        logs: (*lead, n, k); -inf allowed.
+        weights: (*lead, n, k) its exponentials, the largest of each row 1.
+        peaks: (*lead, n) what was taken off each row.
+    """
+
+    logs: Tensor
+    weights: Tensor
+    peaks: Tensor
+
+    @classmethod
+    def of(cls, logs: Tensor) -> "LogMatrix":
+        """From logs, (*lead, n, k)."""
+        peaks = _peak(logs)
+        return cls(logs, (logs - peaks).exp(), peaks.squeeze(-1))
+
+    def times(self, rows: Tensor) -> Tensor:
+        """``logsumexp_k(rows_ik + logs_jk)``: (*lead, m, k) as (*lead, m, n), nats.
+
+        One matrix product. Entries that it may have lost to underflow are summed in logs, so that
+        all are exact to rounding; -inf where no term is possible, the gradient there zero.
+        Differentiable any number of times.
+        """
+        peak = _peak(rows)
+        total = (rows - peak).exp() @ self.weights.mT
+        low = self._low(total)
+        logs = torch.where(low, -math.inf, torch.where(low, 1.0, total).log())
+        result = logs + peak + self.peaks.unsqueeze(-2)
+        return self._repaired(result, low, rows, _sums) if bool(low.any()) else result
+
+    @differentiable_property
+    def surprises(self) -> tuple[Tensor, Tensor]:
+        """(*lead, n, k) minus the logs of the weights, 0 of none; and that times the weights."""
+        surprises = torch.where(self.logs > -math.inf, self.peaks.unsqueeze(-1) - self.logs, 0.0)
+        return surprises, self.weights * surprises
+
+    def means(
+        self, rows: Tensor, gains: Tensor | None, scores: tuple[Tensor, Tensor],
+        *, sums: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Means of ``gains_ik + scores_jk`` over k, by the shares of the terms of `times`.
+
+        (*lead, m, n); 0 where no term is possible. Exact and differentiable as `times`.
+
+        Args:
+            rows: (*lead, m, k) nats.
+            gains: (*lead, m, k) finite; or None.
+            scores: (*lead, n, k) finite; and those times the weights.
+            sums: (*lead, m, n) what `times` gives, if that is known: a product less.
+        """
+        peak = _peak(rows)
+        values = (rows - peak).exp()
+        if sums is None:
+            total = values @ self.weights.mT
+        else:
+            total = (sums - peak - self.peaks.unsqueeze(-2)).exp()
+        low = self._low(total)
+        sums = values @ scores[1].mT
+        sums = sums if gains is None else (values * gains) @ self.weights.mT + sums
+        result = torch.where(low, 0.0, sums / torch.where(low, 1.0, total))
+        if not bool(low.any()):
+            return result
+
+        def exact(logs: Tensor, item: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            own = _flat(scores[0], result)[item, column]
+            own = own if gains is None else _flat(gains, result)[item, row] + own
+            return (logs.softmax(1) * own).sum(1)
+
+        return self._repaired(result, low, rows, exact)
+
+    def _low(self, total: Tensor) -> Tensor:
+        """Mark the totals that may have lost terms to underflow."""
+        limits = torch.finfo(total.dtype)
+        least = limits.tiny / limits.eps * max(1, self.logs.shape[-1])
+        if total.requires_grad:
+            least = max(least, steep(total.dtype))
+        return total.detach() < least
+
+    def _repaired(self, result: Tensor, low: Tensor, rows: Tensor, exact: Exact) -> Tensor:
+        """Entries that are low and possible, from the logs."""
+        possible = (rows > -math.inf).to(result) @ (self.logs > -math.inf).to(result).mT
+        places = (low & (possible > 0)).reshape(-1, *low.shape[-2:]).nonzero()
+        if not len(places):
+            return result
+        own, other = _flat(rows, result), _flat(self.logs, result)
+        repaired = [
+            exact(own[item, i] + other[item, j], item, i, j)
+            for item, i, j in (
+                part.unbind(1) for part in places.split(max(1, _CELLS // rows.shape[-1]))
+            )
+        ]
+        flat = result.reshape(-1, *result.shape[-2:])
+        return flat.index_put(places.unbind(1), torch.cat(repaired)).reshape(result.shape)
+
+
+def _sums(logs: Tensor, *_: Tensor) -> Tensor:
+    return soft_sum(logs, 1)
+
+
+def _flat(values: Tensor, like: Tensor) -> Tensor:
+    """(items, rows, k) of (*lead, rows, k), for all items that another has."""
+    return values.expand(*like.shape[:-2], *values.shape[-2:]).reshape(-1, *values.shape[-2:])
+
+
+def steep(dtype: torch.dtype) -> float:
+    """Below this a number's log has a second derivative that may overflow."""
+    return 64 * math.sqrt(torch.finfo(dtype).tiny)
+
+
+def log_products(first: Tensor, second: Tensor) -> Tensor:
+    """``logsumexp_k(first_ik + second_jk)``: (*lead, m, k) and (*lead, n, k) as (*lead, m, n)."""
+    return LogMatrix.of(second).times(first)
+
+
+def _peak(logs: Tensor) -> Tensor:
+    if not logs.shape[-1]:
+        return logs.new_zeros(*logs.shape[:-1], 1)
+    highest = logs.detach().amax(-1, keepdim=True)
+    return torch.where(highest > -math.inf, highest, 0.0)

@@ -1,0 +1,340 @@
+"""Potentials by automata that read their slots in order, logical constraints among them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import soft_scatter, soft_sum
+from rdpgraph.model.potentials.potential import (
+    Decomposition,
+    Part,
+    Potential,
+    message_lead,
+    select_lead,
+)
+from rdpgraph.model.potentials.table import checked_log_values, settle
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton(Potential):
+    """The log-value (nats) of the state in which an automaton ends that has read the slots.
+
+    It starts in state 0 and reads the slots in order, all of k states and with the same
+    transitions. Memory is that of the Q k transitions and the log-values; messages cost O(Q k) per
+    slot; the exact engine joins many slots by a chain of auxiliary variables of at most Q states
+    instead of forming their table. The usual constraints are `Or`, `Cardinality` and their like.
+
+    Args:
+        transitions: (Q, k) integer, the next state from each state on each state of a slot.
+        log_accept: (*lead, Q) floating, the log-value of ending in each state; -inf where that is
+            not accepted. Gradients flow to it.
+        arity: how many slots it reads.
+
+    Raises:
+        ModelError: shapes that disagree, a transition out of range, or fewer than one slot.
+
+    Example:
+        >>> even = Automaton(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0.0, -math.inf]), 2)
+        >>> even.table(2).exp().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    transitions: Tensor
+    log_accept: Tensor
+    arity: int
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, transitions: ArrayLike, log_accept: ArrayLike, arity: int) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_accept", whole=("transitions",))
+        checked_log_values("Automaton", self.log_accept)
+        given = self.transitions
+        if not isinstance(given, Tensor) or given.is_floating_point() or given.dtype == torch.bool:
+            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise ModelError(f"Automaton needs an integer tensor of transitions; got {kind}.")
+        if given.ndim != 2 or not given.numel():
+            raise ModelError(
+                "Automaton needs transitions of shape (Q, k), at least one state each; got "
+                f"{tuple(given.shape)}."
+            )
+        count = len(given)
+        if self.log_accept.ndim < 1 or self.log_accept.shape[-1] != count:
+            raise ModelError(
+                f"Automaton of {count} states needs log_accept of shape (..., {count}); got "
+                f"{tuple(self.log_accept.shape)}."
+            )
+        low, high = (int(bound) for bound in given.aminmax())
+        if low < 0 or high >= count:
+            raise ModelError(
+                f"Automaton of {count} states needs transitions to states 0 to {count - 1}; got "
+                f"one to {low if low < 0 else high}."
+            )
+        checked_arity("Automaton", self.arity)
+        object.__setattr__(self, "transitions", given.to(self.log_accept.device).long())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.log_accept.shape[:-1], *(self.transitions.shape[1],) * self.arity)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.log_accept.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_accept.device
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: a walk, O(grid) a slot and no larger in memory."""
+        place = torch.zeros(1, dtype=torch.long, device=self.device)
+        for chosen in states:
+            read = chosen.to(self.device).unsqueeze(-2)
+            place = self.transitions[place.unsqueeze(-1), read].flatten(-2)
+        own, grid = self.log_accept.shape[:-1], [chosen.shape[-1] for chosen in states]
+        lead = broadcast_shapes(own, place.shape[:-1])
+        values = self.log_accept.expand(*lead, -1).gather(-1, place.expand(*lead, -1))
+        return values.reshape([*lead, *grid])
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Automaton":
+        """The potentials of some factors of a block; they share the transitions."""
+        values = select_lead(self.log_accept, trailing=1, block=block, rows=rows)
+        return Automaton(self.transitions, values, self.arity)
+
+    def decompose(self) -> Decomposition | None:
+        """A chain of the states after each slot but the last, where that beats the table."""
+        size = self.transitions.shape[1]
+        passed = self._passed()
+        counts = [len(states) for states in passed]
+        after = [*counts[1:], 1]
+        chain = sum(size * n * m for n, m in zip(counts, after, strict=True))
+        if size**self.arity <= max(4096, chain):
+            return None
+        parts: list[Part] = []
+        for slot, states in enumerate(passed):
+            following = self.transitions[states]
+            if slot == self.arity - 1:
+                log_values = self.log_accept[..., following]
+            else:
+                same = following.unsqueeze(-1) == passed[slot + 1]
+                log_values = torch.where(same, 0.0, -math.inf).to(self.dtype)
+            before, behind = self.arity + slot - 1, self.arity + slot
+            if slot == 0:
+                parts.append(Part((slot, behind), log_values.squeeze(0)))
+            elif slot == self.arity - 1:
+                parts.append(Part((before, slot), log_values))
+            else:
+                parts.append(Part((before, slot, behind), log_values))
+        return Decomposition(tuple(counts[1:]), tuple(parts))
+
+    def _passed(self) -> list[Tensor]:
+        """For each slot the states before it that lie on the way to an accepted one."""
+        transitions = self.transitions.cpu()
+        count = len(transitions)
+        reached = [torch.arange(count, device="cpu") == 0]
+        for _ in range(self.arity - 1):
+            mask = torch.zeros(count, dtype=torch.bool, device="cpu")
+            mask[transitions[reached[-1]]] = True
+            reached.append(mask)
+        accepted = (self.log_accept.detach() > -math.inf).reshape(-1, count).any(0).cpu()
+        passed: list[Tensor] = []
+        for mask in reversed(reached):
+            accepted = accepted[transitions].any(1)
+            passed.append(mask & accepted)
+        passed.reverse()
+        # An auxiliary variable has at least one state, even where nothing is possible.
+        kept = passed if bool(passed[0].any()) else reached
+        return [mask.nonzero().flatten().to(self.device) for mask in kept]
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        """The log-messages to all slots by forward-backward: O(Q k) per slot, all leads at once.
+
+        Arguments, result and errors as for `Potential.messages`; no table is formed.
+        """
+        if len(incoming) != self.arity:
+            raise ModelError(
+                f"Automaton needs a message for each of its {self.arity} slots; "
+                f"got {len(incoming)}."
+            )
+        lead = message_lead(self, incoming, temperature)
+        count, size = self.transitions.shape
+        targets = self.transitions.flatten()
+        # States come first, so that each step works on whole rows of factors; the lead, and with
+        # it a temperature, is on the right.
+        arriving = [_states_first(message, len(lead)) for message in incoming]
+        backward = [_states_first(self.log_accept, len(lead))]
+        for message in reversed(arriving[1:]):
+            onward = backward[-1].index_select(0, targets).unflatten(0, (count, size))
+            backward.append(soft_sum(onward + message, 1, temperature))
+        start = torch.where(torch.arange(count, device=self.device) == 0, 0.0, -math.inf)
+        forward = start.to(self.dtype).reshape(count, *(1,) * len(lead))
+        outgoing: list[Tensor] = []
+        for message, after in zip(arriving, reversed(backward), strict=True):
+            onward = after.index_select(0, targets).unflatten(0, (count, size))
+            result = soft_sum(onward + forward.unsqueeze(1), 0, temperature)
+            outgoing.append(result.movedim(0, -1).expand(*lead, -1))
+            if len(outgoing) < self.arity:
+                steps = (forward.unsqueeze(1) + message).flatten(0, 1)
+                forward = soft_scatter(steps, targets, count, temperature)
+        return tuple(outgoing)
+
+
+def checked_arity(name: str, arity: int) -> int:
+    """Refuse what is not a number of slots, or less than one."""
+    if isinstance(arity, bool) or not isinstance(arity, int) or arity < 1:
+        raise ModelError(f"{name} needs an arity of at least 1; got {arity!r}.")
+    return arity
+
+
+def _states_first(values: Tensor, dims: int) -> Tensor:
+    """(*lead, states) as (states, *lead), the lead padded in front to ``dims`` dims."""
+    lead = tuple(values.shape[:-1])
+    padded = values.reshape(*(1,) * (dims - len(lead)), *lead, values.shape[-1])
+    return padded.movedim(-1, 0)
+
+
+def Or(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
+    """At least one of the slots is true: log-value 0, else -inf; two automaton states.
+
+    Args:
+        arity: how many binary slots.
+        dtype: of the log-values; torch's default.
+
+    Example:
+        >>> Or(2).table(2).exp().tolist()
+        [[0.0, 1.0], [1.0, 1.0]]
+    """
+    checked_arity("Or", arity)
+    return _constraint([[0, 1], [1, 1]], [False, True], arity, dtype)
+
+
+def And(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
+    """All slots are true: log-value 0, else -inf; two automaton states.
+
+    Args:
+        arity: how many binary slots.
+        dtype: of the log-values; torch's default.
+
+    Example:
+        >>> And(2).table(2).exp().tolist()
+        [[0.0, 0.0], [0.0, 1.0]]
+    """
+    checked_arity("And", arity)
+    return _constraint([[1, 0], [1, 1]], [True, False], arity, dtype)
+
+
+def Xor(arity: int, *, parity: int = 1, dtype: torch.dtype | None = None) -> Automaton:
+    """The number of true slots is odd (parity 1), or even (parity 0): log-value 0, else -inf.
+
+    It has two automaton states.
+
+    Args:
+        arity: how many binary slots.
+        parity: of the number of true slots: 1, odd; 0, even, as in the parity checks of a code.
+        dtype: of the log-values; torch's default.
+
+    Raises:
+        ModelError: a parity other than 0 and 1.
+
+    Example:
+        >>> Xor(2, parity=1).table(2).exp().tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
+    checked_arity("Xor", arity)
+    if parity not in (0, 1):
+        raise ModelError(f"Xor needs parity 1 (odd) or 0 (even); got {parity!r}.")
+    return _constraint([[0, 1], [1, 0]], [parity == 0, parity == 1], arity, dtype)
+
+
+def AtMostOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
+    """No two slots are true: log-value 0, else -inf; three automaton states.
+
+    Args:
+        arity: how many binary slots.
+        dtype: of the log-values; torch's default.
+
+    Example:
+        >>> AtMostOne(2).table(2).exp().tolist()
+        [[1.0, 1.0], [1.0, 0.0]]
+    """
+    return _counted("AtMostOne", arity, 0, 1, dtype)
+
+
+def ExactlyOne(arity: int, *, dtype: torch.dtype | None = None) -> Automaton:
+    """One slot is true and no other: log-value 0, else -inf; three automaton states.
+
+    Args:
+        arity: how many binary slots.
+        dtype: of the log-values; torch's default.
+
+    Example:
+        >>> ExactlyOne(2).table(2).exp().tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
+    return _counted("ExactlyOne", arity, 1, 1, dtype)
+
+
+def Cardinality(
+    arity: int,
+    *,
+    at_least: int = 0,
+    at_most: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> Automaton:
+    """The number of true slots lies between two bounds: log-value 0, else -inf.
+
+    It has ``at_most + 2`` automaton states, ``at_least + 1`` without an upper bound; messages cost
+    O(arity) times that.
+
+    Args:
+        arity: how many binary slots.
+        at_least: the smallest number allowed.
+        at_most: the largest number allowed; None, or the arity and more: no bound.
+        dtype: of the log-values; torch's default.
+
+    Raises:
+        ModelError: a negative bound, or bounds that no number of true slots meets.
+
+    Example:
+        >>> Cardinality(3, at_least=1, at_most=2).table(3).exp().sum()
+        tensor(6.)
+    """
+    return _counted("Cardinality", arity, at_least, at_most, dtype)
+
+
+def _counted(
+    name: str, arity: int, at_least: int, at_most: int | None, dtype: torch.dtype | None
+) -> Automaton:
+    checked_arity(name, arity)
+    for bound, value in (("at_least", at_least), ("at_most", at_most)):
+        if value is not None and value < 0:
+            raise ModelError(f"{name} needs {bound} >= 0; got {value}.")
+    highest = arity if at_most is None else min(at_most, arity)
+    if at_least > highest:
+        limit = f"the arity {arity}" if highest == arity else f"at_most={at_most}"
+        raise ModelError(f"{name} needs at_least <= {limit}; got at_least={at_least}.")
+    # Without an upper bound nothing needs to be counted past the lower one.
+    last = at_least if highest == arity else highest + 1
+    transitions = [[count, min(count + 1, last)] for count in range(last + 1)]
+    holds = [at_least <= count <= highest for count in range(last + 1)]
+    return _constraint(transitions, holds, arity, dtype)
+
+
+def _constraint(
+    transitions: Sequence[Sequence[int]],
+    holds: Sequence[bool],
+    arity: int,
+    dtype: torch.dtype | None,
+) -> Automaton:
+    log_accept = [0.0 if accepted else -math.inf for accepted in holds]
+    return Automaton(torch.tensor(transitions), torch.tensor(log_accept, dtype=dtype), arity)

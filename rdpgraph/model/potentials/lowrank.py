@@ -1,0 +1,308 @@
+"""Pairwise potentials of low rank, or from embeddings of the states."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.logspace.logmatrix import LogMatrix, log_products, soft_sum
+from rdpgraph.model.potentials.potential import Potential, message_lead, select_lead
+from rdpgraph.model.potentials.table import as_values, checked_log_values, settle
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Potential):
+    """The log-value of a pair of states is the inner product of their embeddings (nats).
+
+    ``log value(i, j) = left[i] . right[j]``: Fu, Cunningham and Lapata 2022, eq. 31. On a few
+    states, m of one slot and n of the other, it costs O(m n d) and forms no table of all states,
+    neither forwards nor backwards; so it serves estimators that keep a few of a million states.
+
+    Args:
+        left: (*lead, N, d) embeddings of the first slot's states; leading dims are batch dims or
+            factors of a block. Gradients flow to it.
+        right: (*lead, M, d) those of the second slot's; the leads broadcast.
+
+    Raises:
+        ModelError: not floating, not finite, or the shapes do not fit each other.
+
+    Example:
+        >>> states = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        >>> Bilinear(states, states).table(2).tolist()
+        [[1.0, 1.0], [1.0, 2.0]]
+    """
+
+    left: Tensor
+    right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "left", "right")
+        for name, values in (("left", self.left), ("right", self.right)):
+            checked = as_values(f"Bilinear's {name}", values)
+            if checked.ndim < 2:
+                raise ModelError(
+                    f"Bilinear needs floating embeddings (..., states, d); {name} is "
+                    f"{tuple(values.shape)}."
+                )
+            if not bool(values.detach().isfinite().all()):
+                raise ModelError(
+                    f"Bilinear needs finite embeddings; {name} holds an infinity or NaN. Hard "
+                    "zeros belong into a separate factor, such as a Sparse or a unary Table."
+                )
+        shapes = tuple(self.left.shape), tuple(self.right.shape)
+        if shapes[0][-1] != shapes[1][-1]:
+            raise ModelError(f"Bilinear needs embeddings of one length; got {shapes}.")
+        if self.left.dtype != self.right.dtype or self.left.device != self.right.device:
+            raise ModelError("Bilinear needs embeddings of one dtype, on one device.")
+        try:
+            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+        except RuntimeError:
+            raise ModelError(f"Bilinear needs leading dims that broadcast; got {shapes}.") from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        lead = broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
+        return (*lead, self.left.shape[-2], self.right.shape[-2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the embeddings."""
+        return self.left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embeddings live."""
+        return self.left.device
+
+    def table(self, arity: int) -> Tensor:
+        return self.left @ self.right.mT
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: O(grid d) time, O(grid + states d) memory."""
+        first, second = states
+        return rows_of(self.left, first) @ rows_of(self.right, second).mT
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Bilinear":
+        chosen = (
+            select_lead(values, trailing=2, block=block, rows=rows)
+            for values in (self.left, self.right)
+        )
+        return Bilinear(*chosen)
+
+    def norms(self, slot: int) -> Tensor:
+        """(*lead, states) L1 norms of the embeddings of a slot's states, without gradient."""
+        return (self.left, self.right)[slot].detach().abs().sum(-1)
+
+
+def rows_of(embeddings: Tensor, states: Tensor) -> Tensor:
+    """(*lead, m, d) the embeddings of some states, the leads of both broadcast."""
+    states = states.to(embeddings.device)
+    if embeddings.shape[:-2].numel() == 1:
+        return embeddings.reshape(embeddings.shape[-2:])[states]
+    lead = broadcast_shapes(embeddings.shape[:-2], states.shape[:-1])
+    index: list[Tensor] = []
+    for dim, size in enumerate(lead):
+        places = torch.arange(size, device=embeddings.device)
+        index.append(places.reshape(-1, *(1,) * (len(lead) - dim)))
+    expanded = embeddings.expand([*lead, *embeddings.shape[-2:]])
+    return expanded[(*index, states)]
+
+
+_CELLS = 2**22  # entries of the table that are held at a time
+_MOST = 2**30  # entries of a table that is written out
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(Potential):
+    """The value of a pair of states is the inner product of their non-negative factors.
+
+    ``value(i, j) = sum_k exp(log_left[i, k] + log_right[j, k])``. Sum-product messages cost
+    O((N + M) r), and a `Chain` with such a transition O(T N r); `LowRankFactors` makes a variable
+    of k, for contraction on any graph. Maxima over states have no such shortcut: they are taken
+    over the N M values, which are formed in blocks.
+
+    Args:
+        log_left: (*lead, N, r) logs of the factors of the first slot's states (nats); -inf is a
+            factor of zero. Leading dims are batch dims or factors of a block. Gradients flow to
+            it.
+        log_right: (*lead, M, r) those of the second slot's; the leads broadcast.
+
+    Raises:
+        ModelError: not floating, NaN or +inf, or the shapes do not fit each other.
+
+    Source: Chiu, Deng and Rush 2021, "Low-rank constraints for fast inference in structured
+    models" (arXiv:2201.02715).
+
+    Example:
+        >>> factors = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+        >>> LowRank(factors.log(), factors.log()).table(2).exp()
+        tensor([[1., 1.],
+                [1., 2.]])
+    """
+
+    log_left: Tensor
+    log_right: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_left: ArrayLike, log_right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_left", "log_right")
+        for name, values in (("log_left", self.log_left), ("log_right", self.log_right)):
+            checked_log_values(f"LowRank's {name}", values)
+            if values.ndim < 2:
+                raise ModelError(
+                    f"LowRank needs log-factors (..., states, r); {name} is {tuple(values.shape)}."
+                )
+        shapes = tuple(self.log_left.shape), tuple(self.log_right.shape)
+        if shapes[0][-1] != shapes[1][-1] or not shapes[0][-1]:
+            raise ModelError(f"LowRank needs log-factors of one rank, at least 1; got {shapes}.")
+        if self.log_left.dtype != self.log_right.dtype:
+            raise ModelError("LowRank needs log-factors of one dtype.")
+        if self.log_left.device != self.log_right.device:
+            raise ModelError("LowRank needs log-factors on one device.")
+        try:
+            broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+        except RuntimeError:
+            raise ModelError(f"LowRank needs leading dims that broadcast; got {shapes}.") from None
+
+    @classmethod
+    def normalised(cls, log_left: Tensor, log_right: Tensor) -> "LowRank":
+        """The log-probabilities of the second state given the first: each row sums to one.
+
+        ``p(j | i) = sum_k p(k | i) p(j | k)`` in proportion to the values given, row by row:
+        ``value(i, j) / sum_j value(i, j)``. Exact, in O((N + M) r). Both factors are themselves
+        log-probabilities. Chiu 2021, "Random Fourier features for scaling MRFs", eq. 6.
+
+        Args:
+            log_left: (*lead, N, r) log-factors, as for the class.
+            log_right: (*lead, M, r).
+
+        Raises:
+            ModelError: as for the class, or a row without a possible state.
+        """
+        plain = cls(log_left, log_right)
+        columns = soft_sum(plain.log_right, -2).unsqueeze(-2)  # s of eq. 6
+        alive = columns > -math.inf
+        shift = torch.where(alive, columns, 0.0)
+        left = torch.where(alive, plain.log_left + shift, -math.inf)
+        rows = soft_sum(left, -1).unsqueeze(-1)
+        if not bool((rows.detach() > -math.inf).all()):
+            raise ModelError("LowRank.normalised needs a possible second state for every first.")
+        return cls(left - rows, torch.where(alive, plain.log_right - shift, -math.inf))
+
+    @property
+    def rank(self) -> int:
+        """The number of terms, r."""
+        return self.log_left.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        lead = broadcast_shapes(self.log_left.shape[:-2], self.log_right.shape[:-2])
+        return (*lead, self.log_left.shape[-2], self.log_right.shape[-2])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the log-factors."""
+        return self.log_left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the log-factors live."""
+        return self.log_left.device
+
+    def table(self, arity: int) -> Tensor:
+        """All log-values, (*lead, N, M), in O(N M r).
+
+        Raises:
+            BudgetError: more than 2^30 of them.
+        """
+        entries = math.prod(self.shape)
+        if entries > _MOST:
+            raise BudgetError(
+                f"LowRank of shape {self.shape} has {entries:,} values, and at most {_MOST:,} are "
+                "written out; the estimator LowRankFactors() needs no table for log Z, marginals "
+                "and samples, and randomized estimators need only the values of a few states."
+            )
+        return log_products(self.log_left, self.log_right)
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: O(grid r) time, O(grid + states r) memory."""
+        kept = self.rows(states[0], states[1])
+        return log_products(kept.log_left, kept.log_right)
+
+    def rows(self, first: Tensor, second: Tensor) -> "LowRank":
+        """The potential on some states: (*lead, m) and (*lead, n), leads broadcast."""
+        return LowRank(rows_of(self.log_left, first), rows_of(self.log_right, second))
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "LowRank":
+        chosen = (
+            select_lead(values, trailing=2, block=block, rows=rows)
+            for values in (self.log_left, self.log_right)
+        )
+        return LowRank(*chosen)
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        """As `Potential.messages`; at temperature 1.0 in O((N + M) r) and exact.
+
+        At any other temperature, the maximum included, values are no sum of products: all N M of
+        them are formed, in blocks that the gradient forms again.
+        """
+        lead = message_lead(self, incoming, temperature)
+        first, second = incoming
+        left, right = self.log_left, self.log_right
+        if not isinstance(temperature, Tensor) and temperature == 1.0:
+            messages = (_through(right, left, second), _through(left, right, first))
+        else:
+            messages = (
+                _reduced(left, right, second, temperature),
+                _reduced(right, left, first, temperature),
+            )
+        return tuple(values.expand(*lead, -1) for values in messages)
+
+
+def _through(source: Tensor, target: Tensor, message: Tensor) -> Tensor:
+    """From (*lead, M) to (*lead, N), by way of the rank."""
+    ranks = LogMatrix.of(source.mT).times(message.unsqueeze(-2))
+    return LogMatrix.of(target).times(ranks).squeeze(-2)
+
+
+def _reduced(
+    target: Tensor, source: Tensor, message: Tensor, temperature: float | Tensor
+) -> Tensor:
+    """``temperature * logsumexp_j((values_ij + message_j) / temperature)``, in blocks of rows."""
+    if isinstance(temperature, Tensor):
+        temperature = temperature.reshape(*temperature.shape, 1, 1)
+    lead = broadcast_shapes(target.shape[:-2], source.shape[:-2], message.shape[:-1])
+    width = max(1, _CELLS // max(1, math.prod(lead) * source.shape[-2]))
+    matrix = LogMatrix.of(source)
+
+    def part(block: Tensor, arriving: Tensor) -> Tensor:
+        return soft_sum(matrix.times(block) + arriving.unsqueeze(-2), -1, temperature)
+
+    blocks = target.split(width, -2)
+    if len(blocks) == 1:
+        return part(target, message)
+    watched = torch.is_grad_enabled()
+    return torch.cat(
+        [
+            torch.utils.checkpoint.checkpoint(part, block, message, use_reentrant=False)  # pyright: ignore
+            if watched
+            else part(block, message)
+            for block in blocks
+        ],
+        -1,
+    )

@@ -1,0 +1,361 @@
+"""The interface of a potential: the log-values of a factor, on demand."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.shapes import broadcast_shapes, broadcasts
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import soft_sum
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def checked_log_values(name: str, log_values: Tensor) -> float:
+    """The largest of log-values; refuses what cannot be such: not a floating tensor, NaN, +inf.
+
+    Inside `torch.compile` the values themselves are not looked at: that would break the graph.
+    """
+    if not isinstance(log_values, Tensor):
+        raise ModelError(f"{name} needs a floating tensor of log-values; got {log_values!r:.80}.")
+    if log_values.dtype not in FLOATING:
+        raise ModelError(f"{name} needs floating log-values; got a tensor of {log_values.dtype}.")
+    if torch.compiler.is_compiling():
+        return -math.inf
+    refuse_hollow(name, log_values)
+    highest = log_values.detach().amax().item() if log_values.numel() else -math.inf
+    if not highest < math.inf:
+        kind = "NaN" if bool(log_values.isnan().any()) else "+inf"
+        raise ModelError(f"{name} needs log-values below +inf (-inf is a hard zero); got {kind}.")
+    return highest
+
+
+def refuse_hollow(name: str, values: Tensor) -> None:
+    """Refuse a tensor without values (meta), or without all of them (sparse, or on many ranks)."""
+    if type(values).__name__ == "DTensor":  # imported by those alone who have one
+        raise ModelError(
+            f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
+            "declare the model in rdpgraph.distributed."
+        )
+    if values.is_meta and not torch.compiler.is_compiling():
+        raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
+    if values.layout != torch.strided:
+        raise ModelError(f"{name} needs a dense tensor; got {values.layout}: use to_dense().")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One small table of a `Decomposition`.
+
+    Attributes:
+        variables: what its dims stand for: the slots are 0 to n - 1, then come the auxiliary
+            variables.
+        log_values: (*lead, the sizes of the variables).
+    """
+
+    variables: tuple[int, ...]
+    log_values: Tensor
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A potential as a sum over auxiliary variables of products of small tables.
+
+    ``value(x) = sum_a prod_p exp(log_values_p[x, a])``, and at most one configuration a of the
+    auxiliary variables contributes to any x, so that it holds with a maximum in place of the sum
+    too.
+
+    Attributes:
+        auxiliary: the number of states of each auxiliary variable, n, n + 1, ... in the parts.
+        parts: each over some slots and auxiliary variables; together they hold every one of them.
+    """
+
+    auxiliary: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+class Potential(ABC):
+    """The log-values of a factor (nats); -inf marks an impossible configuration.
+
+    A new kind of potential says its `shape` and how to `evaluate` itself; `rdpgraph.testing.
+    check_potential` then checks it. Everything else has a default. Leading dims before the slots
+    are batch dims, or one entry per factor of a `FactorBlock`; they broadcast.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _FITTED.keys() & vars(cls):
+            setattr(cls, name, _held(getattr(cls, name), _FITTED[name]))
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Leading dims, then the number of states of each slot."""
+
+    @abstractmethod
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states.
+
+        Args:
+            states: per slot an int64 tensor (*lead, m_i): the states asked for, in any order and
+                with repeats. The leads broadcast with each other and with the potential's own.
+
+        Returns:
+            (*lead, m_1, ..., m_n) log-values, differentiable in the potential's parameters.
+        """
+
+    def table(self, arity: int) -> Tensor:
+        """All log-values: (*lead, k_1, ..., k_n)."""
+        return self.evaluate([torch.arange(k, device=self.device) for k in self.slots(arity)])
+
+    def slots(self, arity: int) -> tuple[int, ...]:
+        """The number of states of each of the last ``arity`` dims."""
+        return self.shape[len(self.shape) - arity :]
+
+    def lead(self, arity: int) -> tuple[int, ...]:
+        """The dims before the slots."""
+        return self.shape[: len(self.shape) - arity]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the log-values."""
+        return torch.get_default_dtype()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the log-values live."""
+        return torch.device("cpu")
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Potential":
+        """The potential of some factors of a block.
+
+        Args:
+            block: the block's dims; the last ``len(block)`` leading dims broadcast to them.
+            rows: (F,) positions in the flattened block, or None for all of them.
+            arity: the number of slots.
+
+        Returns:
+            A potential with (*batch, F) leading dims, or (*batch, 1) if all share one.
+        """
+        if self.lead(arity):
+            raise ModelError(
+                f"{type(self).__name__} has leading dims {self.lead(arity)}; to be used in a "
+                "FactorBlock it must implement select(block, rows, arity)."
+            )
+        return self
+
+    def decompose(self) -> Decomposition | None:
+        """An exact rewrite by auxiliary variables, where a dense table would be large.
+
+        What `select` gives for a block keeps its (*batch, F or 1) as the lead of the parts.
+        """
+        return None
+
+    def messages(
+        self, incoming: Sequence[Tensor], *, temperature: float | Tensor = 1.0
+    ) -> tuple[Tensor, ...]:
+        """The log-messages to all slots, from those that come in (nats).
+
+        To a slot goes ``temperature * logsumexp((log_values + the other slots' incoming) /
+        temperature)`` over the states of the other slots; at 0.0 the maximum. Exact, and -inf
+        where nothing is possible. Differentiable in the incoming messages and the parameters,
+        without NaN. This default takes the time and memory of a few tables; a potential whose
+        table is large gives its own.
+
+        Args:
+            incoming: per slot (*lead, k_i), -inf allowed. The leads broadcast with each other and
+                with the potential's own.
+            temperature: 1.0 for sum-product, 0.0 for max-product; a tensor is positive and
+                broadcasts against the lead.
+
+        Returns:
+            Per slot (*lead, k_i), the lead being that of all of it together.
+
+        Raises:
+            ModelError: the sizes of the messages are not those of the slots, or the temperature
+                is negative.
+        """
+        lead = message_lead(self, incoming, temperature)
+        arity = len(incoming)
+
+        def summed(logs: Tensor, dim: int, slots: int) -> Tensor:
+            if not isinstance(temperature, Tensor):
+                return soft_sum(logs, dim, temperature)
+            return soft_sum(logs, dim, temperature.reshape(*temperature.shape, *(1,) * slots))
+
+        # Slots are summed out one by one: the tables left shrink, and nothing is subtracted.
+        left = self.table(arity)
+        outgoing: list[Tensor] = []
+        for slot, message in enumerate(incoming):
+            rest = left
+            for other in range(arity - 1, slot, -1):
+                arriving = incoming[other].unflatten(-1, (*(1,) * (other - slot), -1))
+                rest = summed(rest + arriving, -1, other - slot + 1)
+            outgoing.append(rest.expand(*lead, -1))
+            arriving = message.reshape(*message.shape, *(1,) * (arity - slot - 1))
+            left = summed(left + arriving, slot - arity, arity - slot)
+        return tuple(outgoing)
+
+
+def _held(method: Callable[..., object], fitted: Callable[..., object]) -> Callable[..., object]:
+    """A method of a potential, whose answer must fit."""
+
+    @wraps(method)
+    def checked(self: Potential, *asked: Any, **options: Any) -> object:
+        return fitted(self, method(self, *asked, **options), *asked, **options)
+
+    return checked
+
+
+def _evaluated(self: Potential, values: object, states: Sequence[Tensor]) -> Tensor:
+    sizes = tuple([asked.shape[-1] for asked in states])
+    what = f"evaluate, asked for {sizes} states of its slots,"
+    leads = [asked.shape[:-1] for asked in states]
+    return _numbers(self, what, values, sizes, len(sizes), leads)
+
+
+def _tabulated(self: Potential, values: object, arity: int) -> Tensor:
+    return _numbers(self, "table", values, self.slots(arity), arity)
+
+
+def _sent(
+    self: Potential, sent: Any, incoming: Sequence[Tensor], temperature: float | Tensor = 1.0
+) -> tuple[Tensor, ...]:
+    arity = len(incoming)
+    if not isinstance(sent, tuple | list) or len(sent) != arity:
+        raise _unfit(self, "messages", f"a tuple of {arity} messages, one for each slot", sent)
+    leads = [message.shape[:-1] for message in incoming]
+    leads += [temperature.shape] if isinstance(temperature, Tensor) else []
+    return tuple(
+        _numbers(self, f"messages, to slot {slot},", sent[slot], (size,), arity, leads)
+        for slot, size in enumerate(self.slots(arity))
+    )
+
+
+def _split(self: Potential, split: Any) -> Decomposition | None:
+    if split is None:
+        return None
+    if not isinstance(split, Decomposition):
+        raise _unfit(self, "decompose", "a Decomposition, or None", split)
+    own: Any = split.auxiliary
+    if not isinstance(own, tuple) or not all(is_whole(size, 1) for size in own):
+        raise _unfit(self, "decompose", "auxiliary, a tuple of numbers of states", own)
+    parts: Any = split.parts
+    if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
+        raise _unfit(self, "decompose", "parts, a tuple of Part", parts)
+    scopes: list[Any] = [part.variables for part in split.parts]
+    known = all(
+        isinstance(s, tuple) and all(map(is_whole, s)) and len(s) == len({*s}) for s in scopes
+    )
+    held = {number for scope in scopes for number in scope} if known else {-1}
+    arity = len(held) - len(own)
+    if held != set(range(len(held))) or not 0 <= arity <= len(self.shape):
+        wanted = f"parts over distinct variables, all slots and {len(own)} auxiliary ones together,"
+        raise _unfit(self, "decompose", wanted, scopes)
+    sizes, made = (*self.slots(arity), *split.auxiliary), list[Part]()
+    for part in split.parts:
+        what = f"decompose, for the part over {part.variables},"
+        wanted = tuple(sizes[number] for number in part.variables)
+        made.append(Part(part.variables, _numbers(self, what, part.log_values, wanted, arity)))
+    return Decomposition(split.auxiliary, tuple(made))
+
+
+def _numbers(
+    potential: Potential, what: str, values: object, sizes: tuple[int, ...], arity: int,
+    leads: Sequence[Sequence[int]] = (),
+) -> Tensor:  # fmt: skip
+    """Log-values (*lead, *sizes) that a method gives; whole numbers become floating ones."""
+    name, got = type(potential), values
+    if isinstance(values, Tensor):
+        split = max(0, values.ndim - len(sizes))
+        own, got = tuple(values.shape[:split]), tuple(values.shape)
+        lead = broadcast_shapes(potential.lead(arity), *leads)
+        if got[split:] == sizes and (math.prod(own) == 1 or broadcasts(own, lead)):
+            if not name.__module__.startswith("rdpgraph."):  # tests hold the package's own to it
+                values = values.to(potential.dtype) if values.dtype in WHOLE else values
+                checked_log_values(f"{name.__name__}.{what.split(',')[0]}", values)
+            return values
+    shape = f"log-values of shape (*lead, {str(sizes)[1:-1].rstrip(',')})"
+    raise _unfit(potential, what, shape, got)
+
+
+def _unfit(potential: Potential, what: str, wanted: str, got: object) -> ModelError:
+    shown = " ".join(repr(got).split())
+    return ModelError(f"{type(potential).__name__}.{what} needs to give {wanted}; got {shown:.80}.")
+
+
+_FITTED: dict[str, Callable[..., object]] = {
+    "evaluate": _evaluated, "table": _tabulated, "messages": _sent, "decompose": _split,
+}  # fmt: skip
+"""Requirements on the answers of a potential's methods."""
+
+
+def checked_shape(potential: Potential) -> tuple[int, ...]:
+    """The shape of a potential, which is a tuple of whole numbers."""
+    shape: object = potential.shape
+    if not isinstance(shape, tuple) or not all(is_whole(size) for size in shape):
+        raise ModelError(
+            f"{type(potential).__name__}.shape needs to be a tuple, the leading dims and then the "
+            f"number of states of each slot; got {shape!r:.80}."
+        )
+    return tuple(shape)
+
+
+def select_lead(
+    values: Tensor, *, trailing: int, block: tuple[int, ...], rows: Tensor | None
+) -> Tensor:
+    """Flatten the block dims of a tensor and pick rows of them.
+
+    ``values`` is (*batch, *block or broadcastable to it, *trailing); the result is
+    (*batch, F, *trailing), or (*batch, 1, *trailing) if every factor shares one entry.
+    """
+    ends = values.shape[values.ndim - trailing :]
+    lead = values.shape[: values.ndim - trailing]
+    missing = max(len(block) - len(lead), 0)
+    own = (1,) * missing + tuple(lead[max(len(lead) - len(block), 0) :])
+    batch = tuple(lead[: max(len(lead) - len(block), 0)])
+    shared = all(size == 1 for size in own)
+    kept = own if shared else block
+    flat = values.reshape([*batch, *own, *ends]).expand([*batch, *kept, *ends])
+    flat = flat.reshape([*batch, math.prod(kept), *ends])
+    if rows is None or flat.shape[len(batch)] == 1:
+        return flat
+    return flat.index_select(len(batch), rows.to(flat.device))
+
+
+def message_lead(
+    potential: Potential, incoming: Sequence[Tensor], temperature: float | Tensor
+) -> tuple[int, ...]:
+    """The lead of the messages that a potential sends; refuses what does not fit it.
+
+    Raises:
+        ModelError: messages of other sizes than the slots, leads that do not broadcast, or a
+            negative temperature.
+    """
+    name, arity = type(potential).__name__, len(incoming)
+    sizes = [message.shape[-1] for message in incoming]
+    if arity > len(potential.shape) or potential.slots(arity) != tuple(sizes):
+        raise ModelError(
+            f"{name} of shape {potential.shape} needs one message per slot, of the slot's size; "
+            f"got sizes {sizes}."
+        )
+    leads = [potential.lead(arity), *(tuple(message.shape[:-1]) for message in incoming)]
+    if isinstance(temperature, Tensor):
+        leads.append(tuple(temperature.shape))
+    elif not temperature >= 0.0:
+        raise ModelError(f"Messages need a temperature >= 0 (0: the maximum); got {temperature}.")
+    try:
+        return broadcast_shapes(*leads)
+    except RuntimeError:
+        raise ModelError(
+            f"Messages of {name} need leads that broadcast with its own, {leads[0]}, and with the "
+            f"temperature's; got {leads[1:]}."
+        ) from None

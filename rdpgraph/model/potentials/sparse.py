@@ -1,0 +1,149 @@
+"""Potentials that list their possible configurations."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import current_property
+from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.potential import Decomposition, Part, Potential, select_lead
+from rdpgraph.model.potentials.table import checked_log_values, settle
+from rdpgraph.model.variable import MOST
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(Potential):
+    """Listed configurations with their log-values (nats); every other one is impossible.
+
+    Memory is the list's: a parity check over 60 binary variables or a tuple constraint over
+    variables of a thousand states costs what it lists. The exact engine joins a long one to its
+    variables by an auxiliary variable instead of forming its table.
+
+    Args:
+        configurations: (C, n) int64, the states of each listed configuration; none twice.
+        log_values: (*lead, C) floating.
+        sizes: the number of states of each slot.
+
+    Raises:
+        ModelError: shapes that disagree, a state out of range, a configuration listed twice.
+
+    Example:
+        >>> same = Sparse(torch.tensor([[0, 0], [1, 1]]), torch.zeros(2), (2, 2))
+        >>> same.table(2).exp().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    configurations: Tensor
+    log_values: Tensor
+    sizes: tuple[int, ...]
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, configurations: ArrayLike, log_values: ArrayLike, sizes: Sequence[int]
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_values", whole=("configurations",))
+        checked_log_values("Sparse", self.log_values)
+        if not isinstance(self.sizes, Iterable):
+            raise ModelError(
+                f"Sparse needs a size for each slot, as (3, 2); got {self.sizes!r:.80}."
+            )
+        object.__setattr__(self, "sizes", tuple(self.sizes))
+        listed = self.configurations
+        if listed.ndim != 2 or listed.shape[1] != len(self.sizes) or listed.is_floating_point():
+            raise ModelError(
+                f"Sparse over {len(self.sizes)} slots needs integer configurations of shape "
+                f"(C, {len(self.sizes)}); got {tuple(listed.shape)} of {listed.dtype}."
+            )
+        if self.log_values.ndim < 1 or self.log_values.shape[-1] != len(listed):
+            raise ModelError(
+                f"Sparse with {len(listed)} configurations needs log-values of shape "
+                f"(..., {len(listed)}); got {tuple(self.log_values.shape)}."
+            )
+        if any(not isinstance(size, int) or not 0 < size <= MOST for size in self.sizes):
+            raise ModelError(
+                f"Sparse needs sizes from 1 to {MOST:,} states; got {self.sizes!r:.80}."
+            )
+        limits = torch.tensor(self.sizes, device=listed.device, dtype=listed.dtype)
+        if len(listed) and not bool(((listed >= 0) & (listed < limits)).all()):
+            raise ModelError(f"Sparse of sizes {self.sizes} lists a state out of range.")
+        if len(torch.unique(listed, dim=0)) < len(listed):
+            raise ModelError(f"Sparse of sizes {self.sizes} lists a configuration twice.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.log_values.shape[:-1], *self.sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.log_values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_values.device
+
+    @current_property("configurations")
+    def _levels(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The configurations as a prefix tree: per slot the sorted codes (parent, state)."""
+        listed = self.configurations.to(self.device).long()
+        rank = torch.zeros(len(listed), dtype=torch.long, device=self.device)
+        levels: list[Tensor] = []
+        for slot, size in enumerate(self.sizes):
+            codes, rank = torch.unique(rank * size + listed[:, slot], return_inverse=True)
+            levels.append(codes)
+        return tuple(levels), torch.argsort(rank)
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states: a walk down a prefix tree, O(grid log C) a slot."""
+        levels, order = self._levels
+        lead = broadcast_shapes(*(s.shape[:-1] for s in states)) if states else ()
+        rank = torch.zeros(lead, dtype=torch.long, device=self.device)
+        listed = torch.full(lead, len(order) > 0, dtype=torch.bool, device=self.device)
+        for codes, size, chosen in zip(levels, self.sizes, states, strict=True):
+            slot = rank.ndim - len(lead)
+            spread = chosen.to(self.device).reshape(
+                *chosen.shape[:-1], *(1,) * slot, chosen.shape[-1]
+            )
+            wanted = rank.unsqueeze(-1) * size + spread
+            rank = torch.searchsorted(codes, wanted).clamp(max=max(len(codes) - 1, 0))
+            matches = codes[rank] == wanted if len(codes) else torch.zeros_like(wanted).bool()
+            listed = listed.unsqueeze(-1) & matches
+        if not len(order):
+            empty = (*self._joint_lead(lead), *listed.shape[len(lead) :])
+            return self.log_values.new_full(empty, -math.inf)
+        joint = self._joint_lead(lead)
+        grid = listed.shape[len(lead) :]
+        place = order[rank].expand([*joint, *grid]).reshape([*joint, math.prod(grid)])
+        values = self.log_values.expand([*joint, -1]).gather(-1, place).reshape([*joint, *grid])
+        return torch.where(listed, values, -math.inf)
+
+    def _joint_lead(self, lead: Sequence[int]) -> tuple[int, ...]:
+        return broadcast_shapes(self.log_values.shape[:-1], lead)
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Sparse":
+        """The potentials of some factors of a block; they share one list of configurations."""
+        values = select_lead(self.log_values, trailing=1, block=block, rows=rows)
+        return Sparse(self.configurations, values, self.sizes)
+
+    def decompose(self) -> Decomposition | None:
+        """One auxiliary state per configuration, where that is smaller than the table."""
+        count = len(self.configurations)
+        dense, linked = math.prod(self.sizes), count * (sum(self.sizes) + 1)
+        if dense <= max(4096, linked) or not count:
+            return None
+        listed = self.configurations.to(self.device).long()
+        auxiliary = len(self.sizes)
+        parts = [Part((auxiliary,), self.log_values)]
+        for slot, size in enumerate(self.sizes):
+            link = torch.full((count, size), -math.inf, dtype=self.dtype, device=self.device)
+            link = link.scatter(1, listed[:, slot : slot + 1], 0.0)
+            parts.append(Part((auxiliary, slot), link))
+        return Decomposition((count,), tuple(parts))

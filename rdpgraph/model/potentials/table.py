@@ -1,0 +1,286 @@
+"""Dense log-tables, and the tensors that they are made of."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import EvidenceError, ModelError, ProbabilityWarning
+from rdpgraph.model.potentials.potential import (
+    FLOATING,
+    WHOLE,
+    Potential,
+    checked_log_values,
+    refuse_hollow,
+    select_lead,
+)
+
+
+def as_values(name: str, given: Any) -> Tensor:
+    """A floating tensor, itself if it is one already; gradients flow to tensors inside lists.
+
+    Lists and NumPy arrays are copied; numbers that are not floating become torch's default type.
+
+    Args:
+        name: whose values, for the message.
+        given: a floating tensor, a number, a NumPy array, or nested lists.
+
+    Raises:
+        ModelError: anything else, or a tensor that holds no values (meta) or not all (sparse).
+    """
+    values = given if isinstance(given, Tensor) else _converted(name, given, "floating values")
+    if not isinstance(given, Tensor) and values.dtype in (*WHOLE, torch.bool):
+        values = values.to(torch.get_default_dtype())
+    if values.dtype not in FLOATING:
+        raise ModelError(f"{name} needs floating values; got a tensor of {values.dtype}.")
+    refuse_hollow(name, values)
+    return values
+
+
+def taken(name: str, given: Any) -> Any:
+    """A potential or a tensor as it is; else what `as_values` makes of it."""
+    return given if isinstance(given, Tensor | Potential) else as_values(name, given)
+
+
+def spread(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """What `as_values` makes of something, broadcast; numbers become of another tensor's type.
+
+    Raises:
+        ModelError: no values, or such as do not broadcast to the shape.
+    """
+    values = as_values(name, given)
+    if not isinstance(given, Tensor):
+        values = values.to(like)
+    try:
+        return values.expand(shape)
+    except RuntimeError:
+        raise ModelError(
+            f"{name} needs values that broadcast to {shape}; got {tuple(values.shape)}."
+        ) from None
+
+
+def settle(owner: Any, *fields: str, whole: tuple[str, ...] = ()) -> None:
+    """Make tensors of array-likes among the fields of a frozen dataclass, as it is built.
+
+    Args:
+        owner: the dataclass.
+        fields: those of floating values; a tensor, a `Potential` or None stays as it is.
+        whole: those of integers.
+    """
+    for field in (*fields, *whole):
+        given = getattr(owner, field)
+        if given is None or isinstance(given, Tensor | Potential):
+            continue
+        name = f"{type(owner).__name__}'s {field}"
+        made = as_whole(name, given) if field in whole else as_values(name, given)
+        object.__setattr__(owner, field, made)
+
+
+def as_whole(name: str, given: Any) -> Tensor:
+    """An integer tensor, itself if it is one already, from what `as_values` takes.
+
+    Raises:
+        ModelError: other numbers than whole ones, or a tensor that holds no values.
+    """
+    values = given if isinstance(given, Tensor) else _converted(name, given, "integers")
+    if not isinstance(given, Tensor) and not values.numel():
+        values = values.long()
+    if values.dtype not in WHOLE:
+        raise ModelError(f"{name} needs integers; got a tensor of {values.dtype}.")
+    refuse_hollow(name, values)
+    return values
+
+
+def as_states(name: str, given: Any) -> Tensor:
+    """States to be scored: a tensor as it is, array-likes of whole numbers as int64.
+
+    Raises:
+        EvidenceError: anything else.
+    """
+    if isinstance(given, Tensor):
+        return given
+    try:
+        return as_whole(name, given).long()
+    except ModelError as error:
+        raise EvidenceError(str(error)) from None
+
+
+def is_array(value: object) -> bool:
+    """Return whether something is an array of another library than torch, such as NumPy."""
+    return hasattr(value, "__array__") and not isinstance(value, Tensor)
+
+
+def array_of(value: Any) -> Any:
+    """A NumPy array of its own, contiguous, in the machine's byte order."""
+    import numpy
+
+    array = numpy.array(value)
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _converted(name: str, given: Any, wanted: str) -> Tensor:
+    try:
+        return _tensor(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ModelError(
+            f"{name} needs {wanted} as a tensor, an array or lists of one length in each dim; got "
+            f"{_shown(given)}."
+        ) from None
+
+
+def _tensor(given: Any) -> Tensor:
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, list | tuple):
+        if any(isinstance(part, Tensor | list | tuple) or is_array(part) for part in given):
+            return torch.stack([_tensor(part) for part in given])
+        return torch.tensor(given)
+    if is_array(given):
+        return torch.from_numpy(array_of(given))
+    if not isinstance(given, int | float):
+        raise TypeError
+    return torch.tensor(given)
+
+
+def _shown(given: object) -> str:
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+_FEW = 4096
+"""Entries up to which the numbers would take longer than the entries."""
+
+
+def looked_up(values: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """``values[tuple(index)]`` by the numbers of the entries, several times as fast for many.
+
+    Args:
+        values: of any shape.
+        index: int64, 0 to the size less 1, for each dim; they broadcast.
+    """
+    few = math.prod(own.numel() for own in index) <= _FEW
+    if few or not values.is_contiguous():  # its numbers would need a copy of it
+        return values[tuple(index)]
+    number = index[0]
+    # The gradient holds the numbers, which are as many as the entries.
+    kind = torch.int32 if values.numel() < 2**31 else torch.int64
+    for size, own in zip(values.shape[1:], index[1:], strict=True):
+        number = (number * size).to(kind) + own.to(kind)
+    return values.view(-1).index_select(0, number.flatten()).reshape(number.shape)
+
+
+warnings.filterwarnings("once", category=ProbabilityWarning, append=True)
+
+_TOLERANCE = 1e-4  # of sums
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Potential):
+    """A dense table of log-values (nats); -inf is a hard zero.
+
+    Values between 0 and 1 that sum to one over a dim, or in all, are warned of once, as they look
+    like probabilities: `from_probabilities` takes these, and `from_logs` says that logs are meant.
+
+    Args:
+        log_values: (*lead, k_1, ..., k_n), floating; leading dims are batch dims or factors of a
+            block. Gradients flow to it. A list or a NumPy array becomes a tensor.
+
+    Raises:
+        ModelError: not a floating tensor, or it holds NaN or +inf.
+
+    Example:
+        >>> Table(torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()).shape
+        (2, 2)
+    """
+
+    log_values: Tensor
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_values: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_values")
+        if 0 < checked_log_values("Table", self.log_values) <= 1 and _add_up(self.log_values):
+            warnings.warn(
+                "A Table takes log-values, and was given what look like probabilities: use "
+                "Table.from_probabilities(values), or Table.from_logs(values) if logs are meant.",
+                ProbabilityWarning,
+                stacklevel=3,
+            )
+
+    @classmethod
+    def from_logs(cls, values: ArrayLike) -> "Table":
+        """The table of log-values, which are not taken for probabilities whatever they are."""
+        values = as_values("Table.from_logs", values)
+        checked_log_values("Table.from_logs", values)
+        return cls.checked(values)
+
+    @classmethod
+    def from_probabilities(cls, values: "Tensor | Sequence[Any]") -> "Table":
+        """The table of non-negative values, normalised or not; zeros become -inf.
+
+        The gradient with respect to a value of exactly zero is zero.
+        """
+        values = as_values("Table.from_probabilities", values)
+        if not bool((values >= 0).all()):
+            raise ModelError(
+                "Table.from_probabilities needs values >= 0; got a negative one or NaN."
+            )
+        positive = values > 0
+        logs = torch.where(positive, values, torch.ones_like(values)).log()
+        return cls.from_logs(torch.where(positive, logs, -math.inf))
+
+    @classmethod
+    def checked(cls, log_values: Tensor) -> "Table":
+        """The table of log-values that have been checked, which are not looked at again."""
+        table = object.__new__(Table)
+        object.__setattr__(table, "log_values", log_values)
+        return table
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.log_values.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.log_values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.log_values.device
+
+    def table(self, arity: int) -> Tensor:
+        """The log-values themselves."""
+        return self.log_values
+
+    def evaluate(self, states: Sequence[Tensor]) -> Tensor:
+        """The log-values on a grid of states, by indexing; cost and memory of the result."""
+        arity = len(states)
+        lead, index = self.lead(arity), list[Tensor]()
+        # The table as it is: the gradient of one expanded to the states' dims would be as large.
+        for dim, size in enumerate(lead):
+            places = torch.arange(size, device=self.device)
+            index.append(places.reshape(-1, *(1,) * (len(lead) - dim - 1 + arity)))
+        for slot, chosen in enumerate(states):
+            dims = (*chosen.shape[:-1], *(1,) * slot, chosen.shape[-1], *(1,) * (arity - slot - 1))
+            index.append(chosen.to(self.device).reshape(dims))
+        return looked_up(self.log_values, index) if index else self.log_values
+
+    def select(self, block: tuple[int, ...], rows: Tensor | None, arity: int) -> "Table":
+        values = select_lead(self.log_values, trailing=arity, block=block, rows=rows)
+        return Table.checked(values)
+
+
+def _add_up(values: Tensor) -> bool:
+    """Return whether values up to 1 sum to one over a dim or in all; not if all are 0 and 1."""
+    values = values.detach()
+    if bool((values < 0).any()) or not bool(((values > 0) & (values < 1)).any()):
+        return False
+    sums = [values.sum(dim) for dim in range(values.ndim)] + [values.sum()]
+    return any(bool(((total - 1).abs() <= _TOLERANCE).all()) for total in sums)

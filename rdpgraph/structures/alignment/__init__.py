@@ -1,0 +1,1 @@
+"""Alignments: distributions over the monotone paths through two sequences."""

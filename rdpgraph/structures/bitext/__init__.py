@@ -1,0 +1,1 @@
+"""Bitexts: distributions over the trees that two sentences share."""

@@ -1,0 +1,276 @@
+"""Layouts of rules on bispans, and scores of the words that a rule has itself."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, pairwise, permutations, product
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph._core.cache import cached_property
+
+Pairs = tuple[Tensor, Tensor]
+
+_BLOCK = 1 << 22  # pairs of bispans that are compared at once
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Bispans of some items.
+
+    Attributes:
+        item: (P,) whose.
+        ends: (4, P) i, k, j, l: words i..k-1 of the source and j..l-1 of the target.
+        longest: the words of the longest sentence.
+    """
+
+    item: Tensor
+    ends: Tensor
+    longest: int
+
+    def __len__(self) -> int:
+        """The number of bispans."""
+        return len(self.item)
+
+    def turned(self) -> "Boxes":
+        """With the target read backwards, so that inverted is straight."""
+        back = torch.cat([self.ends[:2], self.longest - self.ends[[3, 2]]])
+        return Boxes(self.item, back, self.longest)
+
+    def at(self, sides: Sequence[int]) -> Tensor:
+        """(P,) a number for the item and some of the ends."""
+        number = self.item
+        for side in sides:
+            number = number * (self.longest + 1) + self.ends[side]
+        return number
+
+    def some(self, index: Tensor) -> "Boxes":
+        """Some of them."""
+        return Boxes(self.item[index], self.ends[:, index], self.longest)
+
+    def distinct(self) -> tuple["Boxes", Tensor]:
+        """Each once, and the place of each of these among them."""
+        keys, place = self.at(range(4)).unique(return_inverse=True)
+        first = torch.empty_like(keys)
+        first[place] = torch.arange(len(place), device=place.device)
+        return self.some(first), place
+
+    def nested(self) -> Pairs:
+        """All pairs of one and another one within it."""
+        order = self.item.argsort(stable=True)
+        sizes = torch.bincount(self.item).tolist() if len(self.item) else []
+        nested: list[Pairs] = [(order[:0], order[:0])]
+        for own in order.split(sizes):
+            inner = self.ends[:, own].to(torch.int16)
+            for rows in own.split(max(_BLOCK // max(len(own), 1), 1)):
+                outer = self.ends[:, rows].to(torch.int16).unsqueeze(2)
+                within = (outer[0] <= inner[0]) & (outer[1] >= inner[1])
+                within &= (outer[2] <= inner[2]) & (outer[3] >= inner[3])
+                row, column = within.nonzero().T
+                nested.append((rows[row], own[column]))
+        whole, part = (torch.cat(own) for own in zip(*nested, strict=True))
+        other = whole != part
+        return whole[other], part[other]
+
+
+@dataclass(frozen=True, eq=False)
+class Emission:
+    """Scores of stretches of words, in doubles, by running sums; differentiable.
+
+    Words of both sides score the sum over their pairs, words of one side their own sum.
+
+    Attributes:
+        pairs: (B, p, q) log-scores of pairs of words (nats).
+        source: (B or 1, p) of source words of a rule that has no target words.
+        target: (B or 1, q) the other way round.
+    """
+
+    pairs: Tensor
+    source: Tensor
+    target: Tensor
+
+    @cached_property
+    def sums(self) -> tuple["Sums", "Sums", "Sums"]:
+        """Of pairs, and of the words of either side."""
+        return Sums.of(self.pairs), Sums.of(self.source), Sums.of(self.target)
+
+    def scores(self, item: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
+        """(n,) for words of items (n,), or (B, n) of all items.
+
+        Args:
+            item: whose words; None: of every item.
+            source: (n, S, 2) where the stretches of source words begin and end.
+            target: (n, S, 2) and those of the target.
+        """
+        pairs, own, other = self.sums
+        rows, columns = source[..., 1] > source[..., 0], target[..., 1] > target[..., 0]
+        some, more = rows.any(1), columns.any(1)
+        each = [
+            pairs.over(item, source[:, s], target[:, t])
+            for s in range(source.shape[1])
+            for t in range(target.shape[1])
+        ]
+        alone = [own.over(item, source[:, s]) for s in range(source.shape[1])]
+        others = [other.over(item, target[:, t]) for t in range(target.shape[1])]
+        many = (len(source),) if item is not None else (1, len(source))
+        zero = self.pairs.new_zeros(many, dtype=torch.float64)
+        either = torch.where(some, sum(alone, zero), sum(others, zero))
+        return torch.where(some & more, sum(each, zero), either)
+
+    def around(self, item: Tensor, ends: Tensor, whole: Tensor, part: Tensor) -> Tensor:
+        """(E,) for the words of some bispans that are not in others within them.
+
+        Words of both sides are those of both bispans, each with its own, less those of either with
+        the other's.
+
+        Args:
+            item: (P,) whose the bispans are.
+            ends: (4, P) of the bispans.
+            whole: (E,) the larger ones.
+            part: (E,) those within.
+        """
+        pairs, own, other = self.sums
+        source, target = ends.T.unflatten(1, (2, 2)).unbind(1)
+        rows, columns = source[whole] != source[part], target[whole] != target[part]
+        some, more = rows.any(1), columns.any(1)
+        logs = self.pairs.new_full((len(whole),), -math.inf, dtype=torch.float64)
+        for sums, stretches, alone in ((own, source, some & ~more), (other, target, more & ~some)):
+            at = alone.nonzero().squeeze(1)
+            each = sums.counted(item, stretches)
+            logs[at] = _joined([sum_[whole[at]] - sum_[part[at]] for sum_ in each])
+        at = (some & more).nonzero().squeeze(1)
+        whole, part = whole[at], part[at]
+        each, owner = pairs.counted(item, source, target), item[whole]
+        crossed = [
+            pairs.counted(owner, source[rows], target[columns])
+            for rows, columns in ((whole, part), (part, whole))
+        ]
+        logs[at] = _joined(
+            [
+                sum_[whole] + sum_[part] - first - second
+                for sum_, first, second in zip(each, *crossed, strict=True)
+            ]
+        )
+        return logs
+
+
+_FAR = 1e5
+"""Nats from which on a number is summed apart: others would lose their digits to it."""
+
+
+def _joined(sums: Sequence[Tensor]) -> Tensor:
+    """Those of numbers near zero, of the others, and how many of these and of -inf there are."""
+    total, *apart = sums
+    if not apart:
+        return total
+    far, some, gone = apart
+    total = total + torch.where(some > 0, far, 0.0)
+    return total.masked_fill(gone > 0, -math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Running sums of numbers, of which those that are far from zero, and -inf, are summed apart.
+
+    Finite scores that stand for absence, as -1e30, would leave no digits of the others.
+
+    Attributes:
+        parts: (B, p + 1) or (B, p + 1, q + 1) as `_joined` takes them; the first alone where all
+            numbers are near.
+    """
+
+    parts: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Sums":
+        """Of (B, p) or (B, p, q)."""
+        values, absent = values.double(), values == -math.inf
+        far = (values.abs() > _FAR) & ~absent
+        parts = [torch.where(absent | far, 0.0, values)]
+        if bool((absent | far).any()):
+            parts += [torch.where(far, values, 0.0), far.long(), absent.long()]
+        for dim in range(1, values.ndim):
+            parts = [own.cumsum(dim) for own in parts]
+        return cls(tuple([pad(own, (1, 0) * (values.ndim - 1)) for own in parts]))
+
+    def over(self, item: Tensor | None, *spans: Tensor) -> Tensor:
+        """(n,) of items (n,), or (B, n) of all: over stretches (n, 2) of each dim."""
+        return _joined(self.counted(item, *spans))
+
+    def counted(self, item: Tensor | None, *spans: Tensor) -> list[Tensor]:
+        """The parts over stretches."""
+        whole = self.parts[0].shape
+        steps = [math.prod(whole[dim + 1 :]) for dim in range(1, len(whole))]
+        ends = [span * step for span, step in zip(spans, steps, strict=True)]
+        if item is not None:
+            ends[0] = ends[0] + (item % whole[0] * math.prod(whole[1:])).unsqueeze(1)
+
+        def summed(own: Tensor) -> Tensor:
+            covered = own.new_zeros(())
+            own = own.flatten(1) if item is None else own.flatten()
+            for corner in product((1, 0), repeat=len(ends)):
+                at = sum((end[:, c] for end, c in zip(ends[1:], corner[1:], strict=True)),
+                         ends[0][:, corner[0]])  # fmt: skip
+                value = own.index_select(-1, at)
+                covered = covered - value if corner.count(0) % 2 else covered + value
+            return covered
+
+        return [summed(own) for own in self.parts]
+
+
+ORDERS = tuple(order for count in range(4) for order in permutations(range(count)))
+"""Of every kind of rule the place in the target of each of its parts, in the order of the source.
+
+Of none, of one, of two straight and inverted, and of three in all orders.
+"""
+MOST_STRETCHES = (1, 2, 1, 0)
+"""How many stretches of words a rule of 0, 1, 2 and 3 parts has at most on either side."""
+_SIDES = (("w",), ("p", "wp", "pw", "wpw"), ("pp", "wpp", "pwp", "ppw"), ("ppp",))
+
+
+@cache
+def shapes(words: int, parts: int) -> tuple[Tensor, Tensor]:
+    """The ways to lay out a number of parts and stretches of words, three at most, over one side.
+
+    (M, parts, 2) where each part begins and ends; (M, S, 2) and each stretch, (0, 0) where there
+    are fewer than S = `MOST_STRETCHES[parts]`.
+    """
+    splits: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = []
+    for side in _SIDES[parts]:
+        for cuts in combinations(range(1, words), len(side) - 1):
+            bounds = (0, *cuts, words)
+            pieces = list(pairwise(bounds))
+            own = [piece for piece, what in zip(pieces, side, strict=True) if what == "p"]
+            rest = [piece for piece, what in zip(pieces, side, strict=True) if what == "w"]
+            rest += [(0, 0)] * (MOST_STRETCHES[parts] - len(rest))
+            splits.append((own, rest))
+    sizes = parts, MOST_STRETCHES[parts]
+    own, rest = (
+        torch.tensor([pair[side] for pair in splits], dtype=torch.long, device="cpu").reshape(
+            len(splits), size, 2
+        )
+        for side, size in enumerate(sizes)
+    )
+    return own, rest
+
+
+@cache
+def layouts(source: int, target: int, kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All rules of a kind over so many words of both sides.
+
+    (M, parts, 4) the ends of the parts, as offsets; (M, S, 2) the stretches of the source, and of
+    the target. A rule of one part has words too.
+    """
+    order = ORDERS[kind]
+    (own, words), (other, others) = (shapes(size, len(order)) for size in (source, target))
+    rows = torch.arange(len(own), device="cpu").repeat_interleave(len(other))
+    columns = torch.arange(len(other), device="cpu").repeat(len(own))
+    parts = torch.cat([own[rows], other[columns][:, list(order)]], 2)
+    some = torch.ones(len(rows), dtype=torch.bool, device="cpu")
+    if len(order) == 1:
+        whole = torch.tensor([0, source, 0, target], device="cpu")
+        some = (parts[:, 0] != whole).any(1)
+    return parts[some], words[rows][some], others[columns][some]

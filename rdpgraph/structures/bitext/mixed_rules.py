@@ -1,0 +1,359 @@
+"""The ways to make bispans by rules, two nodes at a time.
+
+A rule of two parts and a stretch of words lays out three blocks, and so does one of three parts. Of
+three blocks two are side by side, so either is made by way of a node of these two: O(p^3 q^3) ways
+of each sort, where the rules are O(p^4 q^4). Rules of one part and words around it are ways of
+their own, for how words before it and after it are aligned with each other parts no further.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from rdpgraph.structures.bitext.emission import ORDERS, Boxes, Emission, Pairs
+from rdpgraph.structures.compact.bispans import matched
+from rdpgraph.structures.compact.ruled import RuleForest
+
+PARTIAL = len(ORDERS)
+"""The kind of a way that makes no constituent yet."""
+AROUND = 1
+"""The kind of rules of one part, with words before it and after it."""
+NONE = -1
+"""The number of no part."""
+
+
+class Where(IntEnum):
+    """Where on one side words stand, beside what is within: the ends of it that are shared."""
+
+    NOWHERE = 0
+    BEFORE = 1
+    AFTER = 2
+
+
+_SHARED = ((0, 1), (1,), (0,))
+_LATE = (
+    (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE), (Where.AFTER, Where.AFTER),
+    (Where.AFTER, Where.NOWHERE), (Where.NOWHERE, Where.AFTER),
+)  # fmt: skip
+"""Words of the source and of the target beside the second of two straight parts, as the words of
+their rule; and those beside the first one, with these:"""
+_EARLY = (
+    (Where.BEFORE, Where.BEFORE), (Where.BEFORE, Where.NOWHERE), (Where.NOWHERE, Where.BEFORE),
+)  # fmt: skip
+_BOTH = (Where.BEFORE, Where.AFTER), (Where.AFTER, Where.BEFORE)
+"""Words beside both: all others that may stand beside one part have another place."""
+_THREE = {
+    (0, 1, 2): (False, False, True),
+    (1, 0, 2): (True, False, True),
+    (1, 2, 0): (False, True, True),
+    (2, 1, 0): (True, True, True),
+    (0, 2, 1): (True, False, False),
+    (2, 0, 1): (False, True, False),
+}
+"""For each order of three parts whether two side by side are inverted; whether the third is, beside
+them; and whether that is the last one in the source."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Ways of one sort to make nodes.
+
+    Attributes:
+        kind: of the rule that each ends, as in `ORDERS`; `PARTIAL`: of none.
+        made: (E,) the node that each makes.
+        first: (E,) a part, or `NONE`.
+        second: (E,) likewise.
+        logs: (E,) the score of the words of each, nats; None: it has none.
+        words: (E, 2, 2) where they begin, on either side, and where they end; None: there are none,
+            or they are around a part.
+    """
+
+    kind: int
+    made: Tensor
+    first: Tensor
+    second: Tensor
+    logs: Tensor | None = None
+    words: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Halves:
+    """What stands between kept bispans and their rules, straight or inverted.
+
+    All bispans are read forwards if straight, and with the target backwards if inverted.
+
+    Attributes:
+        kept: the bispans.
+        inverted: how they are read.
+        pairs: what two of them side by side make.
+        joined: (E,) which of those, and the first part and the second one.
+        late: what is left of a bispan beside one in its first corner, or in its last corner.
+        begins: (E,) the whole, the part in its first corner, and which of `late` is left.
+        stops: (E,) the whole, the part in its last corner, and which of `early` is left.
+        early: (A,) those of `late` that are left beside one in the last corner.
+    """
+
+    kept: Boxes
+    inverted: bool
+    pairs: Boxes
+    joined: tuple[Tensor, Tensor, Tensor]
+    late: Boxes
+    begins: tuple[Tensor, Tensor, Tensor]
+    stops: tuple[Tensor, Tensor, Tensor]
+    early: Tensor
+
+    @classmethod
+    def of(cls, kept: Boxes, nested: Pairs, *, inverted: bool) -> "Halves":
+        """Of kept bispans, of which some are nested."""
+        own = kept.turned() if inverted else kept
+        ends, longest = own.ends, own.longest
+        first, second = matched(own.at((1, 3)), own.at((0, 2)))
+        both = torch.stack([ends[0, first], ends[1, second], ends[2, first], ends[3, second]])
+        pairs, pair = Boxes(own.item[first], both, longest).distinct()
+        corners: list[tuple[Tensor, Tensor]] = []
+        rests: list[Tensor] = []
+        for end, rest in ((0, (1, 5, 3, 7)), (1, (4, 0, 6, 2))):
+            whole, part = nested
+            same = (ends[end, whole] == ends[end, part]).nonzero().squeeze(1)
+            whole, part, other = whole[same], part[same], 1 - end
+            apart = ends[2 + end, whole] == ends[2 + end, part]
+            apart &= ends[other, whole] != ends[other, part]
+            apart &= ends[2 + other, whole] != ends[2 + other, part]
+            whole, part = whole[apart], part[apart]
+            all_ends = torch.cat([ends[:, part], ends[:, whole]])
+            corners.append((whole, part))
+            rests.append(all_ends[list(rest)])
+        item = torch.cat([own.item[whole] for whole, _ in corners])
+        late, place = Boxes(item, torch.cat(rests, 1), longest).distinct()
+        at_first, at_last = place.split([len(whole) for whole, _ in corners])
+        early, at_last = at_last.unique(return_inverse=True)
+        return cls(own, inverted, pairs, (pair, first, second), late, (*corners[0], at_first),
+                   (*corners[1], at_last), early)  # fmt: skip
+
+    def true(self, boxes: Boxes) -> Boxes:
+        """The bispans as they are read forwards."""
+        return boxes.turned() if self.inverted else boxes
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """All nodes: kept bispans, then for either orientation pairs, late and early ones.
+
+    Attributes:
+        kept: the bispans.
+        emission: what words score.
+        nested: pairs of a kept bispan and another one within it.
+        halves: what stands between them and their rules, straight and inverted.
+    """
+
+    kept: Boxes
+    emission: Emission
+    nested: Pairs
+    halves: tuple[Halves, Halves]
+
+    @classmethod
+    def of(cls, kept: Boxes, emission: Emission) -> "Nodes":
+        """Of kept bispans."""
+        nested = kept.nested()
+        straight, inverted = (Halves.of(kept, nested, inverted=side) for side in (False, True))
+        return cls(kept, emission, nested, (straight, inverted))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each sort begins, and how many there are."""
+        starts = [0, len(self.kept)]
+        for half in self.halves:
+            for count in (len(half.pairs), len(half.late), len(half.early)):
+                starts.append(starts[-1] + count)
+        return tuple(starts)
+
+    @property
+    def boxes(self) -> tuple[Tensor, Tensor]:
+        """(nodes,) the item of each, and its rank: parts are of lower ranks."""
+        item, rank = [self.kept.item], [_size(self.kept) * 2 + 1]
+        for half in self.halves:
+            for boxes, more in ((half.pairs, 0), (half.late, 0), (half.late.some(half.early), 1)):
+                item.append(boxes.item)
+                rank.append(_size(boxes) * 2 + more)
+        return torch.cat(item), torch.cat(rank)
+
+    def ways(self) -> Iterator[Ways]:
+        """All of them, sort by sort."""
+        every = torch.arange(len(self.kept), device=self.kept.item.device)
+        none, (i, k, j, m) = torch.full_like(every, NONE), self.kept.ends
+        source, target = torch.stack([i, k], 1), torch.stack([j, m], 1)
+        yield self._scored(0, every, none, self.kept.item, source, target)
+        whole, part = self.nested
+        logs = self.emission.around(self.kept.item, self.kept.ends, whole, part)
+        yield _possible(Ways(AROUND, whole, part, torch.full_like(part, NONE), logs))
+        for number in (0, 1):
+            yield from self._of_two(number)
+            yield from self._of_three(number)
+
+    def _of_two(self, number: int) -> Iterator[Ways]:
+        half, starts = self.halves[number], self.starts[1 + 3 * number :]
+        kept, kind = half.kept, 2 + number
+        pair, first, second = half.joined
+        yield Ways(PARTIAL, starts[0] + pair, first, second)
+        whole, pair = matched(kept.at(range(4)), half.pairs.at(range(4)))
+        yield Ways(kind, whole, starts[0] + pair, torch.full_like(pair, NONE))
+        for sides in _BOTH:
+            yield self._beside(half, kind, (kept, 0), (half.pairs, starts[0]), sides)
+        alive = torch.zeros(len(half.late), dtype=torch.bool, device=pair.device)
+        for sides in _LATE:
+            ways = self._beside(half, PARTIAL, (half.late, starts[1]), (kept, 0), sides)
+            alive[ways.made - starts[1]] = True
+            yield ways
+        early = half.late.some(half.early)
+        on = alive[half.early].nonzero().squeeze(1)
+        yield Ways(PARTIAL, starts[2] + on, starts[1] + half.early[on], torch.full_like(on, NONE))
+        begun = alive[half.early]
+        for sides in _EARLY:
+            ways = self._beside(half, PARTIAL, (early, starts[2]), (kept, 0), sides)
+            begun[ways.made - starts[2]] = True
+            yield ways
+        whole, part, rest = half.begins
+        on = alive[rest].nonzero().squeeze(1)
+        yield Ways(kind, whole[on], part[on], starts[1] + rest[on])
+        whole, part, rest = half.stops
+        on = begun[rest].nonzero().squeeze(1)
+        yield Ways(kind, whole[on], starts[2] + rest[on], part[on])
+
+    def _of_three(self, number: int) -> Iterator[Ways]:
+        """Two side by side, and a third on either hand of both."""
+        half, start = self.halves[number], self.starts[1 + 3 * number]
+        pairs = half.true(half.pairs).at(range(4))
+        for order, (inner, outer, late) in _THREE.items():
+            if inner != half.inverted:
+                continue
+            other = self.halves[outer]
+            whole, third, rest = other.stops if late else other.begins
+            boxes = other.late.some(other.early) if late else other.late
+            # What is left is a pair.
+            at, pair = matched(other.true(boxes).at(range(4)), pairs)
+            place = torch.full((len(boxes),), NONE, device=pair.device)
+            place[at] = pair
+            place = place[rest]
+            on = (place >= 0).nonzero().squeeze(1)
+            yield Ways(ORDERS.index(order), whole[on], start + place[on], third[on])
+
+    def _beside(
+        self, half: Halves, kind: int, outer: tuple[Boxes, int], inner: tuple[Boxes, int],
+        sides: tuple[Where, Where],
+    ) -> Ways:  # fmt: skip
+        """What is within the one and shares some ends, and words beside it."""
+        (boxes, start), (own, begin) = outer, inner
+        shared = [2 * side + end for side, where in enumerate(sides) for end in _SHARED[where]]
+        row, column = matched(boxes.at(shared), own.at(shared))
+        wider = torch.ones_like(row, dtype=torch.bool)
+        for side, where in enumerate(sides):
+            if where == Where.BEFORE:
+                wider &= boxes.ends[2 * side, row] < own.ends[2 * side, column]
+            elif where == Where.AFTER:
+                wider &= boxes.ends[2 * side + 1, row] > own.ends[2 * side + 1, column]
+        row, column = row[wider], column[wider]
+        words: list[Tensor] = []
+        for side, where in enumerate(sides):
+            outside, within = boxes.ends[2 * side : 2 * side + 2], own.ends[2 * side : 2 * side + 2]
+            if where == Where.NOWHERE:
+                words.append(torch.zeros(len(row), 2, dtype=torch.long, device=row.device))
+                continue
+            before = where == Where.BEFORE
+            ends = (
+                (outside[0, row], within[0, column])
+                if before
+                else (within[1, column], outside[1, row])
+            )
+            if side and half.inverted:
+                ends = own.longest - ends[1], own.longest - ends[0]
+            words.append(torch.stack(ends, 1))
+        return self._scored(kind, start + row, begin + column, boxes.item[row], *words)
+
+    def _scored(
+        self, kind: int, made: Tensor, part: Tensor, item: Tensor, source: Tensor, target: Tensor
+    ) -> Ways:
+        """Those of words that may be."""
+        logs = self.emission.scores(item, source.unsqueeze(1), target.unsqueeze(1))
+        words = torch.stack([source, target], 2)
+        return _possible(Ways(kind, made, part, torch.full_like(part, NONE), logs, words))
+
+
+def _possible(ways: Ways) -> Ways:
+    """Those of words that may be."""
+    assert ways.logs is not None
+    some = (ways.logs > -torch.inf).nonzero().squeeze(1)
+    if len(some) == len(ways.made):
+        return ways
+    made, first, second = (own[some] for own in (ways.made, ways.first, ways.second))
+    words = None if ways.words is None else ways.words[some]
+    return Ways(ways.kind, made, first, second, ways.logs[some], words)
+
+
+def _size(boxes: Boxes) -> Tensor:
+    return boxes.ends[1] - boxes.ends[0] + boxes.ends[3] - boxes.ends[2]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """A forest of kept bispans and of what stands between them and their rules.
+
+    Attributes:
+        forest: the ways, by the nodes that they make.
+        item: (nodes,) whose each node is.
+        place: (P,) the node of each kept bispan.
+        kind: (E,) of the rule that each way ends; `PARTIAL`: of none.
+        words: (E, 2, 2) where the words of each begin, on either side, and where they end; zeros
+            for those that have none, or that have them around a part.
+    """
+
+    forest: RuleForest
+    item: Tensor
+    place: Tensor
+    kind: Tensor
+    words: Tensor
+
+    @classmethod
+    def of(cls, nodes: Nodes, scores: Tensor, rules: Tensor, tops: Tensor, most: int) -> "Listed":
+        """From the ways of nodes, of which those that cannot be are left out.
+
+        Args:
+            nodes: the kept bispans, and what stands between.
+            scores: (P,) of the kept bispans, nats.
+            rules: of kinds of rules, nats.
+            tops: (I,) which of them is each item's whole; -1: none.
+            most: the largest size of a bispan, in words of both sides.
+        """
+        item, rank = nodes.boxes
+        rank, order = rank.sort(stable=True)
+        place = torch.full((len(order) + 1,), len(order), device=order.device)
+        place[order] = torch.arange(len(order), device=order.device)
+        bounds = torch.arange(2, 2 * most + 3, device=rank.device)
+        rows = tuple(torch.searchsorted(rank, bounds).tolist())
+        ways = list(nodes.ways())
+        kind = torch.cat([torch.full_like(way.made, way.kind) for way in ways])
+        made = torch.cat([way.made for way in ways])
+        parts = [torch.cat([way.first for way in ways]), torch.cat([way.second for way in ways])]
+        logs = torch.cat(
+            [scores.new_zeros(len(way.made)) if way.logs is None else way.logs for way in ways]
+        )
+        ends = kind < PARTIAL
+        logs[ends] += scores[made[ends]] + rules[kind[ends]].double()
+        words = torch.cat([_stretches(way) for way in ways])
+        real = (logs > -math.inf).nonzero().squeeze(1)
+        made, by_rank = place[made[real]].sort(stable=True)
+        real = real[by_rank]
+        parts = torch.stack([place[side[real]] for side in parts])
+        tops = torch.where(tops < 0, -1, place[tops])
+        forest = RuleForest(rows, made, parts, logs[real], tops)
+        return cls(forest, item[order], place[: len(scores)], kind[real], words[real])
+
+
+def _stretches(ways: Ways) -> Tensor:
+    """(E, 2, 2) where the words of either side begin, and where they end."""
+    if ways.words is None:
+        return torch.zeros(len(ways.made), 2, 2, dtype=torch.int16, device=ways.made.device)
+    return ways.words.to(torch.int16)

@@ -1,0 +1,284 @@
+"""Bitexts: distributions over the trees that two sentences share, and their grammar."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import remembered
+from rdpgraph.errors import ModelError
+from rdpgraph.interface.masks import Masks
+from rdpgraph.model.potentials.table import as_values, checked_log_values, settle, spread
+from rdpgraph.structures.bitext.masks import BitextMasks
+from rdpgraph.structures.checks import settle_lengths
+from rdpgraph.structures.grammar.trees import middle, parts_of
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.rules import DenseRules, NoRules, Rules
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value
+
+Cells: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+Parts: TypeAlias = tuple[Tensor, Tensor]
+Sized: TypeAlias = Iterable[tuple[Cells, Parts, Parts]]
+
+
+def words_unary(
+    pairs: Tensor, source_null: Tensor, target_null: Tensor, phrases: Tensor | None, inner: int
+) -> Tensor:
+    """(*batch, p + 1, p + 1, q + 1, q + 1, inner + 3) potentials, for `Bitext.words`.
+
+    The last three states are those of pairs and phrases, and of words of either side alone.
+    """
+    pairs = as_values("Bitext.words' pairs", pairs)
+    if pairs.ndim < 2:
+        raise ModelError(f"Bitext.words needs pairs (*batch, p, q); got {tuple(pairs.shape)}.")
+    *batch, p, q = pairs.shape
+    shape = (*batch, p + 1, p + 1, q + 1, q + 1)
+    leaf = pairs.new_full(shape, -math.inf)
+    source_null = spread("Bitext.words' source_null", source_null, (*batch, p), pairs)
+    target_null = spread("Bitext.words' target_null", target_null, (*batch, q), pairs)
+    both = (leaf if phrases is None else phrases.expand(shape)).clone()
+    alone, other = leaf.clone(), leaf.clone()
+    both.diagonal(1, -4, -3).diagonal(1, -3, -2).copy_(pairs)
+    alone.diagonal(1, -4, -3).diagonal(0, -3, -2).copy_(source_null.unsqueeze(-1))
+    other.diagonal(0, -4, -3).diagonal(1, -3, -2).copy_(target_null.unsqueeze(-2))
+    return torch.cat([pairs.new_zeros(*shape, inner), torch.stack([both, alone, other], -1)], -1)
+
+
+def grammar_rules(
+    straight: Tensor, inverted: Tensor, *, normal_form: bool
+) -> tuple[DenseRules, DenseRules]:
+    """Straight and inverted rules over the states of `words_unary`.
+
+    In the normal form a word pair takes the words alone that follow it, first those of the source,
+    then those of the target; what precedes all pairs goes to the whole, likewise; and of parts in
+    one order the left one comes first, so that no straight part is the right one of a straight
+    whole, nor an inverted one of an inverted. So every alignment has one tree.
+    """
+    if not normal_form:
+        one, none = straight.new_zeros(1, 4, 4), straight.new_full((3, 4, 4), -math.inf)
+        table = torch.cat([one, none])
+        return DenseRules(table + straight), DenseRules(table + inverted)
+    names = ("source", "target", "straight", "inverted", "early", "late", "pair", "s", "t")
+    number = {name: place for place, name in enumerate(names)}
+    tables = torch.full((2, 9, 9, 9), -math.inf, dtype=straight.dtype, device=straight.device)
+
+    def allow(order: int, whole: str, left: str, right: str) -> None:
+        for first in left.split():
+            for second in right.split():
+                tables[order, number[whole], number[first], number[second]] = 0.0
+
+    block = "pair source target"
+    allow(0, "source", "pair source", "s")
+    allow(0, "target", block, "t")
+    allow(0, "straight", f"{block} straight inverted", f"{block} inverted")
+    allow(1, "inverted", f"{block} straight inverted", f"{block} straight")
+    allow(0, "late", "t", f"{block} straight inverted late t")
+    allow(0, "early", "s", f"{block} straight inverted late early s t")
+    return DenseRules(tables[0] + straight), DenseRules(tables[1] + inverted)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The bispans in the order of their sizes, and their splits into smaller ones.
+
+    Attributes:
+        stand: (p + 1, p + 1, q + 1, q + 1) where each bispan [i, k, j, l] stands among those done
+            so far; -1: nowhere.
+    """
+
+    stand: Tensor
+
+    @classmethod
+    def of(cls, shape: Sequence[int], device: torch.device) -> "Splits":
+        """None done yet."""
+        return cls(torch.full(tuple(shape), -1, device=device))
+
+    def by_size(self, allowed: Tensor | None) -> Iterator[tuple[Cells, Parts, Parts]]:
+        """The bispans of one size, (places,) four times; their straight splits, and inverted ones.
+
+        Of splits the two parts, (splits, places) each, as they stand; those with no part allowed
+        are left out.
+        """
+        p, q = self.stand.shape[0] - 1, self.stand.shape[2] - 1
+        device, count = self.stand.device, 0
+        for w, h in sorted(((w, h) for w in range(p + 1) for h in range(q + 1)), key=sum)[1:]:
+            i, j = _grid(p + 1 - w, q + 1 - h, device)
+            if allowed is not None:
+                here = allowed.to(device)[i, i + w, j, j + h]
+                i, j = i[here], j[here]
+            if not len(i):
+                continue
+            k, last = i + w, j + h
+            a, b = (part.unsqueeze(1) for part in _grid(w + 1, h + 1, device))
+            proper = ((a + b > 0) & (a + b < w + h)).squeeze(1)
+            inner = ((a > 0) & (a < w) & (b > 0) & (b < h)).squeeze(1)
+            s, t = a[proper], b[proper]
+            straight = self.stand[i, i + s, j, j + t], self.stand[i + s, k, j + t, last]
+            s, t = a[inner], b[inner]
+            inverted = self.stand[i, i + s, last - t, last], self.stand[i + s, k, j, last - t]
+            yield (i, k, j, last), _possible(*straight), _possible(*inverted)
+            self.stand[i, k, j, last] = torch.arange(count, count + len(i), device=device)
+            count += len(i)
+
+
+@remembered(8, where=lambda shape, device: math.prod(shape) <= 2**14)  # noqa: ARG005
+def _of_all(shape: tuple[int, ...], device: torch.device) -> tuple[Sized, Tensor]:
+    """The bispans of all sizes and their splits where all are allowed, and where they stand."""
+    splits = Splits.of(shape, device)
+    return list(splits.by_size(None)), splits.stand
+
+
+def _grid(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    every = torch.arange(rows * columns, device=device)
+    return every // columns, every % columns
+
+
+def _possible(left: Tensor, right: Tensor) -> Parts:
+    some = ((left >= 0) & (right >= 0)).any(1)
+    return left[some], right[some]
+
+
+@dataclass(frozen=True, eq=False)
+class Bitext(Recursion):
+    """The trees of an inversion transduction grammar over p source and q target words (Wu 1997).
+
+    A constituent covers words i..k-1 of the source and j..l-1 of the target, a bispan, and has a
+    state. It is a leaf, in one of the last states, or has two parts in turn on both sides
+    (straight), or in turn in the source and the other way round in the target (inverted); an
+    inverted one has parts with words on both sides. The score of a tree is the sum of `unary` over
+    its constituents, of the rules at those with parts, and of `root` at the whole. Sites are
+    bispans; two sentences without words have one tree, of score 0.
+
+    O(p^3 q^3 N^2 + p^2 q^2 N^3) time, all bispans of one size at once; O(p^2 q^2 N) numbers.
+
+    Args:
+        unary: (*batch, p + 1, p + 1, q + 1, q + 1, N) log-potentials (nats), [i, k, j, l, state];
+            -inf forbids. What covers no words is ignored.
+        straight: log-weights of a state given those of its two parts: N parents, N children.
+        inverted: likewise.
+        leaves: how many of the states, the last ones, are for leaves alone; others are for none.
+        root: (*batch, N) log-potentials of the state of the whole; default: zeros.
+        allowed: (p + 1, p + 1, q + 1, q + 1) bool: the bispans that may be constituents; time
+            falls with them. Default: all.
+        source_lengths: (*batch,) integers in 0..p; default: all p.
+        target_lengths: (*batch,) integers in 0..q; default: all q.
+
+    Raises:
+        ModelError: shapes that do not fit, a length out of range.
+
+    Example:
+        >>> words, alone = torch.zeros(3, 3), torch.full((3,), -torch.inf)
+        >>> Bitext.words(words, alone, alone).log_partition().exp()  # 6 orders, 2 of them twice
+        tensor(8.)
+    """
+
+    straight: Rules = field(default_factory=NoRules)
+    inverted: Rules = field(default_factory=NoRules)
+    leaves: int = field(default=1, kw_only=True)
+    root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
+    allowed: Tensor | None = field(default=None, kw_only=True)
+    source_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+    target_lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    site_dims = 4
+
+    def __post_init__(self) -> None:
+        settle(self, "unary", "root", whole=("source_lengths", "target_lengths"))
+        checked_log_values("Bitext", self.unary)
+        shape = tuple(self.unary.shape)
+        if len(shape) < 5 or shape[-5] != shape[-4] or shape[-3] != shape[-2] or 0 in shape[-5:]:
+            raise ModelError(
+                "Bitext needs unary (*batch, p + 1, p + 1, q + 1, q + 1, N), [i, k, j, l, state]; "
+                f"got {shape}."
+            )
+        own = {rules.shape for rules in (self.straight, self.inverted)} - {None}
+        if not 1 <= self.leaves <= shape[-1] or own - {shape[-1:] * 2}:
+            raise ModelError(
+                f"Bitext of {shape[-1]} states needs rules of (N, N) states, and 1 to N of them "
+                f"for leaves; got {own} and {self.leaves}."
+            )
+        if self.allowed is not None and tuple(self.allowed.shape) != shape[-5:-1]:
+            raise ModelError(f"Bitext needs allowed {shape[-5:-1]}; got {self.allowed.shape}.")
+        settle_lengths(self, source_lengths=shape[-4] - 1, target_lengths=shape[-2] - 1)
+
+    @classmethod
+    def words(
+        cls,
+        pairs: Tensor,
+        source_null: Tensor,
+        target_null: Tensor,
+        *,
+        straight: Tensor | float = 0.0,
+        inverted: Tensor | float = 0.0,
+        phrases: Tensor | None = None,
+        normal_form: bool = False,
+        **rest: Any,
+    ) -> "Bitext":
+        """The alignments of words: of one another, or of a word with none.
+
+        Scores `pairs` (*batch, p, q), `source_null` (*batch, p) and `target_null` (*batch, q), in
+        nats; those of every straight and inverted constituent; and those of bispans that are
+        leaves, `phrases` (*batch, p + 1, p + 1, q + 1, q + 1). In `normal_form` every alignment
+        has one tree, rather than one for each way to bracket it: 9 states instead of 4. The rest
+        are other fields.
+        """
+        unary = words_unary(pairs, source_null, target_null, phrases, 6 if normal_form else 1)
+        weights = ((unary.new_zeros(()) + own).to(unary) for own in (straight, inverted))
+        rules = grammar_rules(*weights, normal_form=normal_form)
+        return cls(unary, *rules, leaves=3, **rest)
+
+    def pair_marginals(self) -> Tensor:
+        """(*batch, p, q) the probability of each pair of words as a leaf; differentiable."""
+        leaves = self.marginals()[..., -self.leaves :].sum(-1)
+        return leaves.diagonal(1, -4, -3).diagonal(1, -3, -2)
+
+    def bispan_marginals(self) -> Tensor:
+        """(*batch, p + 1, p + 1, q + 1, q + 1) the probability of each constituent."""
+        return self.marginals().sum(-1)
+
+    def masks(self) -> Masks:
+        """Whether one leaf has two words, for each pair of them."""
+        rest = self.straight, self.inverted, self.leaves, self.root, self.allowed
+        return BitextMasks(self, self.source_lengths, self.target_lengths, *rest)
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """The middle of a bispan in the grid of both sentences."""
+        return middle(site)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Bispans and their parts."""
+        return parts_of(used)
+
+    def recursion(self, tape: Tape) -> Value:
+        """By size: from all splits of a bispan on both sides."""
+        leaf = torch.arange(self.unary.shape[-1], device=tape.device).flip(0) < self.leaves
+        leaf, whole = (torch.where(own, 0.0, -torch.inf) for own in (leaf, ~leaf))
+        done = list[Value]()
+        if self.allowed is None:
+            sizes, stand = _of_all(tape.site_shape, tape.device)
+        else:
+            splits = Splits.of(tape.site_shape, tape.device)
+            sizes, stand = splits.by_size(self.allowed), splits.stand
+        for cells, straight, inverted in sizes:
+            site = tape.sites[cells]
+            ways: list[tuple[Value, ...]] = [(site, tape.lookup(leaf, site))]
+            for sides, rules in ((straight, self.straight), (inverted, self.inverted)):
+                if len(sides[0]):
+                    left, right = (tape.view(done, side) for side in sides)
+                    joined = tape.join(left, right, rules, to=site)
+                    ways.append((site, tape.lookup(whole, site), joined))
+            done.append(tape.total(*ways))
+        source = tape.lengths(self.source_lengths, tape.site_shape[0] - 1)
+        target = tape.lengths(self.target_lengths, tape.site_shape[2] - 1)
+        empty = tape.allowed(((source == 0) & (target == 0)).unsqueeze(1))
+        if not done:
+            return empty
+        last = stand[0, source, 0, target].reshape(-1, 1, 1)
+        top = tape.total(tape.view(done, last))
+        if self.root is not None:
+            top = tape.total((top, tape.lookup(self.root, top)))
+        return tape.total(tape.sum(top), empty)

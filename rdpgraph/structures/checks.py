@@ -1,0 +1,110 @@
+"""What a hypertree's fields must be; errors in one line."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.shapes import broadcasts
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.interface.structure import Structure
+from rdpgraph.model.potentials.table import checked_log_values
+from rdpgraph.structures.recursion.rules import Rules
+
+
+def checked_unary(unary: Tensor) -> None:
+    """Log-potentials (*batch, T, T, N)."""
+    checked_log_values("Hypertree's unary", unary)
+    shape = tuple(unary.shape)
+    if len(shape) < 3 or shape[-2] != shape[-3] or not shape[-1]:
+        raise ModelError(
+            "Hypertree needs unary potentials of shape (*batch, T, T, N), [first, last, state], "
+            f"N >= 1; got {shape}."
+        )
+
+
+def checked_rules(rules: Rules, unary: Tensor, preterminals: int) -> None:
+    """Rules for as many states as the unary potentials have."""
+    if not isinstance(rules, Rules):
+        raise ModelError(
+            "Hypertree needs rules: DenseRules, SparseRules, LowRankRules, FactorisedRules or "
+            f"NoRules; got {type(rules).__name__}."
+        )
+    states, batch = unary.shape[-1], tuple(unary.shape[:-3])
+    if not 0 <= preterminals < states:
+        raise ModelError(f"Hypertree of {states} states got {preterminals} preterminals.")
+    wanted = (states - preterminals, states)
+    if rules.shape is not None and rules.shape != wanted:
+        raise ModelError(
+            f"Hypertree of {states} states, {preterminals} of them preterminals, needs rules of "
+            f"(N, C) = {wanted} parents and children; got {rules.shape}."
+        )
+    if math.prod(rules.batch_shape) != 1 and not broadcasts(rules.batch_shape, batch):
+        raise ModelError(f"Hypertree of batch {batch} got rules of batch {rules.batch_shape}.")
+    if any(part.device != unary.device for part in rules.parts):
+        raise ModelError("Hypertree needs its potentials on one device.")
+
+
+def checked_root(root: Tensor | None, unary: Tensor, preterminals: int) -> None:
+    """(*batch, N) for the states that a wide span may have."""
+    if root is None:
+        return
+    checked_log_values("Hypertree's root", root)
+    states = unary.shape[-1] - preterminals
+    fits = root.ndim >= 1 and root.shape[-1] == states
+    if not fits or not broadcasts(root.shape[:-1], unary.shape[:-3]):
+        raise ModelError(
+            f"Hypertree needs root log-potentials of shape (*batch, {states}); got "
+            f"{tuple(root.shape)}."
+        )
+
+
+def checked_trees(states: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """The dims in front of trees (*lead, *batch, T, T), given the shape (*batch, T, T, N)."""
+    lead = tuple(states.shape[: max(states.ndim - len(shape) + 1, 0)])
+    wanted = tuple(shape[:-1])
+    if tuple(states.shape[len(lead) :]) != wanted or states.dtype != torch.int64:
+        raise EvidenceError(
+            f"Hypertree needs trees as int64 states of shape (*lead, *{wanted}); got "
+            f"{states.dtype} of shape {tuple(states.shape)}."
+        )
+    if states.numel() and int(states.max()) >= shape[-1]:
+        raise EvidenceError(
+            f"Hypertree of {shape[-1]} states got a tree with state {int(states.max())}."
+        )
+    return lead
+
+
+def checked_mask(allowed: Tensor, shape: Sequence[int]) -> None:
+    """Allowed spans that broadcast to (*batch, T, T), given the shape (*batch, T, T, N)."""
+    if allowed.dtype != torch.bool or not broadcasts(allowed.shape, shape[:-1]):
+        raise ModelError(
+            f"masked needs allowed spans as bool (*batch, T, T), to fit "
+            f"{tuple(shape[:-1])}; got {allowed.dtype} of shape "
+            f"{tuple(allowed.shape)}."
+        )
+
+
+def settle_lengths(owner: Structure, **most: int) -> None:
+    """Make lengths (*batch,) in fields of a structure, if there are any, int64 on its device.
+
+    Args:
+        owner: whose fields they are.
+        most: of each field the largest that a length may be.
+    """
+    name, batch = type(owner).__name__, owner.batch_shape
+    for field, total in most.items():
+        lengths: Tensor | None = getattr(owner, field)
+        if lengths is None:
+            continue
+        whole = not (lengths.is_floating_point() or lengths.dtype == torch.bool)
+        if not (whole or not lengths.numel()) or tuple(lengths.shape) != batch:
+            raise ModelError(
+                f"{name} of batch shape {batch} needs integer lengths of that shape; got "
+                f"{lengths.dtype} of shape {tuple(lengths.shape)}."
+            )
+        wrong = lengths[(lengths < 0) | (lengths > total)]
+        if len(wrong):
+            raise ModelError(f"{name} needs {field} 0 to {total}; got {wrong[0]}.")
+        object.__setattr__(owner, field, lengths.to(owner.unary.device, torch.long))

@@ -1,0 +1,1 @@
+"""Dependency trees: every word has a head, another word or the root."""

@@ -1,0 +1,233 @@
+"""Spanning arborescences by eliminating words: best ones, draws, and what each arc is worth.
+
+The recursion of `arborescence.log_partition` adds, multiplies and divides weights, and never
+subtracts. Such a formula for a sum over trees holds in maxima as it does in sums, as the limit of
+low temperature, so that one elimination of O(n^3) finds best trees too, for all items at once, in
+the place of contracting cycles item by item (Chu and Liu; Edmonds).
+
+Where one word alone may have the root as its head, log-values are pairs, (2, ...): the order, which
+is minus the number of the root's arcs, and the value in nats. Of a sum the terms of highest order
+count, as if the root's arcs had a weight that goes to zero. Else they are values alone, (1, ...).
+Absence is -inf in both.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.types import Arcs, Heads, Lengths
+from rdpgraph.structures.draws import Pick
+
+_LOWEST = torch.finfo(torch.float64).min
+
+
+@dataclass(frozen=True, eq=False)
+class Eliminated:
+    """The words of B items, eliminated from the last to the first.
+
+    Attributes:
+        heads: of each word k, from the first, (O, B, k + 1) its arcs from the positions before it,
+            when the words after it are eliminated.
+        odds: of each word k, (B, k, k + 1) how much likelier an arc to a word before it from each
+            position goes through k than past it (nats).
+        possible: (B,) whether there is a tree.
+    """
+
+    heads: list[Tensor]
+    odds: list[Tensor]
+    possible: Tensor
+
+    def descend(self, count: int, pick: Pick) -> Heads:
+        """(count * B, n) heads of trees, all of whose items have one. O(n^2 log n) for each.
+
+        Words come back in their order. Some arcs of the tree so far go through the new word: it
+        becomes their head. Its own head is any position that those do not lead to: the masses of
+        the ways to choose it add up to that of the arcs, by Cayley's formula with weights.
+
+        Args:
+            count: of each item.
+            pick: one of the alternatives of each choice.
+        """
+        item = torch.arange(len(self.possible), device=self.possible.device).repeat(count)
+        heads = torch.zeros(len(item), 0, dtype=torch.int64, device=item.device)
+        for word, (own, odds) in enumerate(zip(self.heads, self.odds, strict=True)):
+            place = torch.arange(word, device=item.device)
+            through = odds[item.unsqueeze(1), place, heads]
+            ways = torch.stack([torch.zeros_like(through), through], 2).flatten(0, 1)
+            through = pick(ways).reshape(heads.shape) == 1
+            left = own[:, item].masked_fill(_below(heads, through), -math.inf)
+            heads = torch.where(through, word + 1, heads)
+            heads = torch.cat([heads, pick(_highest(left, 1)).unsqueeze(1)], 1)
+        return heads
+
+
+def _below(heads: Heads, some: Tensor) -> Tensor:
+    """(R, n + 1) whether each position is one of some words (R, n), or has one above it."""
+    below = torch.nn.functional.pad(some, (1, 0))
+    above = torch.nn.functional.pad(heads, (1, 0))
+    for _ in range(heads.shape[1].bit_length()):
+        below = below | below.gather(1, above)
+        above = above.gather(1, above)
+    return below
+
+
+@torch.no_grad()
+def eliminated(unary: Arcs, lengths: Lengths, *, multiroot: bool, temperature: float) -> Eliminated:
+    """All words, one after the other; O(n^3).
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+        multiroot: whether more than one word may have the root as its head.
+        temperature: 1.0 for draws, 0.0 for the best tree.
+    """
+    pairs = _pairs(unary, lengths, multiroot=multiroot)
+    heads, odds = list[Tensor](), list[Tensor]()
+    total = pairs.new_zeros(pairs.shape[:2])
+    for word in range(unary.shape[1] - 1, -1, -1):
+        step = _Step.of(pairs, word, temperature)
+        pairs, total = step.rest(temperature), total + step.pivot
+        heads.append(step.heads)
+        odds.append(step.odds)
+    return Eliminated(heads[::-1], odds[::-1], _fits(total, lengths))
+
+
+@torch.no_grad()
+def max_marginals(
+    unary: Arcs, lengths: Lengths, *, multiroot: bool, others: Arcs | None = None
+) -> Arcs:
+    """(B, n, n + 1) the score of the best tree with each arc, -inf where there is none. O(n^3).
+
+    Such a tree is a forest of two parts, rooted at the root and at the arc's word, in which the
+    arc's head is in the first part. Arguments as for `eliminated`; those of ``others`` may be
+    beside the arc, instead of all.
+    """
+    words = unary.shape[1]
+    if not words:
+        return unary
+    pairs = _pairs(unary if others is None else others, lengths, multiroot=multiroot)
+    # Words of which only the root is a head, as many as make halves come out even.
+    more = (1 << (words - 1).bit_length()) - words
+    wide = torch.nn.functional.pad(pairs, (0, more, 0, more), value=-math.inf)
+    wide[..., words:, 0] = 0.0
+    forests, first = _by_word(wide)
+    if others is not None:
+        pairs = _pairs(unary, lengths, multiroot=multiroot)
+    through = pairs + forests[..., :words, None] + first[..., :words, : words + 1]
+    there = _fits(through, lengths) & (unary > -math.inf)
+    return torch.where(there, through[-1], -math.inf).to(unary)
+
+
+def _by_word(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each word the best forest rooted at the root and at that word, (O, B, n).
+
+    And the share, (O, B, n, n + 1), of the best of those in which each position is in the root's
+    part: 0 at most. n is a power of 2; each half is eliminated once for all words of the other.
+    """
+    words = pairs.shape[2]
+    if words == 1:
+        first = torch.full_like(pairs, -math.inf)
+        first[..., 0] = 0.0
+        return torch.zeros_like(pairs[..., 0]), first
+    half = words // 2
+    rest = torch.stack([pairs, _swapped(pairs.roll(half, 2))], 2).flatten(1, 2)
+    heads, total = list[Tensor](), torch.zeros_like(rest[..., 0, 0])
+    for word in range(words - 1, half - 1, -1):
+        step = _Step.of(rest, word, 0.0)
+        rest, total = step.rest(0.0), total + step.pivot
+        heads.append(step.heads)
+    forests, first = _by_word(rest)
+    forests = (forests + total.unsqueeze(2)).unflatten(1, (-1, 2))
+    for own in reversed(heads):
+        share = _sums(own.unsqueeze(2) + first, 3, 0.0)
+        first = torch.cat([first, share.unsqueeze(3)], 3)
+    one, other = first.unflatten(1, (-1, 2)).unbind(2)
+    return forests.flatten(2), torch.cat([one, _swapped(other)], 2)
+
+
+def _swapped(pairs: Tensor) -> Tensor:
+    """The halves of the words exchanged, as heads."""
+    half = (pairs.shape[3] - 1) // 2
+    return torch.cat([pairs[..., :1], pairs[..., 1:].roll(half, 3)], 3)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One word, k, about to be eliminated.
+
+    Attributes:
+        pivot: (O, B) the sum over its heads.
+        heads: (O, B, k + 1) its arcs from the positions before it, less the pivot.
+        past: (O, B, k, k + 1) arcs between those past it.
+        through: (O, B, k, k + 1) arcs between those through it.
+    """
+
+    pivot: Tensor
+    heads: Tensor
+    past: Tensor
+    through: Tensor
+
+    @staticmethod
+    def of(pairs: Tensor, word: int, temperature: float) -> "_Step":
+        """The last of the words left, (O, B, k + 1, k + 2)."""
+        arcs = pairs[..., word, : word + 1]
+        pivot = _sums(arcs, 2, temperature)
+        heads = arcs - pivot.clamp(min=_LOWEST).unsqueeze(2)
+        through = pairs[..., :word, word + 1 :] + heads.unsqueeze(2)
+        through.diagonal(offset=1, dim1=2, dim2=3).fill_(-math.inf)
+        return _Step(pivot, heads, pairs[..., :word, : word + 1], through)
+
+    def rest(self, temperature: float) -> Tensor:
+        """(O, B, k, k + 1) the arcs that are left."""
+        return _sums(torch.stack([self.past, self.through], 1), 1, temperature)
+
+    @property
+    def odds(self) -> Tensor:
+        """(B, k, k + 1) of `through` against `past`; -inf where there is neither."""
+        past, through = _highest(torch.stack([self.past, self.through], 1), 0)
+        return torch.where(through > -math.inf, through - past, -math.inf)
+
+
+def _sums(pairs: Tensor, dim: int, temperature: float) -> Tensor:
+    """Sums of pairs over a dim: what is of the highest order."""
+    if len(pairs) == 1:
+        return _sum(pairs, dim, temperature)
+    total = _sum(_highest(pairs, dim - 1), dim - 1, temperature)
+    return torch.stack([pairs[0].amax(dim - 1), total])
+
+
+def _sum(logs: Tensor, dim: int, temperature: float) -> Tensor:
+    return logs.logsumexp(dim) if temperature else logs.amax(dim)
+
+
+def _highest(pairs: Tensor, dim: int) -> Tensor:
+    """The values, without the first dim, -inf except for those of the highest order in another."""
+    if len(pairs) == 1:
+        return pairs[0]
+    order, values = pairs
+    return torch.where(order == order.amax(dim, keepdim=True), values, -math.inf)
+
+
+def _pairs(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> Tensor:
+    """(O, B, n, n + 1) of arcs; words beyond the length have the root as their head, at no cost."""
+    outside = torch.arange(unary.shape[1], device=unary.device) >= lengths.unsqueeze(1)
+    pairs = unary.detach().double().unsqueeze(0)
+    if not multiroot:
+        order = torch.where(pairs > -math.inf, 0.0, -math.inf)
+        order[..., 0] -= 1.0
+        pairs = torch.cat([order, pairs])
+    root = pairs[..., :1].masked_fill(outside.unsqueeze(2), 0.0)
+    return torch.cat([root, pairs[..., 1:]], 3)
+
+
+def _fits(pairs: Tensor, lengths: Lengths) -> Tensor:
+    """(B, ...) whether values are those of trees: of one arc of the root, if one alone is allowed.
+
+    Of no words there is one tree, without an arc.
+    """
+    if len(pairs) == 1:
+        return pairs[0] > -math.inf
+    wanted = -(lengths > 0).to(pairs).reshape(-1, *(1,) * (pairs.ndim - 2))
+    return pairs[0] == wanted

@@ -1,0 +1,236 @@
+"""Dependency trees of any kind: the matrix-tree theorem without subtraction, and k best."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from rdpgraph._core.types import Arcs, Heads, Lengths, LogZ
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.structures.dependency import edmonds, elimination
+from rdpgraph.structures.dependency.elimination import eliminated, max_marginals
+from rdpgraph.structures.dependency.model import Dependencies
+from rdpgraph.structures.draws import Pick, checked_count, drawn, largest
+
+_ROUNDING = 1e-9
+"""By how much scores differ, relative to their size, that are not the same except for rounding."""
+
+
+@torch.no_grad()
+def k_best(unary: Arcs, lengths: Lengths, k: int, *, multiroot: bool) -> Heads:
+    """(k, B, n) the heads of the best trees, best first; -1 throughout where there are fewer.
+
+    Trees are parted so that the best one of each part is known. The next tree is the second best
+    of some part, and has an arc that the best one has not: the part is parted into the trees with
+    that arc and those without. One best tree and two rounds of max-marginals for each: O(k n^3).
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+        k: how many.
+        multiroot: whether more than one word may have the root as its head.
+    """
+    batch, words, positions = unary.shape
+    trees = torch.full((k, batch, words), -1, device=unary.device)
+    if not words:
+        return trees
+    item = torch.arange(batch, device=unary.device)
+    parts = unary.double().expand(k, -1, -1, -1).clone()
+    through = max_marginals(parts[0], lengths, multiroot=multiroot)
+    trees[0] = _best(parts[0], lengths, through, multiroot=multiroot)
+    score, arc = _second_best(through, trees[0])
+    scores, arcs = score.expand(k, -1).clone(), arc.expand(k, -1).clone()
+    possible = (through[:, 0] > -math.inf).any(1) | (lengths == 0)
+    there = possible.expand(k, -1).clone()
+    for rank in range(1, k):
+        score, part = scores[:rank].max(0)
+        there[rank] = score > -math.inf
+        if not bool(there[rank].any()):
+            there[rank:] = False
+            break
+        chosen = one_hot(arcs[part, item], words * positions).bool().reshape(unary.shape)
+        others = chosen.any(2, keepdim=True) & ~chosen
+        with_arc = parts[part, item].masked_fill(others, -math.inf)
+        without = parts[part, item].masked_fill(chosen, -math.inf)
+        parts[rank], parts[part, item] = with_arc, without
+        through = max_marginals(
+            torch.cat([with_arc, without]), lengths.repeat(2), multiroot=multiroot
+        )
+        trees[rank] = _best(with_arc, lengths, through[:batch], multiroot=multiroot)
+        score, arc = _second_best(through, torch.cat([trees[rank], trees[part, item]]))
+        scores[rank], scores[part, item] = score.chunk(2)
+        arcs[rank], arcs[part, item] = arc.chunk(2)
+    return torch.where(there.unsqueeze(2), trees, -1)
+
+
+def _best(unary: Arcs, lengths: Lengths, through: Arcs, *, multiroot: bool) -> Heads:
+    """(B, n) the heads of one best tree, read off the max-marginals if no other is as good."""
+    values, heads = through.topk(2, 2)
+    first, second = values.unbind(2)
+    gap = torch.where(first > -math.inf, first - second, math.inf)
+    if bool((gap > _ROUNDING * (1.0 + first.abs())).all()):
+        return heads[..., 0]
+    elimination = eliminated(unary, lengths, multiroot=multiroot, temperature=0.0)
+    return elimination.descend(1, largest)
+
+
+def _second_best(through: Arcs, best: Heads) -> tuple[Tensor, Tensor]:
+    """(B,) the score of the best tree but one, -inf if there is none, and an arc that it has."""
+    return through.scatter(2, best.unsqueeze(2), -math.inf).flatten(1).max(1)
+
+
+_FAR = 1e3  # nats below a word's best head from where on an arc may be one of them
+_NOTHING = 800.0  # nats below which a share of Z is zero in doubles
+
+
+def log_partition(unary: Arcs, lengths: Lengths, *, multiroot: bool) -> LogZ:
+    """(B,) the log of the sum over trees, nats; differentiable any number of times. O(n^3).
+
+    With one root only the part that is linear in the weights of the root's arcs is kept (Koo et
+    al. 2007 have it as the determinant with a row replaced): those arcs have no part in pivots,
+    until a word has no head but the root.
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+        multiroot: whether more than one word may have the root as its head.
+    """
+    batch, words = unary.shape[:2]
+    arcs, root = unary[:, :, 1:], unary[:, :, 0]
+    used = torch.full((batch,), multiroot, device=unary.device)
+    log_z = unary[:, :0].sum((1, 2))
+    for word in range(words - 1, -1, -1):
+        inside = word < lengths
+        heads, below = arcs[:, word, :word], arcs[:, :word, word]
+        own = root[:, word]
+        among = soft_sum(heads, 1) if word else torch.full_like(own, -math.inf)
+        only = ~used & (among.detach() == -math.inf)
+        pivot = torch.where(used, _added(among, own), torch.where(only, own, among))
+        log_z = log_z + torch.where(inside, pivot, 0.0)
+        shift = torch.where(pivot > -math.inf, pivot, 0.0)
+        through = below + torch.where(only, 0.0, own - shift).unsqueeze(1)
+        through = torch.where(inside.unsqueeze(1), through, -math.inf)
+        # The one root is found: what it gives is all there is, and no longer a first-order term.
+        kept = torch.where((only & inside).unsqueeze(1), -math.inf, root[:, :word])
+        root = _added(kept, through)
+        past = below.unsqueeze(2) + (heads - shift.unsqueeze(1)).unsqueeze(1)
+        past = torch.where(inside.reshape(-1, 1, 1), past, -math.inf)
+        arcs = _added(arcs[:, :word, :word], past)
+        arcs = torch.where(torch.eye(word, dtype=torch.bool, device=arcs.device), -math.inf, arcs)
+        used = used | (only & inside)
+    return torch.where(log_z > -math.inf, log_z, -math.inf)
+
+
+def _added(first: Tensor, second: Tensor) -> Tensor:
+    return soft_sum(torch.stack([first, second]), 0)
+
+
+@torch.no_grad()
+def faint_arcs(unary: Arcs, lengths: Lengths) -> Tensor | None:
+    """(B, n, n + 1) arcs that add nothing to any sum over trees of one root; None: none does.
+
+    Elimination keeps the root's arc for the end, whatever the others score: it would take one of
+    -1e30 first, and lose the digits of all the rest to it. An arc adds nothing if it is further
+    below its word's best head than all others together can be, and there is a tree without any
+    such arc.
+
+    Args:
+        unary: (B, n, n + 1) in nats, [word, head], -inf where there is no arc.
+        lengths: (B,).
+    """
+    words = unary.shape[1]
+    behind = unary.amax(2, keepdim=True) - unary
+    there = unary > -math.inf
+    faint = there & (behind > _FAR)
+    if not bool(faint.any()):
+        return None
+    others = torch.where(there & ~faint, behind, 0.0).amax((1, 2)) + math.log(words + 1)
+    least = torch.where(faint, behind, math.inf).amin((1, 2))
+    faint &= (least > words * others + _NOTHING).reshape(-1, 1, 1)
+    rest = unary.masked_fill(faint, -math.inf)
+    faint &= (log_partition(rest, lengths, multiroot=False) > -math.inf).reshape(-1, 1, 1)
+    return faint if bool(faint.any()) else None
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class NonProjectiveDependencies(Dependencies):
+    """Dependency trees of any kind: log Z is the log-determinant of a Laplacian.
+
+    The matrix-tree theorem (Koo et al. 2007; Smith and Smith 2007). Words are eliminated one by
+    one without any subtraction, in log-space (the GTH form of Gaussian elimination), so that
+    scores of any range keep their precision, and hard zeros are exact. O(n^3).
+
+    The k best trees of a few short sentences are found in lists, in Python: O(k n^4) at most.
+
+    Example:
+        >>> trees = NonProjectiveDependencies(torch.zeros(3, 4), multiroot=True)
+        >>> trees.log_partition().exp().round()  # Cayley: (n + 1)^(n - 1)
+        tensor(16.)
+    """
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; twice differentiable."""
+        unary, lengths = self._strong_parts()
+        log_z = log_partition(unary, lengths, multiroot=self.multiroot)
+        return log_z.reshape(self.batch_shape)
+
+    def marginals(self) -> Tensor:
+        """(*batch, n, n + 1) probabilities of the arcs: the gradient of log Z, not below 0."""
+        return super().marginals().clamp(min=0.0)
+
+    def mode(self) -> Tensor:
+        """(*batch, n) the heads of one most probable tree; -1 beyond the length.
+
+        Of all items at once, O(n^3).
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._descended(1, 0.0, largest)[0]
+
+    def max_marginals(self) -> Tensor:
+        """(*batch, n, n + 1) the score of the best tree with each arc; -inf where none has it.
+
+        Not differentiable. Of all arcs at once, O(n^3).
+        """
+        unary, lengths = self._parts()
+        strong, _ = self._strong_parts()
+        scores = elimination.max_marginals(unary, lengths, multiroot=self.multiroot)
+        if bool((strong != unary).any()):
+            among = elimination.max_marginals(
+                unary, lengths, multiroot=self.multiroot, others=strong
+            )
+            scores = torch.where(among > -math.inf, among, scores)
+        return scores.reshape(self.unary.shape)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, n) the heads of independent exact draws; -1 beyond the length.
+
+        O(n^3) for each item, and O(n^2 log n) for each draw.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        return self._descended(checked_count(count, self.states_shape), 1.0, drawn(generator))
+
+    def _k_best(self, unary: Tensor, lengths: Tensor, k: int) -> Tensor:
+        ways = edmonds.k_best if edmonds.quicker(*unary.shape[:2]) else k_best
+        return ways(unary, lengths, k, multiroot=self.multiroot)
+
+    def _strong_parts(self) -> tuple[Tensor, Tensor]:
+        """The potentials and lengths, with arcs at -inf that add nothing to a sum."""
+        unary, lengths = self._parts()
+        faint = None if self.multiroot else faint_arcs(unary, lengths)
+        return unary if faint is None else unary.masked_fill(faint, -math.inf), lengths
+
+    def _descended(self, count: int, temperature: float, pick: Pick) -> Tensor:
+        unary, lengths = self._strong_parts()
+        eliminated = elimination.eliminated(
+            unary, lengths, multiroot=self.multiroot, temperature=temperature
+        )
+        lacking = f"{type(self).__name__} has no samples and no mode"
+        require_possible(lacking, eliminated.possible.reshape(self.batch_shape))
+        return self._shaped(eliminated.descend(count, pick), (count,), lengths)

@@ -1,0 +1,1 @@
+"""Derivations: the trees of a hypergraph."""

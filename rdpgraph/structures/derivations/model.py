@@ -1,0 +1,338 @@
+"""Derivations: the trees of a hypergraph that a user gives."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import current_property
+from rdpgraph._core.numbers import is_whole
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.interface.sites import Sites
+from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
+from rdpgraph.model.restriction import gathered
+from rdpgraph.structures.derivations.hypergraph import Hypergraph, Row
+from rdpgraph.structures.draws import checked_best
+from rdpgraph.structures.recursion.best import best
+from rdpgraph.structures.recursion.descend import Drawn
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value, View
+
+MOST_LISTED = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class KBestDerivations:
+    """The derivations of largest score, best first.
+
+    Attributes:
+        uses: (k, *batch, E) how often each uses every hyperedge; 0 throughout where there are
+            fewer.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    uses: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Derivations(Recursion):
+    """The derivations of the last node of a hypergraph, weighted by their hyperedges.
+
+    A derivation of a node is a hyperedge with that head, and one derivation of each of its tails;
+    its score is the sum of its hyperedges' log-weights, as often as they are used. Nodes are
+    numbered in topological order: tails before heads. A node without hyperedges has no derivation;
+    one with a hyperedge without tails is an axiom.
+
+    `marginals` are the expected numbers of uses of each hyperedge, and `mode` and `sample` give
+    numbers of uses, (*batch, E); `rsample` gives relaxed ones, and `max_marginals` the score of the
+    best derivation that uses each hyperedge. log Z takes O(E arity), level by level. Estimators
+    choose hyperedges of each node: they take hypergraphs in which no derivation uses a node twice.
+
+    Args:
+        unary: (*batch, E) log-weights (nats) of the hyperedges; -inf forbids one.
+        heads: (E,) nodes 0..nodes-1.
+        tails: (E, arity) nodes, padded with -1.
+        nodes: how many there are; the last one is the goal.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN or +inf, a node out of range, a tail that does not
+            come before its head.
+
+    Example:
+        >>> heads = torch.tensor([0, 1, 2, 2])
+        >>> tails = torch.tensor([[-1, -1], [-1, -1], [0, 1], [1, 1]])
+        >>> weights = torch.tensor([0.5, 2.0, 1.0, 3.0])
+        >>> derivations = Derivations(weights.log(), heads, tails, nodes=3)
+        >>> derivations.log_partition().exp()  # 0.5 * 2 * 1 + 2 * 2 * 3
+        tensor(13.0000)
+        >>> derivations.mode()
+        tensor([0, 2, 0, 1])
+    """
+
+    heads: Tensor
+    tails: Tensor
+    nodes: int = field(kw_only=True)
+
+    site_dims = 0
+    least_use = 1
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self, unary: ArrayLike, heads: ArrayLike, tails: ArrayLike, *, nodes: int
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "unary", whole=("heads", "tails"))
+        checked_log_values("Derivations' unary", self.unary)
+        edges = self.unary.shape[-1] if self.unary.ndim else -1
+        for name, part in (("heads", self.heads), ("tails", self.tails)):
+            if part.dtype != torch.int64:
+                raise ModelError(f"Derivations needs {name} as int64; got {part.dtype}.")
+        if tuple(self.heads.shape) != (edges,) or self.tails.ndim != 2 or len(self.tails) != edges:
+            raise ModelError(
+                "Derivations needs unary (*batch, E), heads (E,) and tails (E, arity); got "
+                f"{tuple(self.unary.shape)}, {tuple(self.heads.shape)}, {tuple(self.tails.shape)}."
+            )
+        if not is_whole(self.nodes, 1):
+            raise ModelError(f"Derivations needs a number of nodes >= 1; got {self.nodes!r:.80}.")
+        if not bool(((self.heads >= 0) & (self.heads < self.nodes)).all()):
+            raise ModelError(
+                f"Derivations of {self.nodes} nodes needs heads 0 to {self.nodes - 1}."
+            )
+        late = (self.tails >= self.heads.unsqueeze(1)) | (self.tails < -1)
+        if bool(late.any()):
+            edge = int(late.any(1).nonzero()[0])
+            raise ModelError(
+                f"Derivations needs tails before heads (-1 pads); hyperedge {edge} has head "
+                f"{int(self.heads[edge])} and tails {self.tails[edge].tolist()}."
+            )
+
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level; on the tape the hyperedges are the states of one site."""
+        ways, rows = tape.apart(tape.sites[()]), self._graph.rows
+        return self._graph.whole(tape, [View((ways,), row.edges) for row in rows], rows)
+
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, uses: Tensor
+    ) -> Tensor:
+        """(*lead, *batch) the summed log-weights of derivations, given their numbers of uses.
+
+        -inf for numbers that no derivation has: a node is used as often as it is needed.
+
+        Raises:
+            EvidenceError: another shape.
+        """
+        uses = as_states("The numbers of uses of Derivations", uses)
+        if tuple(uses.shape[-self.unary.ndim :]) != tuple(self.unary.shape):
+            raise EvidenceError(
+                f"Derivations needs numbers of uses (*lead, *{tuple(self.unary.shape)}); got "
+                f"{tuple(uses.shape)}."
+            )
+        values = torch.where(uses > 0, self.unary, 0.0)
+        return torch.where(self._balanced(uses), (values * uses).sum(-1), -math.inf)
+
+    def _balanced(self, uses: Tensor) -> Tensor:
+        """(*lead, *batch) whether every node is derived as often as it is needed, the goal once."""
+        lead = (*uses.shape[:-1], self.nodes + 1)
+        derived = uses.new_zeros(lead).index_add(-1, self.heads.to(uses.device), uses)
+        needed = uses.new_zeros(lead)
+        needed[..., self.nodes - 1] = 1
+        tails = torch.where(self.tails < 0, self.nodes, self.tails).to(uses.device)
+        for slot in tails.unbind(1):
+            needed = needed.index_add(-1, slot, uses)
+        same = (derived == needed)[..., : self.nodes].all(-1)
+        return same & (uses >= 0).all(-1)
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Hyperedges and those that derive their tails."""
+        tails, heads = self.tails.tolist(), self.heads.tolist()
+        return [(one, other) for one in used for other in used if heads[other[0]] in tails[one[0]]]
+
+    def uses(self, states: Tensor) -> Tensor:
+        """The numbers of uses that configurations are."""
+        return states
+
+    def listed(self) -> Tensor:
+        """(D, E) how often each derivation of the goal uses every hyperedge.
+
+        Derivations that swap two parts of one node are listed as two, though their numbers of uses
+        are the same.
+
+        Raises:
+            ModelError: more than 2^18 derivations of a node.
+        """
+        by_node: list[Tensor] = []
+        for edges in self._graph.edges:
+            ways: list[Tensor] = []
+            for edge in edges:
+                uses = torch.zeros(1, len(self.heads), dtype=torch.int64, device="cpu")
+                uses[0, edge] = 1
+                for tail in self.tails[edge].tolist():
+                    below = by_node[tail] if tail >= 0 else torch.zeros_like(uses[:1])
+                    if len(uses) * len(below) > MOST_LISTED:
+                        raise ModelError(
+                            f"Derivations lists at most {MOST_LISTED:,} of them; these are more."
+                        )
+                    uses = (uses.unsqueeze(1) + below).flatten(0, 1)
+                ways.append(uses)
+            by_node.append(
+                torch.cat([torch.zeros(0, len(self.heads), dtype=torch.int64, device="cpu"), *ways])
+            )
+        return by_node[-1].to(self.unary.device)
+
+    @torch.no_grad()
+    def mode(self) -> Tensor:
+        """(*batch, E) how often one best derivation uses each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        return self._used(self._best_tape, self._best(), 1)[0]
+
+    def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, k: int
+    ) -> KBestDerivations:
+        """The k most probable derivations of each item, best first; the scores are differentiable.
+
+        Derivations that swap two parts of one node count as two, though their numbers of uses are
+        the same.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        k = checked_best("Derivations", k, self.states_shape)
+        drawn, there = best(self._best_tape, k)
+        uses = self._used(self._best_tape, drawn, k)
+        return KBestDerivations(uses, torch.where(there, self.score(uses), -math.inf))
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, E) how often independent exact draws use each hyperedge.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no derivation.
+        """
+        return self._used(*self._draws(count, generator), count)
+
+    def _used(self, tape: Tape, drawn: Drawn, count: int) -> Tensor:
+        shape = count * tape.batch, tape.unary.shape[-1]
+        uses = torch.zeros(shape, dtype=torch.int64, device=tape.device).index_put_(
+            (drawn.tree, drawn.state), torch.ones_like(drawn.state), accumulate=True
+        )
+        return uses.reshape(count, *tape.unary.shape)
+
+    def _compared(self, other: Recursion, *, divergence: bool) -> Tensor:
+        if isinstance(other, Derivations) and not (
+            self.nodes == other.nodes
+            and torch.equal(self.heads, other.heads)
+            and torch.equal(self.tails, other.tails)
+        ):
+            raise ModelError("Derivations are compared if their hypergraphs are the same.")
+        return super()._compared(other, divergence=divergence)
+
+    def sites(self) -> Sites | None:
+        """The nodes, whose states are their hyperedges, in order, if no derivation uses one twice.
+
+        Then Z is linear in the weights of each node's hyperedges, so that it is unbiased if these
+        are; else there are none. All nodes have as many states as the one with most hyperedges has;
+        those of others that stand for none are impossible. A hyperedge is expected to meet the
+        same below it as any other: give a `Pilot` where that is not so.
+        """
+        if not self._graph.each_once:
+            return None
+        unary = self._by_node
+        means = torch.zeros_like(unary[..., :1])
+        return Sites(unary, restrict=self.restrict, means=lambda _count, _generator: means)
+
+    def site_places(self) -> Tensor:
+        """(nodes, M) which hyperedge each state of `sites` is; -1: none."""
+        edges = self._graph.by_node
+        return torch.where(edges < len(self.heads), edges, -1)
+
+    @property
+    def states_shape(self) -> tuple[int, ...]:
+        """(*batch, E): derivations are numbers of uses."""
+        return tuple(self.unary.shape)
+
+    def restrict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, states: Tensor, log_weights: Tensor
+    ) -> "NodeDerivations":
+        """The derivations by some hyperedges of each node, with weights; what estimators solve.
+
+        O(nodes K arity) for log Z, where K are kept of each node.
+
+        Args:
+            states: (*replicates, *batch, nodes, K) of the states of `sites`; repeats stay separate.
+            log_weights: of that shape; added to the log-weights of the hyperedges.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        kept = gathered("Derivations", self._by_node, states, log_weights, sites=1)
+        return NodeDerivations(kept, states, self._graph)
+
+    def with_unary(self, unary: Tensor) -> Self:
+        """The same hypergraph with other log-weights."""
+        other, _ = super().with_unary(unary), self._graph
+        vars(other).update({name: own for name, own in vars(self).items() if "_graph" in name})
+        return other
+
+    def work(self) -> float:
+        """The terms of log Z."""
+        return float(math.prod(self.batch_shape) * self.tails.numel())
+
+    @current_property("heads", "tails")
+    def _graph(self) -> Hypergraph:
+        # Of copies, for what is restricted holds on to it.
+        heads, tails = (part.to(self.unary.device, copy=True) for part in (self.heads, self.tails))
+        return Hypergraph(heads, tails, self.nodes)
+
+    @property
+    def _by_node(self) -> Tensor:
+        """(*batch, nodes, M) the log-weights of the hyperedges of each node; -inf: none."""
+        return torch.nn.functional.pad(self.unary, (0, 1), value=-math.inf)[
+            ..., self._graph.by_node
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeDerivations(Recursion):
+    """Derivations whose nodes have K hyperedges each, numbered 0..K-1, in each item its own.
+
+    A derivation uses a node once at most; nodes that it does not use are in the state -1.
+
+    Args:
+        unary: (*lead, nodes, K) log-weights (nats) of the hyperedges.
+        states: (*lead, nodes, K) which of the node's in the graph they are; two may be the same.
+        graph: all hyperedges.
+    """
+
+    states: Tensor = field(metadata={"dims": 2})
+    graph: Hypergraph = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return "Derivations"
+
+    def recursion(self, tape: Tape) -> Value:
+        """Level by level, each state of a node as a way to derive it."""
+        states = self.states.expand(*tape.lead, *self.states.shape[-2:])
+        states, kept = states.reshape(tape.batch, *states.shape[-2:]), tape.sites.states
+        if kept is not None:
+            states = states.gather(2, kept)
+        edges, ways = self.graph.by_node.expand(tape.batch, -1, -1), tape.apart(tape.sites[:])
+        edges = edges.gather(2, states).mT
+        number = torch.arange(ways.places, device=tape.device).reshape(edges.shape[:0:-1]).mT
+        weights, rows = list[View](), list[Row]()
+        for level, (nodes, _) in enumerate(self.graph.levels):
+            weights.append(View((ways,), number[:, nodes]))
+            rows.append(self.graph.row(level, edges[:, :, nodes]))
+        return self.graph.whole(tape, weights, rows)

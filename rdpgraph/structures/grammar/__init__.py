@@ -1,0 +1,1 @@
+"""Hypertrees: distributions over the binary trees of sequences."""

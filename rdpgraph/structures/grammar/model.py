@@ -1,0 +1,360 @@
+"""Hypertrees: distributions over the binary trees of sequences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.interface.masks import Masks
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Match
+from rdpgraph.io.grammar import Grammar
+from rdpgraph.logspace.gradients import by_autograd
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import as_states, taken
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.structures.chain.factors import inside
+from rdpgraph.structures.checks import checked_mask, checked_trees
+from rdpgraph.structures.draws import perturbed
+from rdpgraph.structures.grammar import comparison, proposals
+from rdpgraph.structures.grammar.batched import Form
+from rdpgraph.structures.grammar.constructors import grammar_rules, pcfg_unary, sentence_unary
+from rdpgraph.structures.grammar.masks import HypertreeMasks
+from rdpgraph.structures.grammar.spans import HypertreeFields
+from rdpgraph.structures.grammar.trees import KBestTrees, Trees, crossed
+from rdpgraph.structures.potential import recognised_factor, structure_graph
+from rdpgraph.structures.recursion.rules import DenseRules, Rules
+
+
+@dataclass(frozen=True, eq=False)
+class Hypertree(HypertreeFields):
+    """Binary trees over the words of a sequence: spans with states, and rules that join two.
+
+    The score of a tree is the sum of `unary` over its constituents, single words included, of the
+    rules at its inner nodes, and of `root` at the whole. A sequence of one word is one leaf; one
+    of no words has the empty tree, log Z 0. Sites are spans: those that are no constituent have
+    state -1 in `mode` and `sample`, and the marginals of a span sum to the probability that it is
+    one. Items without a possible tree have log Z -inf, and marginals, gradients and entropy zero.
+
+    Every answer but trees is differentiable. log Z costs O(T^2 N^3 + T^3 N^2) with `DenseRules`,
+    O(T^3 r + T^2 N r) with `LowRankRules`, O(T^3 M) with `SparseRules`, O(T^2 N + T^3) with
+    `NoRules`, and on the CPU memory O(T^3 + T^2 (N + r)) for its gradient, of the T^3 numbers of
+    places alone (O(T^2 (N + M)) with sparse rules). Where no compiled machine is, as on a GPU, the
+    gradient keeps the terms of all splits. Source: Baker 1979; Lari and Young 1990; low rank: Yang,
+    Zhao and Tu 2021 (arXiv:2104.13727).
+
+    Args:
+        unary: (*batch, T, T, N) log-potentials (nats), [first, last, state], both words included;
+            -inf forbids a span. What lies below the diagonal and beyond the length is ignored.
+        rules: log-weights of a state given those of its two parts.
+        root: (*batch, N - preterminals) log-potential of the state of the whole; default: zeros.
+        preterminals: how many of the states, the last ones, are for single words alone; if there
+            are any, single words have none but those, and a sequence of one word has no tree.
+        lengths: (*batch,) integers in 0..T; default: all T.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN or +inf, a length out of range.
+
+    Example:
+        >>> Hypertree(torch.zeros(4, 4, 1)).log_partition().exp()  # the binary trees of 4 words
+        tensor(5.)
+    """
+
+    optional_sites = True
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            unary: ArrayLike,
+            rules: Rules = ...,
+            *,
+            root: ArrayLike | None = None,
+            preterminals: int = 0,
+            lengths: ArrayLike | None = None,
+        ) -> None: ...
+
+    @classmethod
+    def pcfg(
+        cls, root: Tensor, rules: Tensor | Rules, terms: Tensor, *, lengths: Tensor | None = None
+    ) -> Self:
+        """The parses of sentences by a probabilistic context-free grammar; log Z is log p(words).
+
+        Nonterminals are states 0..NT-1, preterminals NT..NT+PT-1, as in torch-struct's SentCFG.
+
+        Args:
+            root: (*batch, NT) log-probabilities of the start symbol.
+            rules: (*batch or 1, NT, NT + PT, NT + PT) log-probabilities, [parent, left, right], or
+                `LowRankRules` or `FactorisedRules`; a batch dim of 1 is shared.
+            terms: (*batch, T, PT) log-probability of each word given each preterminal.
+            lengths: (*batch,) of the sentences; default: all T.
+
+        Raises:
+            ModelError: shapes that do not fit.
+        """
+        rules = rules if isinstance(rules, Rules) else DenseRules(rules)
+        root, terms = taken("Hypertree's root", root), taken("Hypertree's terms", terms)
+        unary = pcfg_unary(root, rules, terms)
+        return cls(unary, rules, root=root, preterminals=terms.shape[-1], lengths=lengths)
+
+    @classmethod
+    def parses(cls, grammar: Grammar, sentences: Sequence[Sequence[str]]) -> Self:
+        """The parses of sentences by a grammar read from a text, one item for each sentence.
+
+        States are the grammar's symbols; log Z is the log of the summed weights of the trees. The
+        rules are a table where that is faster, else a list.
+
+        Args:
+            grammar: see `read_grammar` and `parse_grammar`.
+            sentences: the words of each.
+
+        Raises:
+            ModelError: no sentences.
+            EvidenceError: a word that no rule has.
+        """
+        unary, lengths = sentence_unary(grammar, sentences)
+        rules = grammar_rules(grammar)
+        return cls(unary, rules, root=grammar.start, lengths=lengths)
+
+    @classmethod
+    def span_scores(cls, scores: Tensor, *, lengths: Tensor | None = None) -> Self:
+        """A tree CRF of order zero: a score for every span, one state, no rules.
+
+        Args:
+            scores: (*batch, T, T), [first, last], nats.
+            lengths: (*batch,).
+        """
+        return cls(taken("Hypertree's scores", scores).unsqueeze(-1), lengths=lengths)
+
+    def masked(self, allowed: Tensor) -> Self:
+        """The same with some spans forbidden: no tree has them as constituents.
+
+        Its charts hold all spans, so that everything can be asked of it and differentiated, in the
+        time of the whole. ``rdpgraph.pruning.masks_of(hypertree, infer)`` has expectations, log Z
+        and draws in time and memory of the spans that are kept.
+
+        Args:
+            allowed: (*batch, T, T) bool, or what broadcasts to that, [first, last].
+
+        Raises:
+            ModelError: another type, or a shape that does not broadcast.
+        """
+        checked_mask(allowed, self.unary.shape)
+        return self.with_unary(torch.where(allowed.unsqueeze(-1), self.unary, -math.inf))
+
+    def masks(self) -> Masks:
+        """Whether a span is a constituent, for each span."""
+        return HypertreeMasks(self)
+
+    @property
+    def form(self) -> Form:
+        """The hypertree with one batch dim, laid flat."""
+        return Form(self)
+
+    def score(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, trees: Trees | Tensor
+    ) -> Tensor:
+        """(*lead, *batch) the summed log-potentials (nats) of trees, differentiable.
+
+        Args:
+            trees: (*lead, *batch) trees, or their states (*lead, *batch, T, T) as `mode` gives
+                them; what is not a tree of that length has score -inf.
+
+        Raises:
+            EvidenceError: another shape, or a state out of range.
+        """
+        states = as_states("Trees", self.site_states(trees))
+        return self.form.scored(states, checked_trees(states, self.unary.shape))
+
+    def site_states(self, configuration: Trees | Tensor) -> Tensor:
+        """(*lead, *batch, T, T) the states of trees, -1 for spans that are no constituents."""
+        return configuration.states if isinstance(configuration, Trees) else configuration
+
+    def span_marginals(self) -> Tensor:
+        """(*batch, T, T) the probability that a span is a constituent, in whatever state."""
+        return self.marginals().sum(-1)
+
+    @by_autograd
+    def rule_marginals(self) -> tuple[Tensor, ...]:
+        """The gradients of log Z in the tensors of the rules, each with all batch dims in front.
+
+        Of `DenseRules` one tensor (*batch, N, C, C), of `SparseRules` one (*batch, M): the
+        expected number of uses of each rule. Of
+        rules of low rank, one for each factor, (*batch, N or C, r): the expected number of uses of
+        a rank by each state as parent, left or right part. Nothing for `NoRules`.
+        """
+        _, gradients = comparison.scored(self, self.rules).expected()
+        gradients = gradients[1 : 1 + len(self.rules.parts)]
+        return tuple(part.reshape([*self.batch_shape, *part.shape[1:]]) for part in gradients)
+
+    @by_autograd
+    def entropy(self) -> Tensor:
+        """(*batch,) nats; 0 where no tree is possible. Differentiable.
+
+        Log Z less the expected score. Rules of low rank are written out, for their trees' scores
+        are those of whole rules.
+
+        Raises:
+            BudgetError: written out, the rules are too large.
+        """
+        return comparison.entropy(self)
+
+    @by_autograd
+    def cross_entropy(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Hypertree"
+    ) -> Tensor:
+        """(*batch,) the expectation under this hypertree of minus the other's log-probability.
+
+        Nats. +inf, with no gradient, where the other forbids what is possible here; 0 where
+        nothing is. Differentiable in both. Rules of low rank are written out.
+
+        Raises:
+            ModelError: the two differ in shape, preterminals or lengths.
+            BudgetError: written out, the rules are too large.
+        """
+        return comparison.cross_entropy(self, other)
+
+    def kl_divergence(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Hypertree"
+    ) -> Tensor:
+        """(*batch,) the divergence of the other from this: cross-entropy less entropy."""
+        return self.cross_entropy(other) - self.entropy()
+
+    def viterbi(self) -> Trees:
+        """(*batch) one most probable tree of each item. Not differentiable; see `score`.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+            BudgetError: rules of low rank that are too large when written out.
+        """
+        return Trees(self.mode())
+
+    def k_best(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, k: int
+    ) -> KBestTrees:
+        """The k most probable trees of each item, best first; the scores are differentiable.
+
+        Raises:
+            ModelError: k below 1.
+            BudgetError: rules of low rank that are too large when written out.
+        """
+        listed = super().k_best(k)
+        return KBestTrees(Trees(listed.states), listed.scores)
+
+    def mbr(self) -> Trees:
+        """(*batch) trees of the largest expected number of right constituents, with their states.
+
+        The maximum of the summed marginals of constituents (Goodman 1996, labelled recall), which
+        the rules need not allow. Two inside passes; not differentiable.
+
+        Raises:
+            ImpossibleEvidenceError: an item has no possible tree.
+        """
+        possible = self.log_partition().detach() > -math.inf
+        require_possible("A hypertree has no best tree", possible)
+        weights, states = self.marginals().detach().max(-1)
+        shape = Hypertree.span_scores(weights, lengths=self.lengths).mode()
+        return Trees(torch.where(shape >= 0, states, -1))
+
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, T, T, N) relaxed trees, differentiable: a stochastic softmax.
+
+        The marginals at a temperature of the model with Gumbel noise on every span; as the
+        temperature falls to 0, they become the best tree of the noisy model, which is not an exact
+        draw of this one (Paulus et al. 2020, arXiv:2006.08063).
+
+        Args:
+            count: how many.
+            temperature: above 0.
+            generator: the randomness.
+
+        Raises:
+            ModelError: another temperature.
+            BudgetError: rules of low rank that are too large when written out.
+        """
+        unary, lengths = perturbed(
+            self.unary, self.lengths, count=count, temperature=temperature, generator=generator
+        )
+        root = None if self.root is None else self.root / temperature
+        rules = self.rules.scaled(1.0 / temperature)
+        return replace(self, unary=unary, rules=rules, root=root, lengths=lengths).marginals()
+
+    def factor_graph(self) -> FactorGraph:
+        """The spans as variables, with a potential each and one over all: that they form a tree.
+
+        The last state of a span, N, says that it is no constituent; rules and the root's
+        potentials are part of the factor over all. For T^2 spans, those that no tree has included.
+        """
+        unary = torch.cat([self.unary, torch.zeros_like(self.unary[..., :1])], -1)
+        real = self._real.unsqueeze(-1)
+        return structure_graph(self, torch.where(real, unary, 0.0))
+
+    @classmethod
+    def recognise(cls, graph: FactorGraph) -> Match | None:
+        """Trees as `factor_graph` writes them, in any order; other factors are over one span."""
+        match = recognised_factor(cls, graph)
+        if match is None or not match[2].numel():
+            return None
+        trees, unary, numbers = match
+        unary, none = unary[..., :-1], unary[..., -1]
+        # A span that cannot be none is in the tree if, and only if, none that crosses it is.
+        required = trees._real & (none == -math.inf)
+        free = torch.where(required, 0.0, none)
+        crossing = crossed(torch.where(required, 0.0, -math.inf).to(none)) > -math.inf
+        unary = (unary - torch.where(trees._real, free, 0.0).unsqueeze(-1)).masked_fill(
+            crossing.unsqueeze(-1), -math.inf
+        )
+        root = free.flatten(-2).sum(-1, keepdim=True)
+        if trees.root is None:
+            root = root.expand(*root.shape[:-1], unary.shape[-1] - trees.preterminals)
+        else:
+            root = trees.root + root
+        return Match(replace(trees, unary=trees.unary + unary, root=root), numbers)
+
+    def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
+        """With those of the last state: that a span is no constituent."""
+        if not best:
+            none = (1.0 - values.sum(-1, keepdim=True)).clamp(min=0.0)
+        else:
+            most = values.amax(-1)
+            top = most.amax((-2, -1), keepdim=True)
+            none = torch.where(self._real, crossed(most), top).unsqueeze(-1)
+        return torch.cat([values, none], -1)
+
+    @property
+    def _real(self) -> Tensor:
+        """(*batch, T, T) the spans of words that are there."""
+        total = self.unary.shape[-2]
+        place = torch.arange(total, device=self.unary.device)
+        real = place.unsqueeze(1) <= place
+        return real if self.lengths is None else real & inside(self.lengths, total).unsqueeze(-2)
+
+    def sites(self) -> Sites:
+        """The spans that trees can have, with the root's potentials at the whole.
+
+        On some states of each span all products of those of the two parts enter, whatever made
+        them be kept; as a tree uses a span once, Z is unbiased if each span's weights are. The
+        printed eq. 18 of Fu, Cunningham and Lapata 2022 lacks the terms of a top state and a
+        sampled one, and is not.
+
+        A state may be expected to meet the mean rule as a parent, where a span has parts, times
+        that as a part, where it is not the whole; over random states of the other two, or over all
+        of them by `LowRankRules` and `SparseRules`.
+        """
+        means = partial(proposals.mean_values, self)
+        unary = proposals.unary(self)
+        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
+
+    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
+        """(*replicates, *batch, T, T, N) inside times outside, among the states kept elsewhere.
+
+        O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
+        """
+        return proposals.log_masses(self, states, self.restrict(states, log_weights).unary)

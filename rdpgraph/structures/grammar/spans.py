@@ -1,0 +1,186 @@
+"""Hypertrees: their potentials, checked, and the recursion over spans."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rdpgraph._core.cache import remembered
+from rdpgraph.model.potentials.table import settle
+from rdpgraph.structures.checks import (
+    checked_root,
+    checked_rules,
+    checked_unary,
+    settle_lengths,
+)
+from rdpgraph.structures.grammar.trees import parts_of
+from rdpgraph.structures.recursion.recursion import Recursion
+from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, NoRules, Rules
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Value, View
+
+
+class SeparateJoins:
+    """Joins on a tape by the parts of rules that say something of their labels.
+
+    O(T^2 N (N + P)^2 + T^3 N^2) by a table, O(T^3 r + T^2 N r) by ranks.
+
+    Args:
+        tape: whose values they are; words have P labels, wider spans N.
+        rules: of N parents and N + P children.
+    """
+
+    def __init__(self, tape: Tape, rules: Rules) -> None:
+        assert rules.shape is not None
+        self.tape, (parents, children) = tape, rules.shape
+        kinds = slice(parents, None), slice(parents)
+        self.by_rank = tape.ranks and isinstance(rules, LowRankRules | FactorisedRules)
+        if isinstance(rules, LowRankRules | FactorisedRules) and self.by_rank:
+            left, right, top = tape.sources.ranks(rules)
+            self.top = top[..., :parents]
+            self.sides = [[side[..., kind, :] for kind in kinds] for side in (left, right)]
+            self.ranked = list[Value](), list[Value]()
+            return
+        table = rules.table(parents, children).movedim(-3, -1)
+        self.blocks = [
+            [table[..., one, :, :][..., other, :].flatten(-3, -2) for other in kinds]
+            for one in kinds
+        ]
+
+    def joined(self, rows: Sequence[Value], left: Tensor, right: Tensor) -> Value:
+        """All spans of a width, given those of smaller ones.
+
+        Args:
+            rows: of widths from 1 on.
+            left: (M, P) places of the left parts in all rows, side by side, by split.
+            right: (M, P) those of the right parts.
+        """
+        tape = self.tape
+        if self.by_rank:
+            for own, known in zip(self.sides, self.ranked, strict=True):
+                known.append(tape.link(rows[-1], own[len(rows) > 1]))
+            parts = [
+                View(tuple(own), at, full=True)
+                for own, at in zip(self.ranked, (left, right), strict=True)
+            ]
+            return tape.link(tape.total(tuple(parts)), self.top)
+        before, words = sum(row.places for row in rows[:-1]), rows[0].places
+        if not before:
+            return self._pairs(rows, left, rows, right, self.blocks[0][0])
+        first, last = rows[:1], rows[-1:]
+        ways = [
+            self._pairs(first, left[:1], last, right[:1] - before, self.blocks[0][1]),
+            self._pairs(last, left[-1:] - before, first, right[-1:], self.blocks[1][0]),
+        ]
+        if len(left) > 2:
+            spans, at = rows[1:-1], (left[1:-1] - words, right[1:-1] - words)
+            ways.append(self._pairs(spans, at[0], spans, at[1], self.blocks[1][1]))
+        return tape.total(*ways)
+
+    def _pairs(
+        self, one: Sequence[Value], left: Tensor, two: Sequence[Value], right: Tensor, table: Tensor
+    ) -> Value:
+        views = View(tuple(one), left, full=True), View(tuple(two), right, full=True)
+        return self.tape.link(self.tape.pairs(*views), table)
+
+
+kept_layout = remembered(16, where=lambda words, device: words <= 64)  # noqa: ARG005
+"""For functions of a number of words and a device that give the places of all parts of all spans.
+
+Those of long sentences take as much memory as their charts.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class HypertreeFields(Recursion):
+    """The fields of a `Hypertree`, described there: what the files behind its questions read."""
+
+    rules: Rules = field(default_factory=NoRules)
+    root: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 1})
+    preterminals: int = field(default=0, kw_only=True)
+    lengths: Tensor | None = field(default=None, kw_only=True, metadata={"dims": 0})
+
+    site_dims = 2
+
+    def __post_init__(self) -> None:
+        settle(self, "unary", "root", whole=("lengths",))
+        checked_unary(self.unary)
+        checked_rules(self.rules, self.unary, self.preterminals)
+        checked_root(self.root, self.unary, self.preterminals)
+        settle_lengths(self, lengths=self.unary.shape[-2])
+
+    def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
+        """Words on a line, and spans over the middle of theirs."""
+        first, last = site
+        return ((first + last) / 2, float(last - first)) if first <= last else None
+
+    def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:
+        """Constituents and their parts."""
+        return parts_of(used)
+
+    def potentials(self, unary: Tensor) -> Tensor:
+        """-inf for preterminals of two words and more, and for others of one, if there are any."""
+        if not self.preterminals:
+            return unary
+        count, total = unary.shape[-1], unary.shape[-2]
+        word = torch.eye(total, dtype=torch.bool, device=unary.device).unsqueeze(-1)
+        single = torch.arange(count, device=unary.device) >= count - self.preterminals
+        return torch.where(word == single, unary, -torch.inf)
+
+    def recursion(self, tape: Tape) -> Value:
+        """By width, from all splits."""
+        words, device, states = tape.site_shape[0], tape.device, self.unary.shape[-1]
+        lengths = tape.lengths(self.lengths, words).unsqueeze(1)
+        listed = isinstance(self.rules, NoRules | SparseRules)
+        apart = self.preterminals > 0 and tape.states is None and not listed
+        joins = SeparateJoins(tape, self.rules) if apart else None
+        kinds = torch.arange(states, device=device).tensor_split([states - self.preterminals])
+        rows = list[Value]()
+        for first, last, left, right in _rows(words, device):
+            row = tape.sites[first, last]
+            if joins:
+                row = tape.pick(row, kinds[not rows])
+                if rows:
+                    row = tape.total((row, joins.joined(rows, left, right)))
+            elif rows:
+                one, two = (View(tuple(rows), at, full=True) for at in (left, right))
+                row = tape.total((row, tape.join(one, two, self.rules, to=row)))
+            rows.append(row)
+        empty = tape.allowed(lengths == 0)
+        whole = rows[1:] if joins else rows
+        if not whole:
+            return empty
+        # Of one place in the rows that are left; words alone are no trees where those are apart.
+        width, least = (lengths - 1).clamp(min=0), 1 if joins else 0
+        last = _start(width, words).unsqueeze(2) - least * words
+        last = torch.where(lengths.unsqueeze(2) > least, last, -1)
+        whole = tape.total(tape.view(whole, last))
+        if self.root is not None or self.preterminals:
+            root = self.unary.new_zeros(states - self.preterminals)
+            root = root if self.root is None else self.root
+            if not joins:
+                root = pad(root, (0, self.preterminals), value=-torch.inf)
+            whole = tape.total((whole, tape.lookup(root, whole)))
+        return tape.total(tape.sum(whole), empty)
+
+
+def _start(width: int | Tensor, words: int) -> Any:
+    """Where the spans of a width start, among those of all widths."""
+    return width * words - width * (width - 1) // 2
+
+
+@kept_layout
+def _rows(words: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Of all widths the first and last words of spans; and places of the parts, (splits, spans)."""
+    rows = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
+    for width in range(words):
+        first = torch.arange(words - width, device=device)
+        split = torch.arange(width, device=device).unsqueeze(1)
+        left = _start(split, words) + first
+        right = _start(width - 1 - split, words) + first + split + 1
+        rows.append((first, first + width, left, right))
+    return rows

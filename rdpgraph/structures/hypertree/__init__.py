@@ -1,1 +1,0 @@
-"""Hypertrees: trees over the spans of a sequence, dependency trees, and derivations."""

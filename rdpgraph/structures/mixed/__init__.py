@@ -1,1 +1,0 @@
-"""Bitexts of rules that mix words and up to three parts."""

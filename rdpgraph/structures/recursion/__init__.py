@@ -1,0 +1,1 @@
+"""Recursions as tapes of log-linear steps, and every question about them asked once."""

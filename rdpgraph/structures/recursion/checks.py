@@ -1,0 +1,172 @@
+"""What a recursion hands to its tape; errors in one line."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.potential import Potential, checked_shape
+from rdpgraph.model.potentials.table import as_whole
+from rdpgraph.structures.recursion.rules import Rules
+from rdpgraph.structures.recursion.values import Labels, Value, View, Way, as_view
+
+
+def products_of(step: str, ways: Sequence[Way]) -> list[tuple[View, ...]]:
+    """Ways as products of views: one at least, of as many alternatives or of one."""
+    products = [tuple(map(as_view, way if isinstance(way, tuple) else (way,))) for way in ways]
+    if not products or () in products:
+        raise ModelError(f"Tape.{step} needs one value or view at least, in each way; got none.")
+    for product in products:
+        if len(product) > 1 and len(many := {view.ways for view in product} - {1}) > 1:
+            raise ModelError(
+                f"Tape.{step} needs the parts of a product with as many alternatives, or one; got "
+                f"{sorted(many)}."
+            )
+    return products
+
+
+def checked_merge(products: Sequence[tuple[View, ...]]) -> tuple[int, int]:
+    """The places of every way of a merge, and the labels of all of them together.
+
+    Raises:
+        ModelError: as many as differ, or labels that are no states of sites.
+    """
+    views = [view for way in products for view in way]
+    places, widths = [view.places for view in views], [view.width for view in views]
+    kept = any(view.pool[0].labels.states is not None for view in views)
+    stateless = kept and any(view.pool[0].labels.states is None for view in views)
+    if len(set(places)) > 1 or stateless or (not kept and len(set(widths)) > 1):
+        raise ModelError(
+            "Tape.merge needs values of as many places, whose labels are the states of sites; got "
+            f"{places} places and {widths} labels."
+        )
+    return places[0], widths[0]
+
+
+def common(views: Sequence[View]) -> tuple[int, int]:
+    """The places and the labels that all views have which have not one."""
+    places, widths = [view.places for view in views], [view.width for view in views]
+    most, widest = max(places), max(widths)
+    if any(own not in (1, most) for own in places) or any(own not in (1, widest) for own in widths):
+        raise ModelError(
+            "Tape.total needs values of as many places and as many labels, or one; got "
+            f"{places} places and {widths} labels."
+        )
+    return most, widest
+
+
+def checked_value(step: str, x: object) -> None:
+    """A value, as steps take that look at its labels."""
+    if isinstance(x, View):
+        raise ModelError(
+            f"Tape.{step} needs a value; got a View. tape.total(view) makes one of alternatives "
+            "over the states of the same site, and tape.merge(view) over those of different sites."
+        )
+    if not isinstance(x, Value):
+        raise ModelError(f"Tape.{step} needs a value of the tape; got {type(x).__name__}.")
+
+
+def checked_link(
+    x: Value, potential: Tensor | Potential, to: Value | Labels | None, width: int
+) -> None:
+    """Log-values for the labels of a value, and for no more than those that it is linked to."""
+    checked_value("link", x)
+    if not isinstance(to, Labels | None):
+        checked_value("link", to)
+    if not isinstance(potential, Tensor | Potential):
+        raise ModelError(
+            f"Tape.link needs a tensor of log-values or a Potential; got {potential!r:.80}."
+        )
+    shape = checked_shape(potential) if isinstance(potential, Potential) else potential.shape
+    labels = to.labels if isinstance(to, Value) else to or Labels()
+    fits = len(shape) >= 2
+    fits = fits and (x.labels.states is not None or shape[-2] == x.width)
+    if not fits or (labels.sites is not None and labels.states is None and shape[-1] > width):
+        after = "M" if labels.sites is None else width
+        raise ModelError(
+            f"Tape.link needs log-values (*batch, {x.width}, {after}), [from, to]; "
+            f"got {tuple(shape)}."
+        )
+
+
+def checked_pick(x: Value, which: Tensor, to: Value | None) -> None:
+    """A label of one value for each of another, or for labels of none."""
+    checked_value("pick", x)
+    checked_value("pick", to or x)
+    if not isinstance(which, Tensor):
+        raise ModelError(f"Tape.pick needs a tensor of labels; got {which!r:.80}.")
+    own = None if to is None or to.labels.states is not None else to.width
+    if which.dtype != torch.long or which.ndim != 1 or own not in (None, len(which)):
+        many = "labels" if own is None else f"a label for each of the {own} of the other"
+        raise ModelError(
+            f"Tape.pick needs {many}, (N,) as int64; got {which.dtype} of shape "
+            f"{tuple(which.shape)}."
+        )
+
+
+def checked_join(left: View, right: View, rules: Rules, to: Value) -> None:
+    """Two views of as many splits, and rules for the labels of both."""
+    parts = left, right
+    if not (all(isinstance(part, View) for part in parts) and isinstance(to, Value)):
+        got = ", ".join(type(part).__name__ for part in (*parts, to))
+        raise ModelError(f"Tape.join needs two views, and a value to go to; got {got}.")
+    if not isinstance(rules, Rules):
+        raise ModelError(f"Tape.join needs Rules, as DenseRules; got {type(rules).__name__}.")
+    if (left.ways, left.places) != (right.ways, right.places):
+        raise ModelError(
+            "Tape.join needs as many splits on both sides, (M, P); got "
+            f"{left.ways, left.places} and {right.ways, right.places}."
+        )
+    all_kept = all(part.pool[0].labels.states is None for part in parts)
+    if rules.shape and all_kept and {part.width for part in parts} != {rules.shape[1]}:
+        raise ModelError(
+            f"Tape.join needs rules for parts of {left.width} and {right.width} labels; got "
+            f"rules for {rules.shape[1]}."
+        )
+
+
+def checked_choice(index: Tensor, batch: int) -> Tensor:
+    """A place for each item, (B,)."""
+    if not isinstance(index, Tensor) or index.numel() != batch:
+        got = tuple(index.shape) if isinstance(index, Tensor) else repr(index)
+        raise ModelError(f"Tape.choose needs a place for each item, ({batch},); got {got!s:.80}.")
+    return index
+
+
+def checked_whole(value: Value) -> None:
+    """What a recursion gives."""
+    if not isinstance(value, Value) or value.places != 1:
+        got = f"has {value.places}" if isinstance(value, Value) else f"is a {type(value).__name__}"
+        raise ModelError(
+            f"A recursion gives a value of one place, the whole; this one {got}. Tape.choose takes "
+            "one of the places for each item, and tape.total makes a value of a view."
+        )
+
+
+def checked_values(step: str, values: Tensor, batch: int, dims: int) -> None:
+    """Constants (B or 1, P) or (B or 1, P, K): truth values of two dims, log-values of three."""
+    kind = "bool" if dims == 2 else "floating"
+    fits = isinstance(values, Tensor) and values.ndim == dims and values.shape[0] in (1, batch)
+    if not fits or not (values.dtype == torch.bool if dims == 2 else values.is_floating_point()):
+        form = f"({batch} or 1, places{', labels' * (dims - 2)})"
+        got = (
+            f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        )
+        raise ModelError(f"Tape.{step} needs a {kind} tensor {form}; got {got:.80}.")
+
+
+def checked_lengths(
+    lengths: Tensor | None, most: int, lead: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """(B,) lengths (*batch,) from 0 to the most; all the most by default."""
+    if lengths is None:
+        return torch.full(lead, most, device=device).reshape(-1)
+    lengths = as_whole("Tape.lengths", lengths)
+    if tuple(lengths.shape) != lead[len(lead) - lengths.ndim :]:
+        raise ModelError(
+            f"Tape.lengths needs those of the batch, {lead}; got {tuple(lengths.shape)}."
+        )
+    if bool(((lengths < 0) | (lengths > most)).any()):
+        raise ModelError(f"Tape.lengths needs numbers 0 to {most}; got {lengths.tolist()!s:.80}.")
+    return lengths.to(device, torch.long).expand(lead).reshape(-1)

@@ -1,0 +1,263 @@
+"""The compiled library: the package's own, or built by this machine's compiler on first use.
+
+Every structure loads it, so that it is checked first. Its name holds a digest of its content, and
+the folder of what is built here is the user's own. A file that is cut, empty or planted is not
+loaded.
+"""
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import time
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdpgraph.structures.recursion import building
+
+_FLAGS = (*building.FLAGS, "-march=native")
+_NAMES = {torch.float32: "float", torch.float64: "double"}
+_SIGNATURES = {
+    "level": (5, 3, 0, 0),
+    "forward": (12, 3, 3, 2),
+    "backward": (9, 3, 0, 1),
+    "edges": (4, 2, 0, 1),
+    "prefixes": (5, 3, 0, 1),
+    "trace": (5, 6, 0, 1),
+    "best": (4, 4, 0, 1),
+    "up": (6, 3, 0, 2),
+    "down": (11, 3, 0, 1),
+    "most": (8, 3, 0, 1),
+    "descend": (7, 4, 0, 2),
+    "lists": (8, 3, 0, 1),
+    "taken": (2, 0, 0, 0),
+}
+"""Numbers of pointers, sizes, reals and small integers, in this order."""
+_UNUSABLE = ".unusable"
+"""Suffix of an empty file beside a library that does not load where it was built."""
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_WARNED: set[str] = set()
+
+
+@dataclass(frozen=True)
+class KernelStatus:
+    """The library that answers, or why there is none: ``str(status)`` says it.
+
+    Attributes:
+        kernel: the file that was loaded, or None.
+        reason: what happened, and the way out.
+    """
+
+    kernel: Path | None
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class NoFolderError(Exception):
+    """No folder may keep what is built."""
+
+
+def status() -> KernelStatus:
+    """The library of this machine; built if that was not tried yet."""
+    return _loaded()[1]
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Tell whether the library serves a type; where there is none, a warning says so once."""
+    if dtype not in _NAMES:
+        return False
+    library, known = _loaded()
+    if library is None and not _WARNED:
+        _WARNED.add(known.reason)
+        warnings.warn(
+            f"Structures on the CPU are several times slower than they could be. {known}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return library is not None
+
+
+@functools.cache
+def function(name: str, dtype: torch.dtype) -> Any:
+    """One of the library's functions, which is available."""
+    called = getattr(_loaded()[0], f"chain_{name}_{_NAMES[dtype]}")
+    pointers, sizes, reals, flags = _SIGNATURES[name]
+    called.argtypes = [
+        *[ctypes.c_void_p] * pointers,
+        *[ctypes.c_int64] * sizes,
+        *[ctypes.c_double] * reals,
+        *[ctypes.c_int] * flags,
+    ]
+    called.restype = None
+    return called
+
+
+@functools.cache
+def _loaded() -> tuple[ctypes.CDLL | None, KernelStatus]:
+    """The package's library, or the cache's, or one that is built now."""
+    for level, file in _packaged():
+        with suppress(OSError, AttributeError):  # of another platform, or without torch's OpenMP
+            return _opened(file), KernelStatus(
+                file, f"Compiled library {file} of this installation, for {level}."
+            )
+    compiler = building.compiler()
+    if compiler is None:
+        return None, KernelStatus(
+            None,
+            "This installation has no sound compiled library for this machine, and no C++ compiler "
+            "(c++, g++, clang++) is on the PATH; using torch. Install a compiler (Debian: apt "
+            "install g++; macOS: xcode-select --install).",
+        )
+    failure = ""
+    for flags in ((*_FLAGS, "-fopenmp"), _FLAGS):
+        try:
+            library, file = _library(compiler, flags)
+        except NoFolderError as error:
+            return None, KernelStatus(
+                None,
+                f"The compiled library cannot be kept: {error}; using torch. Set XDG_CACHE_HOME to "
+                "the absolute path of a folder of your own.",
+            )
+        except subprocess.CalledProcessError as error:
+            failure = _first_line(error.stderr) or f"exit status {error.returncode}"
+        except (OSError, subprocess.SubprocessError) as error:
+            failure = str(error)
+        else:
+            lacking = f" It has no OpenMP ({failure})." if failure else ""
+            return library, KernelStatus(file, f"Compiled library {file}, built here.{lacking}")
+    return None, KernelStatus(
+        None,
+        f"{compiler} built no library ({failure}); using torch. Put a compiler of C++17 that works "
+        "first on the PATH.",
+    )
+
+
+def _packaged() -> Iterable[tuple[str, Path]]:
+    """The package's libraries for this processor, best first, each with its level."""
+    levels = list(building.LEVELS)
+    known = torch.backends.cpu.get_cpu_capability().lower()
+    for level in levels[levels.index(known if known in levels else "base") :]:
+        for file in building.packaged(level):
+            yield level, file
+
+
+def _library(compiler: str, flags: tuple[str, ...]) -> tuple[ctypes.CDLL, Path]:
+    """The library that is kept, or one that is built now."""
+    folder = cache_folder()
+    # What "native" stands for, and the version, are in what the driver says it would run.
+    means = building.run([compiler, *flags, "-###", "-E", "-x", "c++", os.devnull], seconds=60)
+    stem = building.stem_of(*flags, platform.machine(), means.decode(errors="replace"))
+    _clear(folder)
+    for file in sorted(folder.glob(f"{stem}*.so")):
+        if _sound(file, stem):
+            try:
+                with suppress(AttributeError):  # a library of other functions
+                    return _opened(file), file
+            except OSError:
+                if file.with_suffix(_UNUSABLE).exists():  # built here, again and again
+                    raise
+        with suppress(OSError):
+            file.unlink()
+    file = building.build([compiler, *flags], folder, stem)
+    try:
+        return _opened(file), file
+    except OSError:
+        file.with_suffix(_UNUSABLE).touch(mode=0o600)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    """Remove the folders of builds that were killed."""
+    for room in folder.glob("tmp*"):
+        with suppress(OSError):
+            if time.time() - room.stat().st_mtime > 2 * building.SECONDS:
+                shutil.rmtree(room)
+
+
+def _opened(file: Path) -> ctypes.CDLL:
+    """A library that has every function.
+
+    Raises:
+        OSError: it cannot be loaded.
+        AttributeError: it lacks one.
+    """
+    library = ctypes.CDLL(str(file))
+    for name in _SIGNATURES:
+        for kind in _NAMES.values():
+            getattr(library, f"chain_{name}_{kind}")
+    library.chain_panel_width.argtypes = [ctypes.c_int64]
+    return library
+
+
+def packed_size(states: int, size: int) -> int:
+    """Numbers of some bytes each that a transition between so many states takes, in panels."""
+    wide = panel_width(size)
+    return -(-states // wide) * wide * states
+
+
+@functools.cache
+def panel_width(size: int) -> int:
+    """Numbers of some bytes each in a row of a panel."""
+    library: Any = _loaded()[0]
+    return library.chain_panel_width(size)
+
+
+def _sound(file: Path, stem: str) -> bool:
+    """Tell whether a file holds what its name says, and nobody else could have written it."""
+    try:
+        return _own(file, stat.S_ISREG) and file.name == building.name_of(stem, file.read_bytes())
+    except OSError:
+        return False
+
+
+def cache_folder() -> Path:
+    """The folder of libraries built here, in XDG_CACHE_HOME or ~/.cache; made if it is not there.
+
+    Raises:
+        NoFolderError: there is none, or others may write to it.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(given) if given else Path.home() / ".cache"
+    except RuntimeError:
+        raise NoFolderError("there is no home folder") from None
+    folder = base / "rdpgraph"
+    if not folder.is_absolute():
+        raise NoFolderError(f"{folder} is not an absolute path")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _own(folder, stat.S_ISDIR):
+            raise NoFolderError(f"{folder} is not yours alone to write to")
+        for parent in folder.resolve().parents:
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise NoFolderError(f"anyone may write to {parent}")
+        if not os.access(folder, os.W_OK):
+            raise NoFolderError(f"{folder} cannot be written to")
+    except OSError as error:
+        raise NoFolderError(f"{folder}: {error.strerror or error}") from None
+    return folder
+
+
+def _own(path: Path, kind: Any) -> bool:
+    """Tell whether a path is of a kind, no link, the user's, and not for others to write to."""
+    entry = path.lstat()
+    if os.name != "posix":
+        return kind(entry.st_mode)
+    return kind(entry.st_mode) and entry.st_uid == os.geteuid() and not entry.st_mode & _OTHERS
+
+
+def _first_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else "")

@@ -1,0 +1,296 @@
+"""The compiled machine: it runs a program, upwards and, for the gradient, downwards."""
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.structures.recursion import library
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.program import (
+    Inputs,
+    NotLoweredError,
+    Program,
+    lowered,
+    tensor_of,
+)
+from rdpgraph.structures.recursion.tape import Tape
+
+PROGRAM, GIVEN = ("program",), ("given",)
+"""Keys of a tape's program, and of the tensors of its slots if these are not in its steps."""
+_SHARED_WORK = 2**18  # multiply-adds below which a second thread costs more than it brings
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A program with its values.
+
+    Attributes:
+        program: which.
+        inputs: what it is run on.
+        values: (B * size,) of all steps.
+        room: the tables, prepared for products.
+        tables: where the inputs lie.
+        best: whether values are maxima.
+    """
+
+    program: Program
+    inputs: Inputs
+    values: Tensor
+    room: Tensor
+    tables: "array[int]"
+    best: bool
+
+    def value(self, number: int) -> Tensor:
+        """(B, P, K) of a step."""
+        batch = self.inputs.unary.shape[0]
+        before, places, labels = self.program.ranges[number]
+        if number in self.program.unstored:
+            places = 0
+        sizes, steps = (batch, places, labels), (places * labels, labels, 1)
+        return self.values.as_strided(sizes, steps, batch * before)
+
+    @property
+    def goal(self) -> Tensor:
+        """(B,) the value of the last step."""
+        return self.value(-1).reshape(-1)
+
+    def gradients(self, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients of the log-sum in the potentials of the sites and in each slot.
+
+        Args:
+            gradient: (B,) of the goal.
+            wanted: of the potentials and of each slot, whether its gradient is.
+        """
+        program, unary, values = self.program, self.inputs.unary, self.values
+        batch, dtype = unary.shape[0], unary.dtype
+        below = torch.zeros_like(values)
+        start = batch * program.ranges[-1][0]
+        below[start : start + batch] = gradient
+        sizes = program.row_sizes
+        befores, afters = (values.new_empty(batch * size) for size in sizes)
+        sites = torch.zeros_like(unary)
+        extras = [
+            values.new_zeros(own.numel() if use and slot + 1 in program.rows else 0)
+            for slot, (use, own) in enumerate(zip(wanted[1:], self.inputs.given, strict=True))
+        ]
+        places = array("q", [0, *(part.data_ptr() for part in extras)])
+        library.function("down", dtype)(
+            *self.addresses, below.data_ptr(), befores.data_ptr(), afters.data_ptr(),
+            places.buffer_info()[0], sites.data_ptr(), len(program.ranges), batch,
+            len(self.inputs.given) + 1, _threads(program, batch),
+        )  # fmt: skip
+        results: list[Tensor | None] = [sites if wanted[0] else None]
+        for slot, (use, own, extra) in enumerate(
+            zip(wanted[1:], self.inputs.given, extras, strict=True), 1
+        ):
+            if not use:
+                results.append(None)
+            elif slot in program.rows:
+                rows = befores, afters
+                results.append(extra.view(own.shape) + self._of_table(slot, own, *rows))
+            else:
+                before, places, labels = program.ranges[program.leaves[slot]]
+                at = batch * before
+                part = below[at : at + batch * places * labels].view(batch, places, labels)
+                results.append(part.sum_to_size(own.shape).clone())
+        lost = self.goal.isnan() & (gradient != 0)
+        if bool(lost.any()):
+            for own in results:
+                if own is not None:
+                    spoilt = lost if len(own) > 1 else lost.any()
+                    own.masked_fill_(spoilt.reshape(-1, *(1,) * (own.ndim - 1)), math.nan)
+        return results
+
+    def most(self) -> Tensor:
+        """(B, sites, K) the best score with each state of each site; of maxima. -inf: none."""
+        program, unary = self.program, self.inputs.unary
+        batch, start = unary.shape[0], unary.shape[0] * program.ranges[-1][0]
+        above = torch.full_like(self.values, -math.inf)
+        above[start : start + batch] = self.goal
+        sites = torch.full_like(unary, -math.inf)
+        library.function("most", unary.dtype)(
+            *self.addresses, above.data_ptr(), sites.data_ptr(), len(program.ranges), batch,
+            len(self.inputs.given) + 1, _threads(program, batch),
+        )  # fmt: skip
+        return sites
+
+    def descend(self, count: int, generator: torch.Generator | None) -> Tensor:
+        """(3, U) derivation, site and state of all that derivations use: the best ones, or draws.
+
+        Args:
+            count: how many of each item; number d of item b is derivation d * B + b.
+            generator: of draws, each of which has a stream of numbers of its own.
+        """
+        batch, dtype = self.inputs.unary.shape[0], self.inputs.unary.dtype
+        seed = 0
+        if not self.best:
+            device = "cpu" if generator is None else generator.device
+            numbers = torch.empty((), dtype=torch.int64, device=device)
+            seed = int(numbers.random_(generator=generator))
+        held = array("q", (0, 0))
+        library.function("descend", dtype)(
+            *self.addresses, held.buffer_info()[0], len(self.program.ranges), batch, count, seed,
+            self.best, _threads(self.program, batch * count),
+        )  # fmt: skip
+        return self._used(held)
+
+    def k_best(self, count: int) -> tuple[Tensor, Tensor]:
+        """(3, U) of the best derivations, as `descend`, and (count, B) whether there are so many.
+
+        Lists of the nodes are held when they are asked for (Huang and Chiang 2005, algorithm 3).
+        """
+        batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
+        there = torch.empty(batch, dtype=torch.int64)
+        library.function("lists", self.inputs.unary.dtype)(
+            *self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
+            batch, count, _threads(self.program, batch),
+        )  # fmt: skip
+        return self._used(held), torch.arange(count).unsqueeze(1) < there
+
+    def _used(self, held: "array[int]") -> Tensor:
+        """(3, U) what the library holds at an address, which it gives up."""
+        result = torch.empty(held[1], 3, dtype=torch.int64)
+        taken = library.function("taken", self.inputs.unary.dtype)
+        taken(held.buffer_info()[0], result.data_ptr())
+        return result.T
+
+    def _of_table(self, slot: int, table: Tensor, befores: Tensor, afters: Tensor) -> Tensor:
+        """The gradient of a table: what its links have before and after, times its weights."""
+        batch = self.inputs.unary.shape[0]
+        first, last, begin, end = self.program.rows[slot]
+        depth, columns = table.shape[-2:]
+        before = befores[batch * first : batch * last]
+        after = afters[batch * begin : batch * end]
+        top = table.amax(-2, keepdim=True)
+        weights = (table - torch.where(top > -torch.inf, top, 0.0)).exp_()
+        if table.shape[0] == 1:
+            products = before.view(-1, depth).mT @ after.view(-1, columns)
+            return weights.mul_(products)
+        total, at = torch.zeros_like(table), [0, 0]
+        for places in self.program.places[slot]:
+            sizes = batch * places * depth, batch * places * columns
+            own = before[at[0] : at[0] + sizes[0]].view(batch, places, depth)
+            other = after[at[1] : at[1] + sizes[1]].view(batch, places, columns)
+            total += (own.mT @ other).unsqueeze(1)
+            at = [at[0] + sizes[0], at[1] + sizes[1]]
+        return weights.mul_(total)
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses of all that a run reads and writes."""
+        program = self.program
+        fixed = program.values, program.steps, program.index
+        return (
+            *(part.data_ptr() for part in fixed), self.tables.buffer_info()[0],
+            self.values.data_ptr(), self.room.data_ptr(),
+        )  # fmt: skip
+
+
+def program_of(tape: Tape) -> Program | None:
+    """Return the program of a tape that has a goal, if the machine is there and has all steps."""
+    if tape.states is not None or not serves(tape.unary, tape.dtype):
+        return None
+
+    def made() -> Program | None:
+        try:
+            return lowered(tape.steps, tape.unary.shape[-1])
+        except NotLoweredError:
+            return None
+
+    return tape.sources.once(PROGRAM, made)
+
+
+def inputs_of(tape: Tape, program: Program) -> Inputs:
+    """Return the tensors that the program of a tape is run on."""
+    given = tape.sources.known.get(GIVEN)
+    if given is None:
+        given = [tensor_of(slot, tape.dtype) for slot in program.slots]
+    shape = tape.batch, math.prod(tape.site_shape), tape.unary.shape[-1]
+    return Inputs(tape.unary.reshape(shape).to(tape.dtype).contiguous(), given)
+
+
+def serves(unary: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the machine is there for a tape."""
+    return unary.device.type == "cpu" and not is_transformed() and library.available(dtype)
+
+
+def run(program: Program, inputs: Inputs, *, best: bool = False) -> Run:
+    """The values of all steps, log-sums or maxima."""
+    unary = inputs.unary
+    batch, dtype = unary.shape[0], unary.dtype
+    tables, size = _tables(program, inputs)
+    values = unary.new_empty(batch * program.size)
+    done = Run(program, inputs, values, unary.new_empty(size), tables, best)
+    library.function("up", dtype)(
+        *done.addresses, len(program.ranges), batch, len(inputs.given) + 1, best,
+        _threads(program, batch),
+    )  # fmt: skip
+    return done
+
+
+def values_of(tape: Tape, *, best: bool) -> Run | None:
+    """Return the values of all steps of a tape, log-sums or maxima, if the machine has them."""
+    program = program_of(tape)
+    return None if program is None else run(program, inputs_of(tape, program), best=best)
+
+
+def log_sum(program: Program, inputs: Inputs, again: Callable[..., Tensor]) -> Tensor:
+    """(B,) the log-sum, differentiable.
+
+    Args:
+        program: which.
+        inputs: what it is run on.
+        again: the same of the potentials and of each slot by operations that autograd records.
+    """
+    result: Tensor = _LogSum.apply(program, again, inputs.unary, *inputs.given)  # pyright: ignore
+    return result
+
+
+class _LogSum(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, program: Program, again: Callable[..., Tensor], unary: Tensor, *given: Tensor
+    ) -> Tensor:
+        done = run(program, Inputs(unary, given))
+        ctx.save_for_backward(unary, *given)
+        ctx.done, ctx.again = (done.values, done.room, done.tables, program), again
+        return done.goal.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        unary, *given = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, None, *regradient(ctx.again, (unary, *given), gradients[0])
+        values, room, tables, program = ctx.done
+        done = Run(program, Inputs(unary, given), values, room, tables, best=False)
+        return None, None, *done.gradients(gradients[0], ctx.needs_input_grad[2:])
+
+
+def _tables(program: Program, inputs: Inputs) -> tuple["array[int]", int]:
+    """(slots, 8) where tensors lie and how, and how much room the prepared tables take."""
+    unary = inputs.unary
+    wide = library.panel_width(unary.element_size())
+    rows = array("q", [unary.data_ptr(), unary.shape[0], 0, unary.shape[1], 0, 0, 0, -1])
+    size = 0
+    for owner, part in zip(program.slots, inputs.given, strict=True):
+        if isinstance(owner, Table):
+            items, _, depth, columns = part.shape
+            hop, _, row, column = part.stride()
+            rows.extend((part.data_ptr(), items, hop, depth, row, columns, column, size))
+            panels = -(-columns // wide) * depth + -(-depth // wide) * columns
+            size += items * (columns + panels * wide)
+        else:
+            hop = part[0].numel() if len(part) else 0
+            rows.extend((part.data_ptr(), part.shape[0], hop, 0, 0, 0, 0, -1))
+    return rows, size
+
+
+def _threads(program: Program, batch: int) -> int:
+    return max(1, min(torch.get_num_threads(), batch, int(program.work * batch) // _SHARED_WORK))

@@ -1,0 +1,274 @@
+"""Entropies, and divergences of two recursions of one shape, from the choices at every node.
+
+A derivation is drawn by a choice at each node, from the goal downwards. So the expectation of
+minus its log-probability is a sum over nodes, and no large number is taken from another.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rdpgraph.errors import ModelError
+from rdpgraph.logspace.logmatrix import LogMatrix, finite
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.reader import Reader
+from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.steps import Leaf, Linked
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.up import goal, last_read, leaves, up
+
+_SMALL = 2**12  # terms of a link, of all items, that are looked at one by one
+
+
+def matrix_of(step: Step, batch: int) -> LogMatrix | None:
+    """The table of a step, if there is one for all places, and it is large; else None."""
+    if not isinstance(step, Linked) or not isinstance(step.link, Table):
+        return None
+    logs = step.link.values
+    if logs.shape[1] > 1 or batch * math.prod(logs.shape[-2:]) <= _SMALL:
+        return None
+    return step.whole.matrix
+
+
+def matrices_of(steps: tuple[Step, Step], batch: int) -> tuple[LogMatrix, LogMatrix] | None:
+    """Those of the same step in two recursions; None if either has none."""
+    first, second = (matrix_of(step, batch) for step in steps)
+    return None if first is None or second is None else (first, second)
+
+
+def chosen(matrix: LogMatrix, x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, P, J) the values after, and the entropies of the choices there and below.
+
+    Args:
+        matrix: of the link.
+        x: (B, P, I) the values before.
+        below: (B, P, I) the entropies of theirs.
+    """
+    value = matrix.times(x)
+    own, total = _relative(matrix, x, value)
+    mean = matrix.means(x, finite(below) - own, matrix.surprises)
+    return value, torch.where(value > -math.inf, mean + total, 0.0)
+
+
+def compared(
+    matrices: tuple[LogMatrix, LogMatrix],
+    befores: tuple[Tensor, Tensor],
+    values: tuple[Tensor, Tensor],
+    below: Tensor,
+    *,
+    divergence: bool,
+) -> Tensor:
+    """(B, P, J) the means, over the choices of one recursion, of what another loses by them.
+
+    Args:
+        matrices: of the link in both.
+        befores: (B, P, I) the values before.
+        values: (B, P, J) those after.
+        below: (B, P, I) what is lost below.
+        divergence: less the entropy.
+    """
+    parts = [_relative(*each) for each in zip(matrices, befores, values, strict=True)]
+    (own, total), (other, others) = parts
+    gains, scores, rest = -other, matrices[1].surprises[0], others
+    if divergence:
+        gains, scores = own - other, scores - matrices[0].surprises[0]
+        rest = others - total
+    weighted = matrices[0].weights * scores
+    mean = matrices[0].means(befores[0], finite(below) + gains, (scores, weighted))
+    return torch.where(values[0] > -math.inf, mean + rest, 0.0)
+
+
+def barred(
+    matrices: tuple[LogMatrix, LogMatrix], befores: tuple[Tensor, Tensor], lost: Tensor
+) -> Tensor:
+    """(B, P, J) 1 where a possible choice of one recursion is not one of another; else 0.
+
+    Args:
+        matrices: of the link in both.
+        befores: (B, P, I) the values before.
+        lost: (B, P, I) 1 where that is so below.
+    """
+    possible = befores[0] > -math.inf
+    wrong = (possible & ((befores[1] == -math.inf) | (lost > 0))).to(lost)
+    linked = matrices[0].logs > -math.inf
+    cut = (linked & (matrices[1].logs == -math.inf)).to(lost)
+    reached = wrong @ linked.to(lost).mT
+    if bool(cut.any()):
+        reached = reached + possible.to(lost) @ cut.mT
+    return (reached > 0).to(lost)
+
+
+def read(step: Step, *readers: Reader) -> list[Tensor]:
+    """(B, P, I) of each reader: what the link of a step is of."""
+    assert isinstance(step, Linked)
+    return [reader.value(step.x.number) for reader in readers]
+
+
+def _relative(matrix: LogMatrix, x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The values before less the largest, and those after less all that was taken off."""
+    peak = finite(x.detach().amax(-1, keepdim=True))
+    total = value - peak - matrix.peaks.unsqueeze(-2)
+    return finite(x - peak), finite(total)
+
+
+_BLOCK = 2**20  # terms of a step that are kept for its gradient; more are made again
+
+
+def entropy(tape: Tape) -> Tensor:
+    """(*lead,) nats; 0 where nothing is possible. Differentiable any number of times.
+
+    Args:
+        tape: laid out with ``ranks=False``.
+    """
+    given, ended, ours, means = leaves(tape), last_read(tape), Reader(), Reader()
+    for number, step in enumerate(tape.steps):
+        if isinstance(step, Leaf):
+            ours.values.append(next(given))
+            means.values.append(_none(ours.values[-1]))
+            continue
+        many = matrix_of(step, tape.batch) is None and step.work * tape.batch > _BLOCK
+        if torch.is_grad_enabled() and many:
+            readers = _copied((ours, means))
+            value, mean = checkpoint(_chosen, step, *readers, use_reentrant=False)  # pyright: ignore
+        else:
+            value, mean = _chosen(step, ours, means)
+        ours.values.append(value)
+        means.values.append(mean)
+        for own in ended[number]:
+            ours.values[own] = means.values[own] = value
+    # Of what has one way alone the mean is passed on, possible or not.
+    return torch.where(goal(tape, ours) > -math.inf, goal(tape, means), 0.0)
+
+
+def _none(values: Tensor) -> Tensor:
+    """Zeros of that shape, which take no memory."""
+    return values.new_zeros(()).expand(values.shape)
+
+
+def _chosen(step: Step, ours: Reader, means: Reader) -> tuple[Tensor, Tensor]:
+    """(B, P, K) the values of a step, and the entropies of the choices there and below."""
+    matrix = matrix_of(step, len(ours.values[-1]))
+    if matrix is not None:
+        return chosen(matrix, *read(step, ours, means))
+    terms, below = step.terms(ours), step.terms(means, scores=False)
+    if terms.shape[step.dim] > 1:
+        return _Choice.apply(terms, below, step.dim)  # pyright: ignore[reportReturnType]
+    # Below what has no place there is -inf.
+    mean = finite(below).expand(terms.shape)
+    return terms.squeeze(step.dim), mean.squeeze(step.dim)
+
+
+class _Choice(torch.autograd.Function):
+    """The log-sum of alternatives, and the entropy of the choice plus what is below it."""
+
+    @staticmethod
+    def forward(ctx: Any, terms: Tensor, below: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        value = terms.logsumexp(dim)
+        chances, gains = _gains(terms, below, value, dim)
+        mean = (chances * gains).sum(dim)
+        ctx.save_for_backward(terms, below, value, mean)
+        ctx.dim = dim
+        return value, mean
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        terms, below, value, mean = ctx.saved_tensors
+        of_value, of_mean = (gradient.unsqueeze(ctx.dim) for gradient in gradients)
+        chances, gains = _gains(terms, below, value, ctx.dim)
+        shares = of_mean * chances
+        # What is below may be said of more places than the terms are.
+        of_terms = (shares * (gains - mean.unsqueeze(ctx.dim))).sum_to_size(terms.shape)
+        return of_value * chances + of_terms, shares.sum_to_size(below.shape), None
+
+
+def _gains(terms: Tensor, below: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The probability of each alternative, and its surprise plus what is below; 0 if impossible."""
+    logs, possible = _choices(terms, value, dim)
+    return torch.where(possible, logs.exp(), 0.0), torch.where(possible, below - logs, 0.0)
+
+
+def _choices(terms: Tensor, value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The log-probability of every alternative, 0 instead of -inf; and which are possible."""
+    possible = terms.detach() > -math.inf
+    return torch.where(possible, terms - finite(value).unsqueeze(dim), 0.0), possible
+
+
+def cross_entropy(tape: Tape, other: Tape, *, divergence: bool = False) -> Tensor:
+    """(*lead,) nats: the mean under one tape of minus the log-probability in another.
+
+    +inf where the other forbids what is possible; 0 where nothing is. Differentiable in both.
+
+    Args:
+        tape: whose derivations they are, ``ranks=False``.
+        other: of the same steps.
+        divergence: less the entropy.
+
+    Raises:
+        ModelError: tapes of different steps.
+    """
+    ours, theirs = up(tape), up(other)
+    if [value.shape for value in ours.values] != [value.shape for value in theirs.values]:
+        raise ModelError("A divergence needs two structures of one shape and length.")
+    means, lost = Reader(), Reader()
+    for number, step in enumerate(tape.steps):
+        value = ours.value(number)
+        if isinstance(step, Leaf):
+            means.values.append(_none(value))
+            lost.values.append(_none(value))
+            continue
+        pair = (step, other.steps[number])
+        readers = (ours, theirs, means)
+        with torch.no_grad():
+            lost.values.append(_lost(pair, readers, lost))
+        again = step.dim == -2 and matrix_of(step, tape.batch) is None
+        if torch.is_grad_enabled() and again:
+            mean: Tensor = checkpoint(  # pyright: ignore
+                _mean, pair, _copied(readers), number, divergence=divergence, use_reentrant=False
+            )
+        else:
+            mean = _mean(pair, readers, number, divergence=divergence)
+        means.values.append(mean)
+    total = goal(tape, means)
+    return torch.where(goal(tape, lost) > 0, math.inf, total)
+
+
+def _copied(readers: tuple[Reader, ...]) -> tuple[Reader, ...]:
+    """Copies with the values so far: later values would be kept alive."""
+    return tuple(Reader(list(reader.values)) for reader in readers)
+
+
+def _mean(
+    steps: tuple[Step, Step], readers: tuple[Reader, ...], number: int, *, divergence: bool
+) -> Tensor:
+    """(B, P, K) the mean over the alternatives of what is lost here and below."""
+    ours, theirs, means = readers
+    matrices = matrices_of(steps, len(ours.values[-1]))
+    if matrices is not None:
+        first, second, below = read(steps[0], *readers)
+        values = ours.value(number), theirs.value(number)
+        return compared(matrices, (first, second), values, below, divergence=divergence)
+    (logs, possible), (others, allowed) = (
+        _choices(step.terms(reader), reader.value(number), step.dim)
+        for step, reader in zip(steps, (ours, theirs), strict=True)
+    )
+    weights = torch.where(possible, logs.exp(), 0.0)
+    below = steps[0].terms(means, scores=False)
+    here = (logs - others if divergence else -others) + below
+    # Below what has no place there is -inf.
+    here = torch.where(possible & allowed, here, 0.0)
+    return (weights * here).sum(steps[0].dim)
+
+
+def _lost(steps: tuple[Step, Step], readers: tuple[Reader, ...], lost: Reader) -> Tensor:
+    """(B, P, K) 1 where a possible choice is not one of the other, here or below; else 0."""
+    ours, theirs, _ = readers
+    matrices = matrices_of(steps, len(ours.values[-1]))
+    if matrices is not None:
+        first, second, below = read(steps[0], ours, theirs, lost)
+        return barred(matrices, (first, second), below)
+    terms = steps[0].terms(ours)
+    wrong = (steps[1].terms(theirs) == -math.inf) | (steps[0].terms(lost, scores=False) > 0)
+    return (wrong & (terms > -math.inf)).to(terms).amax(steps[0].dim)

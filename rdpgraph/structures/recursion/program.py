@@ -1,0 +1,312 @@
+"""A tape lowered to arrays of numbers, which the compiled machine runs.
+
+Lowering looks at the topology alone: which step reads which places of which values. Tensors are
+given when a program is run, by slot: the potentials of the sites, leaves, tables, and places that
+each item has of its own.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.structures.recursion.links import Table
+from rdpgraph.structures.recursion.relabelling import LabelsAsPlaces, Relabelled
+from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.steps import Concatenated, Leaf, Linked, Pairs, Total
+from rdpgraph.structures.recursion.values import View
+
+# As in machine.h.
+_SITES, _GIVEN, _TOTAL, _LINKED, _SUMMED, _PAIRS, _RULES, _BESIDE, _PICKED, _APART, _NONE = range(
+    11
+)
+_FIELDS = 12
+_FEW = 64  # places that are lowered one by one
+
+
+Slot = Leaf | Table | View
+"""What gives a tensor to a program."""
+
+
+class NotLoweredError(Exception):
+    """A step that the machine does not have."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The steps of a tape as numbers.
+
+    Attributes:
+        values: (n, 3) of each step: how many numbers of one item lie before its own, its places,
+            and its labels.
+        steps: (n, fields) of each: its kind, its number, and what else its kind says.
+        index: what steps point to: ways, places of values, labels.
+        size: how many numbers an item has in all.
+        slots: the leaves and the links whose tensors are given, and views whose places are; by
+            number from 1 on, 0 is the potentials of the sites.
+        rows: of each table's slot where, of one item, the rows of its links before and after
+            products begin and end.
+        places: of each table's slot those of its links.
+        leaves: of each leaf's slot the number of its step.
+        unstored: steps whose values are not kept.
+        work: multiply-adds of one item.
+    """
+
+    values: Tensor
+    steps: Tensor
+    index: Tensor
+    size: int
+    slots: Sequence[Slot]
+    rows: dict[int, tuple[int, int, int, int]]
+    places: dict[int, list[int]]
+    leaves: dict[int, int]
+    unstored: frozenset[int]
+    work: float
+
+    @cached_property
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """`values`, as numbers."""
+        return [(before, places, labels) for before, places, labels in self.values.tolist()]
+
+    @cached_property
+    def row_sizes(self) -> tuple[int, int]:
+        """How many numbers the rows before and after products have, of one item."""
+        ends = self.rows.values()
+        return max((own[1] for own in ends), default=0), max((own[3] for own in ends), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The tensors that a program is run on.
+
+    Attributes:
+        unary: (B, sites, K) the potentials of the sites.
+        given: of each slot: leaves (B or 1, P, K), tables (B or 1, 1, I, J), and places
+            (B or 1, M, P) int64.
+    """
+
+    unary: Tensor
+    given: Sequence[Tensor]
+
+
+def tensor_of(slot: Slot, dtype: torch.dtype) -> Tensor:
+    """What a slot is given where it comes from."""
+    if isinstance(slot, Leaf):
+        assert slot.logs is not None
+        return slot.logs.to(dtype).contiguous()
+    if isinstance(slot, Table):
+        return slot.values
+    assert slot.index is not None
+    return slot.index.long().contiguous()
+
+
+def with_tensors(
+    steps: Sequence[Step], slots: Sequence[Slot], tensors: Sequence[Tensor]
+) -> tuple[list[Step], list[Slot]]:
+    """The same steps, and slots, with other tensors."""
+    own = dict[int, Slot]()
+    places = dict[int, Tensor]()
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if isinstance(slot, Leaf):
+            own[id(slot)] = replace(slot, logs=tensor)
+        elif isinstance(slot, Table):
+            own[id(slot)] = Table(tensor)
+        else:
+            own[id(slot)] = replace(slot, index=tensor)
+            places[id(slot.index)] = tensor
+
+    def fresh(view: View) -> View:
+        other = places.get(id(view.index))
+        return view if other is None else replace(view, index=other)
+
+    def changed(step: Step) -> Step:
+        if isinstance(step, Linked) and step.link is not None:
+            return replace(step, link=own[id(step.link)])
+        if isinstance(step, Total) and places:
+            return Total([tuple(map(fresh, way)) for way in step.ways])
+        if isinstance(step, Pairs) and places:
+            return Pairs(fresh(step.left), fresh(step.right))
+        if isinstance(step, Concatenated) and places:
+            return Concatenated(list(map(fresh, step.views)))
+        return step
+
+    made = [own.get(id(step)) or changed(step) for step in steps]
+    return made, [own[id(slot)] for slot in slots]  # pyright: ignore
+
+
+@dataclass(eq=False)
+class _Lowering:
+    values: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    steps: list[list[int]] = field(default_factory=list[list[int]])
+    index: "array[int]" = field(default_factory=lambda: array("i"))
+    slots: list[Slot] = field(default_factory=list[Slot])
+    known: dict[int, int] = field(default_factory=dict[int, int])
+    links: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
+    leaves: dict[int, int] = field(default_factory=dict[int, int])
+    size: int = 0
+
+    def slot(self, owner: Slot) -> int:
+        """The number of what gives a tensor: one for all links of a table, and views by places."""
+        key = id(owner.index if isinstance(owner, View) else owner)
+        if key not in self.known:
+            self.slots.append(owner)
+            self.known[key] = len(self.slots)
+        return self.known[key]
+
+    def put(self, numbers: Tensor | Iterable[int]) -> int:
+        """Where some numbers start."""
+        start = len(self.index)
+        if isinstance(numbers, Tensor):
+            self.index.frombytes(numbers.to("cpu", torch.int32).numpy().tobytes())
+        else:
+            self.index.extend(numbers)
+        return start
+
+    def part(self, view: View) -> list[int]:
+        """A factor: size of its pool, start, alternatives, places, labels, slot of its places."""
+        own = view.index is not None and view.index.ndim == 3
+        read = None if own or view.index is None else view.index.flatten()
+        few = view.size <= _FEW and (read is None or len(read) <= _FEW)
+        start = self.put((_few_entries if few else _entries)(view, read))
+        return [
+            view.size, start, view.ways, view.places, view.width, self.slot(view) if own else -1
+        ]  # fmt: skip
+
+    def add(self, places: int, labels: int, *numbers: int, stored: bool = True) -> None:
+        """The next step."""
+        self.values.append((self.size, places, labels))
+        own = [numbers[0], len(self.steps), *numbers[1:]]
+        self.steps.append(own + [0] * (_FIELDS - len(own)))
+        self.size += places * labels if stored else 0
+
+
+def _entries(view: View, places: Tensor | None) -> Tensor:
+    """(n, 2) the step and its place of some places in the pool of a view, or all; -1: none."""
+    places = torch.arange(view.size, device="cpu") if places is None else places.to("cpu")
+    known = torch.tensor([*((x.number, x.places) for x in view.pool), (-1, 0)], device="cpu")
+    numbers, sizes = known.unbind(1)
+    ends = sizes.cumsum(0)
+    which = torch.bucketize(places, ends[:-1], right=True)
+    return torch.stack((numbers[which], places - (ends - sizes)[which]), 1)
+
+
+def _few_entries(view: View, places: Tensor | None) -> Iterable[int]:
+    """The same one by one, in less time where there are few."""
+    known = [(x.number, place) for x in view.pool for place in range(x.places)]
+    if places is not None:
+        known.append((-1, 0))
+        known = [known[place] for place in places.tolist()]
+    return chain.from_iterable(known)
+
+
+def lowered(steps: Sequence[Step], states: int) -> Program:
+    """The program of some steps.
+
+    Args:
+        steps: of a tape that has a goal.
+        states: of a site, K.
+
+    Raises:
+        NotLoweredError: the machine does not have one of them.
+    """
+    made = _Lowering()
+    readers = Counter(value.number for step in steps for view in step.reads for value in view.pool)
+    fused = {
+        step.x.number
+        for step in steps
+        if isinstance(step, Linked)
+        and isinstance(step.link, Table)
+        and isinstance(steps[step.x.number], Pairs)
+        and readers[step.x.number] == 1
+    }
+    for number, step in enumerate(steps):
+        _lower(made, number, step, states, fused)
+    rows = _rows(made)
+    for number in fused:  # by the links that read them
+        made.steps[number][0] = _NONE
+    steps_made = torch.tensor(made.steps, dtype=torch.int64, device="cpu").reshape(-1, _FIELDS)
+    return Program(
+        torch.tensor(made.values, dtype=torch.int64, device="cpu").reshape(-1, 3),
+        steps_made,
+        torch.frombuffer(made.index or array("i", [0]), dtype=torch.int32),
+        made.size,
+        made.slots,
+        rows,
+        {slot: [places for _, places, *_ in links] for slot, links in made.links.items()},
+        made.leaves,
+        frozenset(fused),
+        sum(step.work for step in steps),
+    )
+
+
+def _rows(made: _Lowering) -> dict[int, tuple[int, int, int, int]]:
+    """Where the rows of each table's links lie, side by side; told to the links."""
+    before = after = 0
+    rows = dict[int, tuple[int, int, int, int]]()
+    for slot, links in made.links.items():
+        first = before, after
+        for step, places, depth, columns in links:
+            made.steps[step][8:10] = before, after
+            before, after = before + places * depth, after + places * columns
+        rows[slot] = first[0], before, first[1], after
+    return rows
+
+
+def _lower(made: _Lowering, number: int, step: Step, states: int, fused: set[int]) -> None:
+    match step:
+        case Leaf(logs=None):
+            assert step.sites is not None
+            made.add(len(step.sites), states, _SITES, made.put(step.sites))
+        case Leaf():
+            assert step.logs is not None
+            slot = made.slot(step)
+            made.leaves[slot] = number
+            made.add(*step.logs.shape[1:], _GIVEN, slot)
+        case Total():
+            views = [view for way in step.ways for view in way]
+            start = made.put(
+                each
+                for way in [[(view, made.part(view)) for view in way] for way in step.ways]
+                for each in (
+                    max(view.ways for view, _ in way), len(way), *[n for _, p in way for n in p]
+                )
+            )  # fmt: skip
+            sizes = max(view.places for view in views), max(view.width for view in views)
+            made.add(*sizes, _TOTAL, start, len(step.ways), step.alternatives)
+        case Linked(link=None):
+            made.add(step.places, 1, _SUMMED, step.x.number)
+        case Linked(link=Table()):
+            assert isinstance(step.link, Table)
+            table, slot = step.link, made.slot(step.link)
+            if table.values.shape[1] > 1 or step.places != step.x.places:
+                raise NotLoweredError
+            columns, depth = table.width, step.x.width
+            extra = made.steps[step.x.number][4:8] if step.x.number in fused else [0] * 4
+            kind = _RULES if step.x.number in fused else _LINKED
+            made.links.setdefault(slot, []).append([number, step.places, depth, columns])
+            made.add(step.places, columns + step.more, kind, step.x.number, slot, *extra)
+        case Pairs():
+            left, right = (made.put(made.part(view)) for view in (step.left, step.right))
+            sizes = step.left.width, step.right.width
+            made.add(
+                max(step.left.places, step.right.places), sizes[0] * sizes[1],
+                _PAIRS, number, 0, left, right, *sizes, stored=number not in fused,
+            )  # fmt: skip
+        case Concatenated():
+            parts = [made.part(view) for view in step.views]
+            start = made.put(n for part in parts for n in part)
+            width = sum(part[2] * part[4] for part in parts)
+            places = max(part[3] for part in parts)
+            made.add(places, width, _BESIDE, 0, start, len(parts))
+        case Relabelled() if step.which.ndim == 1:
+            start = made.put(step.which)
+            made.add(step.places, len(step.which), _PICKED, step.x.number, start)
+        case LabelsAsPlaces():
+            made.add(step.x.places * step.x.width, 1, _APART, step.x.number)
+        case _:
+            raise NotLoweredError(type(step).__name__)

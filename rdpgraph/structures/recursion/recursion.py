@@ -1,0 +1,379 @@
+"""A structure that is its recursion."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import current_property
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Structure, is_tracked
+from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.model.potentials.table import as_states, checked_log_values, settle
+from rdpgraph.model.restriction import gathered
+from rdpgraph.structures.draws import checked_best, checked_count, perturbed
+from rdpgraph.structures.recursion.best import best
+from rdpgraph.structures.recursion.descend import Drawn, descend
+from rdpgraph.structures.recursion.down import max_marginals
+from rdpgraph.structures.recursion.means import mean_values, usable
+from rdpgraph.structures.recursion.moments import cross_entropy, entropy
+from rdpgraph.structures.recursion.replay import laid_out, whole
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.up import exhausting, goal, log_sum, up
+from rdpgraph.structures.recursion.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class KBestConfigurations:
+    """The configurations of largest score, best first.
+
+    Attributes:
+        states: (k, *batch, *sites), -1 at sites that are not used, and throughout where there are
+            fewer configurations.
+        scores: (k, *batch) nats, unnormalised; -inf where there are fewer.
+    """
+
+    states: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Recursion(Structure):
+    """A structure that is laid out as a `Tape`, and answers every question by that.
+
+    A derivation uses some of the sites, each once at most and in one state; its score is the sum
+    of their potentials and of what links and rules say. A configuration gives the state of each
+    site that is used, and -1 for the others; where several derivations use the same sites in the
+    same states, its score is the log-sum of theirs.
+
+    Your class says how many dims its sites have, and lays out its recursion. All answers
+    follow: on CPU or GPU, for any batch dims, on all states of the sites or on a few of them. It
+    may give any of them itself, such as a `log_partition` with a kernel of its own.
+
+    log Z is summed in the type of the potentials, or float32 where that has fewer digits; what else
+    is asked in doubles.
+
+    Attributes:
+        unary: (*batch, *sites, states) log-potentials (nats) of the sites' states.
+        site_dims: how many dims the sites have, the same for all objects of a class.
+        doubles: whether log Z is summed in doubles, too.
+    """
+
+    site_dims: ClassVar[int] = 1
+    doubles: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no potentials of sites are; a `__post_init__` of your own calls this one."""
+        settle(self, "unary")
+        checked_log_values(f"{self.name}'s unary", self.unary)
+        if self.unary.ndim <= self._dims or not self.unary.shape[-1]:
+            raise ModelError(
+                f"{self.name} needs unary (*batch, *sites, states), {self._dims} dims of sites and "
+                f"a state at least; got {tuple(self.unary.shape)}."
+            )
+
+    @abstractmethod
+    def recursion(self, tape: Tape) -> Value:
+        """Lay out the recursion; the value of the whole, of one place.
+
+        Potentials of sites are those of `tape.sites`, and batch dims those of the tape: there may
+        be more of them, and fewer states, than `unary` has. A tensor of your own with batch dims
+        is taken to those by `tape.flat` and `tape.lengths`.
+        """
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims before the sites."""
+        return tuple(self.unary.shape[: self.unary.ndim - self._dims - 1])
+
+    @property
+    def name(self) -> str:
+        """The name of the structure, for error messages."""
+        return type(self).__name__
+
+    @property
+    def _dims(self) -> int:
+        return self.site_dims
+
+    def potentials(self, unary: Tensor) -> Tensor:
+        """What the tape has of the sites' potentials: -inf where no derivation has a state."""
+        return unary
+
+    def to_tape(
+        self, *, unary: Tensor | None = None, ranks: bool = True, double: bool = False
+    ) -> Tape:
+        """The tape on which the recursion is written.
+
+        Args:
+            unary: other potentials, with further dims in front.
+            ranks: see `Tape`.
+            double: whether in doubles, whatever the type of the potentials.
+        """
+        return whole(self._laid_out(unary, ranks=ranks, double=double))
+
+    def _laid_out(
+        self, unary: Tensor | None = None, *, ranks: bool = True, double: bool = False
+    ) -> Tape:
+        """The same; its steps may be those of an earlier one, with other tensors."""
+        blank = self._blank(self.unary if unary is None else unary, ranks=ranks, double=double)
+        return laid_out(blank, self.recursion, (type(self), *_kinds(self)))
+
+    def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
+        double = double or self.doubles
+        dtype = torch.float64 if double else torch.promote_types(self.unary.dtype, torch.float32)
+        return Tape(self.potentials(unary), self._dims, ranks=ranks, dtype=dtype)
+
+    def _sum_tape(self) -> Tape:
+        """What log Z is summed on; kept where no gradient passes what it is made of."""
+        # One laid out without gradients would not show that there are some.
+        fleeting = is_tracked(self) or not torch.is_grad_enabled()
+        return self._laid_out() if fleeting else self._tape
+
+    @current_property()
+    def _tape(self) -> Tape:
+        return self._laid_out()
+
+    @current_property()
+    @torch.no_grad()
+    def _best_tape(self) -> Tape:
+        """What maxima are taken on; without gradient."""
+        return self._laid_out(ranks=False, double=True)
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log Z in nats; -inf where nothing is possible. Twice differentiable."""
+        return log_sum(self._sum_tape()).to(self.unary)
+
+    def score(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the scores of configurations (*lead, *batch, *sites); differentiable.
+
+        The recursion, on one state of each site: -inf for what it does not have.
+
+        Raises:
+            EvidenceError: another shape, or a state out of range.
+        """
+        states = as_states(f"A configuration of {self.name}", states)
+        shape = tuple(self.unary.shape)
+        lead = states.ndim - len(shape) + 1
+        if lead < 0 or tuple(states.shape[lead:]) != shape[:-1] or states.dtype != torch.long:
+            raise EvidenceError(
+                f"{self.name} needs configurations (*lead, *{shape[:-1]}) of int64; got "
+                f"{tuple(states.shape)} of {states.dtype}."
+            )
+        if states.numel() and not -1 <= int(states.min()) <= int(states.max()) < shape[-1]:
+            raise EvidenceError(
+                f"{self.name} has states 0 to {shape[-1] - 1}, and -1 for a site that is "
+                f"not used; got {int(states.min())} to {int(states.max())}."
+            )
+        used = states >= 0
+        weights = torch.where(used, 0.0, -math.inf).to(self.unary).unsqueeze(-1)
+        only = self.restrict(states.clamp(min=0).unsqueeze(-1), weights)
+        wanted = used.flatten(states.ndim - self._dims).sum(-1)
+        return exhausting(only.to_tape(double=True), wanted).to(self.unary)
+
+    def entropy(self) -> Tensor:
+        """(*batch,) nats; 0 where nothing is possible. Of derivations; differentiable.
+
+        Links and rules of low rank are written out.
+        """
+        tape = self.to_tape(ranks=False, double=True)
+        return entropy(tape).to(self.unary)
+
+    def cross_entropy(self, other: "Recursion") -> Tensor:
+        """(*batch,) nats: the mean here of minus the log-probability in another of its shape.
+
+        +inf where the other forbids what is possible here; 0 where nothing is. Differentiable in
+        both. Links and rules of low rank are written out.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        return self._compared(other, divergence=False)
+
+    def kl_divergence(self, other: "Recursion") -> Tensor:
+        """(*batch,) nats: `cross_entropy` less `entropy`, choice by choice.
+
+        Raises:
+            ModelError: the other has another shape.
+        """
+        return self._compared(other, divergence=True)
+
+    def _compared(self, other: "Recursion", *, divergence: bool) -> Tensor:
+        if type(other) is not type(self) or other.unary.shape != self.unary.shape:
+            shape = f" of {tuple(other.unary.shape)}" if isinstance(other, Structure) else ""
+            raise ModelError(
+                f"{self.name} is compared with another of its shape, "
+                f"{tuple(self.unary.shape)}; got {type(other).__name__}{shape}."
+            )
+        tapes = [each.to_tape(ranks=False, double=True) for each in (self, other)]
+        return cross_entropy(*tapes, divergence=divergence).to(self.unary)
+
+    @torch.no_grad()
+    def max_marginals(self) -> Tensor:
+        """(*batch, *sites, states) the best score with each state of each site; -inf: none.
+
+        Links and rules of low rank are written out. Not differentiable.
+        """
+        return max_marginals(self._best_tape)
+
+    @torch.no_grad()
+    def mode(self) -> Tensor:
+        """(*batch, *sites) the states of one best derivation, -1 at sites that it does not use.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        return self._best().states(self._best_tape, 1)[0]
+
+    @torch.no_grad()
+    def _best(self) -> Drawn:
+        """The sites of one best derivation."""
+        return descend(self._best_tape, 1, name=self.name, best=True)
+
+    def k_best(self, k: int) -> KBestConfigurations:
+        """The k best derivations, best first; the scores are differentiable.
+
+        By lists of the nodes that are asked for (Huang and Chiang 2005, algorithm 3); where torch
+        answers by lists of all entries, about k times the time and memory of the maxima.
+
+        Raises:
+            ModelError: k below 1.
+        """
+        k = checked_best(self.name, k, self.states_shape)
+        drawn, there = best(self._best_tape, k)
+        states = drawn.states(self._best_tape, k)
+        return KBestConfigurations(states, torch.where(there, self.score(states), -math.inf))
+
+    @torch.no_grad()
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, *sites) independent exact draws, as `mode` gives its configuration.
+
+        Raises:
+            ImpossibleEvidenceError: an item has none.
+        """
+        tape, drawn = self._draws(count, generator)
+        return drawn.states(tape, count)
+
+    @torch.no_grad()
+    def _draws(self, count: int, generator: torch.Generator | None) -> tuple[Tape, Drawn]:
+        """The tape of independent draws, and their sites."""
+        count = checked_count(count, self.states_shape)
+        tape = self._laid_out(double=True)
+        return tape, descend(tape, count, name=self.name, best=False, generator=generator)
+
+    @by_autograd
+    def rsample(
+        self, count: int, *, temperature: float, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """(count, *batch, *sites, states) relaxed draws, differentiable: a stochastic softmax.
+
+        The marginals at a temperature of the model with Gumbel noise on every state; as the
+        temperature falls to 0 they become the best configuration of the noisy model, which is not
+        an exact draw (Paulus et al. 2020, arXiv:2006.08063). Ranks are written out.
+
+        Raises:
+            ModelError: a temperature that is not above 0.
+        """
+        noisy, _ = perturbed(
+            self.unary, None, count=count, temperature=temperature, generator=generator
+        )
+
+        def log_partition(unary: Tensor) -> Tensor:
+            tape = self.to_tape(unary=unary, ranks=False)
+            return goal(tape, up(tape, temperature))
+
+        tracked = is_tracked(self)
+        _, (gradient,) = expectations(log_partition, [noisy * temperature], tracked=tracked)
+        return gradient
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
+        """The recursion on some states of each site, with weights; what estimators solve.
+
+        As a derivation uses a site once at most, Z is unbiased if the weights of each site are.
+
+        Args:
+            states: (*replicates, *batch, *sites, kept); repeats stay separate.
+            log_weights: of that shape; added to the potentials.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        unary = self.potentials(self.unary)
+        unary = gathered(self.name, unary, states, log_weights, sites=self._dims)
+        return KeptStates(unary, states, self)
+
+    def sites(self) -> Sites | None:
+        """The sites that a derivation of an item may use; others have -inf.
+
+        A state may be expected to meet the mean of each link over random states at its other end;
+        links by which one site may be reached in turn are averaged. Rules say nothing.
+        """
+        unary = torch.where(usable(self._shape_only()), self.unary, -math.inf)
+        return Sites(unary, restrict=self.restrict, means=self._means)
+
+    def _shape_only(self) -> Tape:
+        """The tape on one state of each site, whatever it is; on all where it chooses by them."""
+        unary = torch.zeros_like(self.unary)
+        one = KeptStates(unary[..., :1], unary[..., :1].long(), self).to_tape()
+        return self.to_tape(unary=unary) if one.tells_states else one
+
+    @torch.no_grad()
+    def _means(self, landmarks: int, generator: torch.Generator | None) -> Tensor:
+        tape = self._blank(self.unary, ranks=True, double=False)
+        tape.finish(self.recursion(tape))
+        return mean_values(tape, landmarks, generator).to(self.unary)
+
+    def work(self) -> float:
+        """The terms of log Z."""
+        return self._sum_tape().work
+
+
+def _kinds(model: Recursion) -> Iterator[object]:
+    """What the fields are: recursions with others take other steps."""
+    for each in fields(model):
+        own = getattr(model, each.name)
+        yield (own.ndim if isinstance(own, Tensor) else type(own))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStates(Recursion):
+    """A recursion on some states of each site, numbered 0..K-1: what `Recursion.restrict` gives.
+
+    Args:
+        unary: (*lead, *sites, K) log-potentials of the states kept, weights included.
+        states: (*lead, *sites, K) which they are; repeats are separate.
+        original: the structure; its batch dims are the last ones of lead.
+    """
+
+    states: Tensor = field(metadata={"dims": "unary"})
+    original: Recursion = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """The potentials were looked at when the original was declared."""
+
+    @property
+    def name(self) -> str:
+        """The name of the original structure, for error messages."""
+        return self.original.name
+
+    @property
+    def _dims(self) -> int:
+        return self.original._dims
+
+    def recursion(self, tape: Tape) -> Value:
+        """The recursion of the original structure."""
+        return self.original.recursion(tape)
+
+    def _blank(self, unary: Tensor, *, ranks: bool, double: bool) -> Tape:
+        dtype = self.original._blank(self.unary, ranks=ranks, double=double).dtype
+        return Tape(unary, self._dims, states=self.states, ranks=ranks, dtype=dtype)
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> "KeptStates":
+        """On some of the states kept."""
+        unary = gathered(self.name, self.unary, states, log_weights, sites=self._dims)
+        own = self.states.expand(*states.shape[:-1], -1).gather(-1, states)
+        return KeptStates(unary, own, self.original)

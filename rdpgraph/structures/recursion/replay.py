@@ -1,0 +1,399 @@
+"""Layouts that are kept: a recursion that takes the same steps again only gives new tensors.
+
+The recursion is run each time, so that whatever it looks at counts; what it asks of the tape is
+compared with what it asked before, and answered by what was laid out then. Tensors of log-values,
+and places that each item has of its own, go to the slots of the program.
+"""
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.structures.recursion import machine
+from rdpgraph.structures.recursion.program import Program, tensor_of, with_tensors
+from rdpgraph.structures.recursion.sites import Sites
+from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.steps import Linked
+from rdpgraph.structures.recursion.tape import Tape
+from rdpgraph.structures.recursion.values import Given, Labels, Value, View, some_places
+
+_MOST = 2**23  # numbers of all layouts that are kept, those of places above all
+_STEP = 2**6  # numbers that a step takes, however many places it has
+_TRIES = 3  # divergences after which a recursion is laid out again each time
+Answer = TypeVar("Answer")
+
+
+class DivergedError(Exception):
+    """The recursion does not take the steps that it took before."""
+
+
+@dataclass(eq=False)
+class Call:
+    """What a recursion asked of a tape.
+
+    Attributes:
+        name: of the method.
+        given: what it was called with, less tensors that differ from one time to the next.
+        answer: what it got.
+        plain: whether there are no tensors in what it was called with.
+        slot: the number of the slot that such a tensor goes to; None: nobody reads it.
+    """
+
+    name: str
+    given: tuple[Any, ...]
+    answer: Any
+    plain: bool
+    slot: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Script:
+    """A layout: what was asked, and what came of it.
+
+    Attributes:
+        calls: in turn.
+        steps: without their tensors.
+        program: of them.
+        failures: how often another did not fit.
+    """
+
+    calls: Sequence[Call]
+    steps: Sequence[Step]
+    program: Program
+    failures: int
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """Those of the tensors of all slots, of one item."""
+        dtype = torch.get_default_dtype()
+        return [tensor_of(slot, dtype).shape[1:] for slot in self.program.slots]
+
+
+@dataclass(frozen=True, eq=False)
+class _Scripted(Tape):
+    """A tape whose questions are written down, or answered by what was."""
+
+    @abstractmethod
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """What a method of the tape gives, for given arguments that tell how steps go on.
+
+        Args:
+            name: of the method.
+            given: what its answer depends on.
+            args: all of its arguments, `given` by default.
+            options: those that have names.
+        """
+
+    @abstractmethod
+    def tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """The same for a method that takes a tensor to a slot of the program."""
+
+    @property
+    def sites(self) -> Sites:
+        """The sites, to be indexed."""
+        return _Sites(*self._numbered, self._of_sites, self.ask)
+
+    def leaf(self, logs: Tensor) -> Value:
+        """Log-values, which go to a slot."""
+        return self.tell("leaf", (), lambda: logs.to(self.dtype).contiguous(), logs)
+
+    def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
+        """Places in a pool; those of each item go to a slot."""
+        index = torch.as_tensor(index, device=self.device)
+        pool = tuple(pool) if isinstance(pool, list) else pool  # which may grow
+        if index.ndim < 3:
+            return self.ask("view", (pool, index))
+
+        def places() -> Tensor:
+            own = some_places(pool, index).index
+            assert own is not None
+            return own.long().contiguous()
+
+        return self.tell("view", (pool,), places, pool, index)
+
+    def link(
+        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
+    ) -> Value:
+        """A link, whose table goes to a slot."""
+        if isinstance(potential, LowRank) and self.ranks:
+            return super().link(x, potential, to=to)  # by way of two others
+        return self.tell("link", (x, to), partial(self._table, potential), x, potential, to=to)
+
+    def _table(self, potential: Tensor | Potential) -> Tensor:
+        known = self.sources.known.get(("values", id(potential)))
+        if known is None:
+            known = potential, self.sources.table(self.sources.source(potential)).values
+            self.sources.known["values", id(potential)] = known
+        return known[1]
+
+
+def _asked(name: str) -> Callable[..., Any]:
+    """A method of a tape as a question."""
+
+    @wraps(getattr(Tape, name))
+    def method(self: _Scripted, *args: Any, **options: Any) -> Any:
+        given = [tuple(own) if isinstance(own, list) else own for own in (*args, *options.values())]
+        return self.ask(name, tuple(given), *args, **options)
+
+    return method
+
+
+for _name in ("across", "total", "sum", "merge", "beside", "pick", "apart", "pairs"):
+    setattr(_Scripted, _name, _asked(_name))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sites(Sites):
+    """The sites of such a tape.
+
+    Attributes:
+        ask: a question to the tape.
+    """
+
+    ask: Callable[[str, tuple[Any, ...]], Any]
+
+    def __getitem__(self, index: Any) -> Value:
+        """The potentials of some sites."""
+        return self.ask("site", (index,))
+
+    def leaf(self, numbers: Tensor) -> Value:
+        """The potentials of the sites with some numbers."""
+        return self.ask("sites", (numbers,))
+
+    def labels(self, numbers: Tensor) -> Labels:
+        """The meaning of the columns of that value."""
+        return self.ask("labels", (numbers,))
+
+
+def _plain_method(name: str) -> Callable[..., Any]:
+    """A method of `Tape`, or of its sites."""
+    if name == "site":
+        return lambda tape, index: Tape.sites.fget(tape)[index]  # pyright: ignore
+    if name in ("sites", "labels"):
+        own = "leaf" if name == "sites" else name
+        return lambda tape, numbers: getattr(Tape.sites.fget(tape), own)(numbers)  # pyright: ignore
+    return getattr(Tape, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded(_Scripted):
+    """A tape that writes down what it is asked."""
+
+    calls: list[Call] = field(default_factory=list[Call], init=False)
+
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """Written down, or answered, as `_Scripted` says."""
+        answer = _plain_method(name)(self, *(args or given), **options)
+        self.calls.append(Call(name, given, answer, _is_plain(given)))
+        return answer
+
+    def tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Written down, or answered, as `_Scripted` says."""
+        del tensor
+        return self.ask(name, given, *args, **options)
+
+    def script(self, failures: int) -> Script | None:
+        """What came of it; None where the machine does not have it."""
+        program = machine.program_of(self)
+        if program is None:
+            return None
+        slots = {
+            id(own.index if isinstance(own, View) else own): n
+            for n, own in enumerate(program.slots)
+        }
+        given = set[int]()
+        for call in self.calls:
+            owner = None
+            if call.name in ("leaf", "link"):
+                step = self.steps[call.answer.number]
+                owner = step.link if isinstance(step, Linked) else step
+            elif call.name == "view":
+                owner = call.answer.index
+            call.slot = slots.get(id(owner))
+            if call.slot is not None:
+                given.add(call.slot)
+        if len(given) < len(slots):
+            return None
+        blanks = [_blank(tensor_of(own, self.dtype)) for own in program.slots]
+        steps, owners = with_tensors(self.steps, program.slots, blanks)
+        return Script(self.calls, steps, replace(program, slots=owners), failures)
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed(_Scripted):
+    """A tape that answers by a script, and takes the tensors."""
+
+    known: Script = field(kw_only=True)
+    given: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
+
+    def __post_init__(self) -> None:
+        self.sources.known[machine.PROGRAM] = self.known.program
+
+    @cached_property
+    def _left(self) -> Iterator[Call]:
+        return iter(self.known.calls)
+
+    def _next(self, name: str, given: tuple[Any, ...]) -> Call:
+        call = next(self._left, None)
+        if call is None or call.name != name:
+            raise DivergedError
+        if not ((call.plain and call.given == given) or _same(call.given, given)):
+            raise DivergedError
+        return call
+
+    def ask(self, name: str, given: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """Written down, or answered, as `_Scripted` says."""
+        del args, options
+        return self._next(name, given).answer
+
+    def tell(
+        self, name: str, given: tuple[Any, ...], tensor: Callable[[], Tensor], *args: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        """Written down, or answered, as `_Scripted` says."""
+        del args, options
+        call = self._next(name, given)
+        if call.slot is not None:
+            own, known = tensor(), self.given.get(call.slot)
+            if known is None:
+                shape = self.known.shapes[call.slot]
+                if own.shape[1:] != shape or own.shape[0] not in (1, self.batch):
+                    raise DivergedError
+                self.given[call.slot] = own
+            elif known is not own:
+                raise DivergedError
+        return call.answer
+
+    def finish(self, value: Value) -> None:
+        """Make a value the goal."""
+        last = self.sum(value)
+        for call in self._left:
+            if call.name != "total" or not _same(call.given, (last,)):
+                raise DivergedError
+        if len(self.given) < len(self.known.program.slots):
+            raise DivergedError
+        self.sources.known[machine.GIVEN] = [self.given[n] for n in range(len(self.given))]
+        self.steps.extend(self.known.steps)
+
+    @cached_property
+    def whole(self) -> Tape:
+        """The tape whose steps have the tensors."""
+        tape = Tape(self.unary, self.site_dims, ranks=self.ranks, dtype=self.dtype)
+        given, program = self.sources.known[machine.GIVEN], self.known.program
+        steps, slots = with_tensors(self.known.steps, program.slots, given)
+        tape.steps.extend(steps)
+        tape.sources.known[machine.PROGRAM] = replace(program, slots=slots)
+        return tape
+
+
+def whole(tape: Tape) -> Tape:
+    """A tape of which everything can be asked, not log Z alone."""
+    return tape.whole if isinstance(tape, Replayed) else tape
+
+
+_KEPT = OrderedDict[tuple[object, ...], Script | int]()
+"""Scripts, those used last at the end; or how often one did not fit."""
+_LOCK = Lock()
+
+
+def laid_out(tape: Tape, recursion: Callable[[Tape], Value], key: tuple[object, ...]) -> Tape:
+    """A tape with what a recursion lays out.
+
+    Args:
+        tape: an empty one.
+        recursion: lays out, and gives the value of the whole.
+        key: what recursions that take the same steps have in common, as far as that is known.
+    """
+    if tape.states is not None or not machine.serves(tape.unary, tape.dtype):
+        tape.finish(recursion(tape))
+        return tape
+    options: Any = {"site_dims": tape.site_dims, "ranks": tape.ranks, "dtype": tape.dtype}
+    key = *key, *options.values(), tape.site_shape, tape.unary.shape[-1], len(tape.lead)
+    key = *key, torch.is_inference_mode_enabled()  # what is made there has no gradients elsewhere
+    known = _KEPT.get(key, 0)
+    if isinstance(known, Script):
+        try:
+            replayed = Replayed(tape.unary, **options, known=known)
+            replayed.finish(recursion(replayed))
+        except DivergedError:
+            known = known.failures + 1
+        else:
+            _keep(key, replayed.known)
+            return replayed
+    if known >= _TRIES:
+        tape.finish(recursion(tape))
+        return tape
+    recorded = Recorded(tape.unary, **options)
+    recorded.finish(recursion(recorded))
+    script = recorded.script(known)
+    kept = _TRIES if script is None else script
+    if _size(kept) <= _MOST:
+        _keep(key, kept)
+    return recorded
+
+
+def _keep(key: tuple[object, ...], kept: Script | int) -> None:
+    """Put a script last; those used longest ago go, as far as there is no room for them."""
+    with _LOCK:
+        _KEPT[key] = kept
+        _KEPT.move_to_end(key)
+        total = 0
+        for old in reversed(list(_KEPT)):
+            total += _size(_KEPT[old])
+            if total > _MOST:
+                del _KEPT[old]
+
+
+def _size(kept: Script | int) -> int:
+    """The numbers that it takes."""
+    if isinstance(kept, int):
+        return _STEP
+    return _STEP * len(kept.steps) + len(kept.program.index)
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape that takes no memory."""
+    return tensor.new_zeros((1,) * tensor.ndim).expand(tensor.shape)
+
+
+def _is_plain(given: Any) -> bool:
+    """Whether things can be compared by ``==``."""
+    if isinstance(given, tuple | list):
+        return all(map(_is_plain, given))
+    return not isinstance(given, Tensor)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things that a tape was given are equal."""
+    if one is other:
+        return True
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, View):
+        flags = (one.across, one.full) == (other.across, other.full)
+        return flags and _same(one.pool, other.pool) and _same(one.index, other.index)
+    if isinstance(one, Value):
+        same = (one.number, one.places, one.width) == (other.number, other.places, other.width)
+        return same and one.labels is other.labels
+    return bool(one == other)

@@ -1,0 +1,321 @@
+"""Rules of binary branching: what a span's state says of the states of its two parts."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import BudgetError, ModelError
+from rdpgraph.logspace.logmatrix import log_products, soft_sum
+from rdpgraph.model.potentials.table import checked_log_values, looked_up, settle
+
+MOST_TABULATED = 2**28
+"""Entries of the tables that rules are written out to, where a table is needed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rules(ABC):
+    """Log-weights of a parent's state given the states of its left and right part.
+
+    With ``N`` states of parents and ``C >= N`` of parts, the first N of which are those of parents:
+    where C > N, the others belong to single words (preterminals).
+
+    Attributes:
+        own_dims: how many dims of each tensor follow the batch dims.
+    """
+
+    own_dims: ClassVar[int]
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors, those that gradients flow to."""
+        return tuple(getattr(self, field.name) for field in fields(self) if field.type is Tensor)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> Self:
+        """The same rules of other tensors."""
+        names = [field.name for field in fields(self) if field.type is Tensor]
+        return replace(self, **dict(zip(names, parts, strict=True)))
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int] | None:
+        """(N, C); None if any will do."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front of the tensors."""
+        return tuple(self.parts[0].shape[: -self.own_dims])
+
+    def flat(self, batch: tuple[int, ...]) -> Self:
+        """The same with one dim in front, 1 or that of the flattened batch."""
+        return self.with_parts([flat(part, self.own_dims, batch) for part in self.parts])
+
+    def item(self, rows: Tensor) -> Self:
+        """Of flat rules, those of some items."""
+        return self.with_parts(some_items(self.parts, rows))
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """(*batch, N, C, C) log-weights, differentiable.
+
+        Raises:
+            BudgetError: it would be too large.
+        """
+        batch, rank = self.batch_shape, self.parts[0].shape[-1] if self.parts else 1
+        within_budget(self, math.prod(batch) * parents * children**2 * rank)
+        rules, grid = self.flat(batch), (parents, children, children)
+        items = max((len(part) for part in rules.parts), default=1)
+        device = rules.parts[0].device if rules.parts else "cpu"
+        states = (torch.arange(size, device=device).expand(items, -1) for size in grid)
+        return rules.evaluate(*states).reshape(*batch, *grid)
+
+    @abstractmethod
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Log-weights on the grid of some states, (B, *lead, K, K, K), of flat rules.
+
+        Args:
+            parents: (B, *lead, K) states.
+            left: (B, *lead, K).
+            right: (B, *lead, K).
+        """
+
+    def scaled(self, factor: float) -> "Rules":
+        """Rules whose log-weights are those of these times a factor above 0.
+
+        Raises:
+            BudgetError: they have to be written out, and would be too large.
+        """
+        parents, children = self.shape or (0, 0)
+        return DenseRules(self.table(parents, children) * factor)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRules(Rules):
+    """A log-weight for every rule.
+
+    Args:
+        log_rule: (*batch, N, C, C) nats, [parent, left, right]; -inf forbids a rule.
+
+    Raises:
+        ModelError: another shape, NaN or +inf.
+    """
+
+    log_rule: Tensor
+
+    own_dims = 3
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, log_rule: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_rule")
+        checked_log_values("DenseRules", self.log_rule)
+        shape = tuple(self.log_rule.shape)
+        if len(shape) < 3 or shape[-1] != shape[-2] or not 0 < shape[-3] <= shape[-1]:
+            raise ModelError(
+                f"DenseRules needs log_rule (*batch, N, C, C), [parent, left, right], 0 < N <= C; "
+                f"got {shape}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C): the numbers of labels of parents and of children."""
+        return self.log_rule.shape[-3], self.log_rule.shape[-1]
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """The log-weights themselves."""
+        return self.log_rule
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """The log-weights, looked up in the table."""
+        item = items_of(self.log_rule, parents)
+        ends = left.unsqueeze(-2).unsqueeze(-1), right.unsqueeze(-2).unsqueeze(-2)
+        return looked_up(self.log_rule, (item[..., None, None], parents[..., None, None], *ends))
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankRules(Rules):
+    """Rules of rank r: weight(k, a, b) = sum_r exp(parent_kr + left_ar + right_br).
+
+    The form of TN-PCFG (Yang, Zhao and Tu 2021, arXiv:2104.13727); charts cost O(T^3 r + T^2 N r).
+
+    Args:
+        parent: (*batch, N, r) log-factors; -inf allowed.
+        left: (*batch, C, r).
+        right: (*batch, C, r).
+
+    Raises:
+        ModelError: other shapes, NaN or +inf.
+    """
+
+    parent: Tensor
+    left: Tensor
+    right: Tensor
+
+    own_dims = 2
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, parent: ArrayLike, left: ArrayLike, right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "parent", "left", "right")
+        for part in self.parts:
+            checked_log_values("LowRankRules", part)
+        shapes = [tuple(part.shape) for part in self.parts]
+        ranks = {shape[-1] for shape in shapes if len(shape) >= 2}
+        fits = all(len(shape) >= 2 for shape in shapes) and len(ranks) == 1 and 0 not in ranks
+        if not fits or shapes[1] != shapes[2] or not 0 < shapes[0][-2] <= shapes[1][-2]:
+            raise ModelError(
+                "LowRankRules needs log-factors parent (*batch, N, r), left and right (*batch, C, "
+                f"r), 0 < N <= C, r > 0; got {', '.join(map(str, shapes))}."
+            )
+        if shapes[0][:-2] != shapes[1][:-2]:
+            raise ModelError(
+                f"LowRankRules needs factors of one batch; got {shapes[0][:-2]} and "
+                f"{shapes[1][:-2]}."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C): the numbers of labels of parents and of children."""
+        return self.parent.shape[-2], self.left.shape[-2]
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Rows of the factors, then the sum over the rank, as a product of matrices."""
+        item = items_of(self.parent, parents)
+        first, second = self.left[item, left], self.right[item, right]
+        pairs = (first.unsqueeze(-2) + second.unsqueeze(-3)).flatten(-3, -2)
+        products = log_products(self.parent[item, parents], pairs)
+        return products.unflatten(-1, (left.shape[-1], right.shape[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class FactorisedRules(Rules):
+    """Rules normalised for each parent: weight(k, a, b) = phi(k, a) . psi(k, b) / n_k.
+
+    n_k makes the weights of a parent sum to one; charts cost O(T^3 N r + T^2 N^2 r). Chiu 2021,
+    "Random Fourier features for scaling MRFs", eq. 13-16.
+
+    Args:
+        left: (*batch, N, C, r) log-features phi; -inf allowed.
+        right: (*batch, N, C, r) log-features psi.
+
+    Raises:
+        ModelError: other shapes, NaN or +inf, a parent without any weight.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    own_dims = 3
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(self, left: ArrayLike, right: ArrayLike) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "left", "right")
+        for part in self.parts:
+            checked_log_values("FactorisedRules", part)
+        shape = tuple(self.left.shape)
+        if (
+            len(shape) < 3
+            or shape != tuple(self.right.shape)
+            or not 0 < shape[-3] <= shape[-2]
+            or not shape[-1]
+        ):
+            raise ModelError(
+                "FactorisedRules needs log-features left and right (*batch, N, C, r), 0 < N <= C, "
+                "r > 0; "
+                f"got {shape} and {tuple(self.right.shape)}."
+            )
+        if not bool((self.log_normaliser.detach() > -math.inf).all()):
+            raise ModelError(
+                "FactorisedRules needs a rule of positive weight for every parent; one has none."
+            )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C): the numbers of labels of parents and of children."""
+        return self.left.shape[-3], self.left.shape[-2]
+
+    @property
+    def log_normaliser(self) -> Tensor:
+        """(*batch, N) log n_k, nats."""
+        return soft_sum(soft_sum(self.left, -2) + soft_sum(self.right, -2), -1)
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Rows of the features, then the sum over the rank, as a product of matrices."""
+        item = items_of(self.left, parents)
+        rows = parents.unsqueeze(-1)
+        phi = self.left[item[..., None], rows, left.unsqueeze(-2)]
+        psi = self.right[item[..., None], rows, right.unsqueeze(-2)]
+        return log_products(phi, psi) - self.log_normaliser[item, parents][..., None, None]
+
+
+@dataclass(frozen=True, eq=False)
+class NoRules(Rules):
+    """Every rule has log-weight 0: only spans and their states count. O(T^3 + T^2 N)."""
+
+    @property
+    def shape(self) -> None:
+        """None: rules of log-weight 0 fit any numbers of labels."""
+        return None
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """(): there are no batch dims."""
+        return ()
+
+    def flat(self, batch: tuple[int, ...]) -> "NoRules":
+        """The same rules, which have no batch dims."""
+        return self
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Zeros of the shape that is asked for."""
+        shape = (*parents.shape, left.shape[-1], right.shape[-1])
+        return torch.zeros((), device=parents.device).expand(shape)
+
+    def scaled(self, factor: float) -> "NoRules":
+        """The same rules: zero times a factor is zero."""
+        return self
+
+
+def flat(part: Tensor, dims: int, batch: tuple[int, ...]) -> Tensor:
+    """(B or 1, ...) of (*batch, ...) with so many dims after the batch."""
+    ends = part.shape[part.ndim - dims :]
+    lead = part.shape[: part.ndim - dims]
+    if math.prod(lead) == 1:
+        return part.reshape(1, *ends)
+    return part.expand(*batch, *ends).reshape(math.prod(batch), *ends)
+
+
+def items_of(part: Tensor, states: Tensor) -> Tensor:
+    """(B or 1, 1, ...) the row of flat rules that each of (B, ..., K) states belongs to."""
+    item = torch.arange(len(part), device=states.device)
+    return item.reshape(-1, *(1,) * (states.ndim - 1))
+
+
+def some_items(parts: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Some rows of each tensor, or the one row that it has for all items."""
+    return [part if len(part) == 1 else part[rows] for part in parts]
+
+
+def within_budget(rules: Rules, entries: int) -> None:
+    """Rules whose table takes so many numbers to write out.
+
+    Raises:
+        BudgetError: they are too many.
+    """
+    if entries > MOST_TABULATED:
+        raise BudgetError(
+            f"{type(rules).__name__} would be written out to {entries:,} numbers, more than the "
+            f"limit of {MOST_TABULATED:,}; this question needs the weight of every single rule. "
+            "log_partition, marginals, sample and mbr do not need them."
+        )

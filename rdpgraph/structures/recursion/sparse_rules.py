@@ -1,0 +1,153 @@
+"""Rules in a list: those of a grammar of thousands of symbols, of which few triples have one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import current_property
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.table import as_whole, checked_log_values, settle
+from rdpgraph.structures.recursion.rules import Rules, items_of, within_budget
+
+_MOST_STATES = 2**20
+"""Three numbers of so many states are one number of 64 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRules(Rules):
+    """A log-weight for each of M rules; there are no others.
+
+    Charts cost O(T^3 M), and memory O(T^2 (N + M)) with the gradient, in logs at any range.
+    `DenseRules` are faster where more than one in 500 of all triples is a rule.
+
+    Args:
+        triples: (M, 3) int64, [parent, left, right]; each once.
+        log_weights: (*batch, M) nats; -inf forbids a rule.
+        parents: N, the number of states that parents have.
+        children: C, that of parts; None: N.
+
+    Raises:
+        ModelError: other shapes, no rules, a state out of range, a rule listed twice, NaN or +inf.
+    """
+
+    triples: Tensor
+    log_weights: Tensor
+    parents: int = field(kw_only=True)
+    children: int | None = field(default=None, kw_only=True)
+
+    own_dims = 1
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            triples: ArrayLike,
+            log_weights: ArrayLike,
+            *,
+            parents: int,
+            children: int | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        settle(self, "log_weights", whole=("triples",))
+        checked_log_values("SparseRules", self.log_weights)
+        triples = as_whole("SparseRules' triples", self.triples).long()
+        object.__setattr__(self, "triples", triples.to(self.log_weights.device))
+        shape, weights = tuple(self.triples.shape), tuple(self.log_weights.shape)
+        if len(shape) != 2 or shape[1] != 3 or not shape[0] or weights[-1:] != shape[:1]:
+            raise ModelError(
+                "SparseRules needs triples (M, 3), [parent, left, right], and log_weights "
+                f"(*batch, M), M >= 1; got {shape} and {weights}."
+            )
+        parents, children = self.shape
+        if not 0 < parents <= children <= _MOST_STATES:
+            raise ModelError(
+                f"SparseRules needs 0 < parents <= children <= {_MOST_STATES:,}; got {parents:,} "
+                f"and {children:,}."
+            )
+        most = self.triples.new_tensor([parents, children, children])
+        wrong = ((self.triples < 0) | (self.triples >= most)).any(1)
+        if bool(wrong.any()):
+            listed = tuple(self.triples[wrong][0].tolist())
+            raise ModelError(
+                f"SparseRules of {parents:,} parents and {children:,} children got the rule "
+                f"{listed}, [parent, left, right]."
+            )
+        again = self._sorted[0].diff() == 0
+        if bool(again.any()):
+            row = self._sorted[1][1:][again][0]
+            listed = tuple(self.triples[row].tolist())
+            raise ModelError(f"SparseRules got the rule {listed} twice.")
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The log-weights, the one tensor that gradients flow to."""
+        return (self.log_weights,)
+
+    def with_parts(self, parts: Sequence[Tensor]) -> "SparseRules":
+        """The same rules of other log-weights."""
+        return replace(self, log_weights=parts[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, C): the numbers of labels of parents and of children."""
+        return self.parents, self.parents if self.children is None else self.children
+
+    @property
+    def count(self) -> int:
+        """M, the number of rules."""
+        return len(self.triples)
+
+    @current_property("triples")
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """(M,) the rules as numbers, ascending, and the row of each."""
+        numbers = self._numbers(*self.triples.unbind(1))
+        ascending, rows = numbers.sort()
+        return ascending, rows
+
+    def _numbers(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        children = self.shape[1]
+        return (parents * children + left) * children + right
+
+    @current_property("triples")
+    def by_parent(self) -> tuple[Tensor, Tensor]:
+        """(N, F) the rows of each parent's rules, and whether it has so many."""
+        rows = self._sorted[1]
+        counts = torch.bincount(self.triples[:, 0], minlength=self.parents)
+        place = torch.arange(int(counts.amax()), device=rows.device)
+        first = (counts.cumsum(0) - counts).unsqueeze(1)
+        return rows[(first + place).clamp(max=len(rows) - 1)], place < counts.unsqueeze(1)
+
+    def table(self, parents: int, children: int) -> Tensor:
+        """The log-weights at their places, -inf elsewhere."""
+        within_budget(self, math.prod(self.batch_shape) * parents * children**2)
+        like = self.log_weights
+        empty = like.new_full((*self.batch_shape, parents * children**2), -math.inf)
+        places = self._numbers(*self.triples.unbind(1))
+        return empty.index_copy(-1, places, like).reshape(
+            *self.batch_shape, parents, children, children
+        )
+
+    def evaluate(self, parents: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """By bisection in the sorted list."""
+        known, rows = self._sorted
+        grid = parents[..., :, None, None], left[..., None, :, None], right[..., None, None, :]
+        wanted = self._numbers(*grid).contiguous()
+        at = torch.searchsorted(known, wanted).clamp(max=self.count - 1)
+        item = items_of(self.log_weights, wanted)
+        place = (item * self.count + rows[at]).expand(wanted.shape)
+        weights = self.log_weights.flatten().index_select(0, place.flatten()).reshape(wanted.shape)
+        return torch.where(known[at] == wanted, weights, -math.inf)
+
+    def scaled(self, factor: float) -> "SparseRules":
+        """The log-weights times the factor."""
+        return self.with_parts([self.log_weights * factor])
+
+    def is_like(self, other: "SparseRules") -> bool:
+        """Whether another list has the same rules in the same order."""
+        return self.shape == other.shape and torch.equal(self.triples, other.triples)

@@ -1,0 +1,168 @@
+"""What a step of a tape is: it says what its alternatives are; all questions are asked of those.
+
+The value of a step is the soft sum of its alternatives: (B, P, K) from terms in which one more dim
+lists them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.structures.draws import Pick
+from rdpgraph.structures.recursion.reader import Reader
+from rdpgraph.structures.recursion.values import Value, View
+
+_BLOCK = 2**19  # terms that are held at a time where they are not all kept
+
+
+def soft(logs: Tensor, dim: int, temperature: float) -> Tensor:
+    """`soft_sum`, in fewer calls."""
+    if not logs.shape[dim] or (temperature == 0.0 and logs.requires_grad):
+        return soft_sum(logs, dim, temperature)
+    if temperature == 0.0:
+        return logs.amax(dim)
+    scaled = logs if temperature == 1.0 else logs / temperature
+    total: Tensor = (
+        _LogSum.apply(scaled, dim)  # pyright: ignore[reportAssignmentType]
+        if scaled.requires_grad
+        else scaled.logsumexp(dim)
+    )
+    return total if temperature == 1.0 else temperature * total
+
+
+class _LogSum(torch.autograd.Function):
+    """A log-sum of no possible term has a zero gradient; `torch.logsumexp` makes it NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor, dim: int) -> Tensor:
+        total = logs.logsumexp(dim)
+        ctx.save_for_backward(logs, total)
+        ctx.dim = dim
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        logs, total = ctx.saved_tensors
+        total = torch.where(total > -math.inf, total, 0.0).unsqueeze(ctx.dim)
+        return gradients[0].unsqueeze(ctx.dim) * (logs - total).exp(), None
+
+
+def in_blocks(terms: int, parts: Sequence[Tensor], dim: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors in pieces of a dim, so that not too many terms are there at a time.
+
+    Args:
+        terms: how many all of them would have.
+        parts: of one size in the dim.
+        dim: of the places.
+    """
+    places = parts[0].shape[dim]
+    if terms <= _BLOCK or places < 2:
+        return iter([tuple(parts)])
+    size = max(1, places * _BLOCK // terms)
+    return zip(*(part.split(size, dim) for part in parts), strict=True)
+
+
+Child = tuple[tuple[Value, ...], Tensor | None, Tensor, Tensor]
+"""A pool; which of the nodes asked about have a part in it (None: all); its places; labels."""
+
+
+class Step(ABC):
+    """One step: a sum of alternatives. One that moves values has one alternative, and says `up`.
+
+    Attributes:
+        dim: that of the alternatives in `terms`.
+    """
+
+    dim = -3
+
+    def terms(self, reader: Reader, *, scores: bool = True) -> Tensor:
+        """The log-values of all alternatives, (B, A, P, K), or (B, P, A, K) where `dim` is -2.
+
+        Args:
+            reader: the values so far.
+            scores: whether what the step itself adds is in them.
+        """
+        del scores
+        return self.up(reader, 1.0).unsqueeze(-3)
+
+    def up(self, reader: Reader, temperature: float) -> Tensor:
+        """(B or 1, P, K) the soft sum of the alternatives."""
+        return soft(self.terms(reader), self.dim, temperature)
+
+    def at(self, reader: Reader, item: Tensor, place: Tensor, label: Tensor) -> Tensor:
+        """(Q, A) the log-values of the alternatives of some nodes; zeros where there is one."""
+        del item, place
+        return torch.zeros_like(label, dtype=reader.values[0].dtype).unsqueeze(1)
+
+    def chosen(
+        self, reader: Reader, pick: Pick, item: Tensor, place: Tensor, label: Tensor
+    ) -> Tensor:
+        """(Q,) an alternative of some nodes."""
+        return pick(self.at(reader, item, place, label))
+
+    @abstractmethod
+    def children(
+        self, chosen: Tensor, item: Tensor, place: Tensor, label: Tensor
+    ) -> Iterator[Child]:
+        """What the alternatives chosen, (Q,), are made of."""
+
+    def shares(
+        self, reader: Reader, own: Tensor, above: Tensor, *, scores: bool
+    ) -> Iterator[tuple[View, Tensor]]:
+        """What entries give to the values read: views, with (B, M, P, K) for their entries.
+
+        Maxima: in the values of this step, and over what an entry of a value read is in.
+
+        Args:
+            reader: the values.
+            own: (B or 1, P, K) that of this step.
+            above: (B, P, K) the best of the derivations through each of its entries.
+            scores: whether what the step itself adds is in the values.
+        """
+        terms = above.unsqueeze(self.dim)
+        if self.alternatives > 1:
+            terms = self.terms(reader, scores=scores) + beside(own, above).unsqueeze(self.dim)
+        yield from self.spread(terms)
+
+    def spread(self, terms: Tensor) -> Iterator[tuple[View, Tensor]]:
+        """What terms (as `terms`) give to the values read; of steps that do not say `shares`."""
+        yield from ()
+
+    @property
+    @abstractmethod
+    def products(self) -> Sequence[Sequence[View]]:
+        """What it reads: products of views."""
+
+    @property
+    def reads(self) -> Sequence[View]:
+        """The views of all ways."""
+        return [view for way in self.products for view in way]
+
+    @property
+    def alternatives(self) -> int:
+        """How many alternatives an entry has."""
+        return 1
+
+    @property
+    def work(self) -> float:
+        """How many terms there are for one item; none where values are moved, or given."""
+        return 0.0
+
+
+def beside(own: Tensor, above: Tensor) -> Tensor:
+    """(B, P, K) what each alternative of an entry has besides its own log-value."""
+    # Where nothing is possible above, nothing is given.
+    return above - own.clamp(min=torch.finfo(own.dtype).min)
+
+
+def child(
+    view: View, here: Tensor | None, ways: Tensor, item: Tensor, place: Tensor, label: Tensor
+) -> Child:
+    """The nodes that one view has for some alternatives."""
+    number = view.number(ways, item, place)
+    return view.pool, here, number, label if view.width > 1 else label * 0

@@ -1,0 +1,388 @@
+"""The tape: how a structure lays out its recursion."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.model.potentials.lowrank import LowRank
+from rdpgraph.model.potentials.potential import Potential
+from rdpgraph.structures.recursion.checks import (
+    checked_choice,
+    checked_join,
+    checked_lengths,
+    checked_link,
+    checked_merge,
+    checked_pick,
+    checked_value,
+    checked_values,
+    checked_whole,
+    common,
+    products_of,
+)
+from rdpgraph.structures.recursion.links import Link, LookupLink, RuleLink
+from rdpgraph.structures.recursion.listed_rules import Listed
+from rdpgraph.structures.recursion.relabelling import LabelsAsPlaces, Relabelled
+from rdpgraph.structures.recursion.rules import FactorisedRules, LowRankRules, NoRules, Rules, flat
+from rdpgraph.structures.recursion.sites import Sites, numbered
+from rdpgraph.structures.recursion.sources import Sources
+from rdpgraph.structures.recursion.sparse_rules import SparseRules
+from rdpgraph.structures.recursion.step import Step
+from rdpgraph.structures.recursion.steps import Concatenated, Leaf, Linked, Pairs, Total
+from rdpgraph.structures.recursion.values import (
+    Given,
+    Labels,
+    Value,
+    View,
+    Way,
+    agreed,
+    as_view,
+    mapped,
+    mixed_states,
+    one_of_each,
+    some_places,
+)
+
+Meeting = tuple[Labels, Tensor | Potential, Labels]
+"""Labels that a link joins, and its log-values: (B or 1, P or 1, N, M), or a potential."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tape:
+    """A recursion as steps, over values of log-sums for each item, place and label.
+
+    A structure's `recursion` is handed one, and returns the value of the whole: one place, one
+    label. What it lays out stands for all questions: sums, maxima, draws, expectations; and for
+    all representations: where only some states of each site are kept, and the labels of a value
+    are those, links are looked up on them. Values whose labels are the states of different sites
+    are linked, or merged; a sum of them is refused.
+
+    Attributes:
+        unary: (*lead, *sites, K) the log-potentials of the sites' states.
+        site_dims: how many dims the sites have.
+        states: (*lead, *sites, K) which states they are; None: all, in order.
+        ranks: whether a link of low rank goes by way of its ranks, as sums may and maxima not.
+        dtype: of all log-values.
+        meetings: which labels were linked, and how.
+    """
+
+    unary: Tensor
+    site_dims: int
+    states: Tensor | None = None
+    ranks: bool = True
+    dtype: torch.dtype = torch.float32
+    steps: list[Step] = field(default_factory=list[Step], init=False)
+    meetings: list[Meeting] = field(default_factory=list[Meeting], init=False)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """What links are made from."""
+        return Sources(self.lead, self.dtype)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The dims before the sites: replicates, draws, batch dims."""
+        return tuple(self.unary.shape[: self.unary.ndim - self.site_dims - 1])
+
+    @property
+    def batch(self) -> int:
+        """B, the product of the lead."""
+        return math.prod(self.lead)
+
+    @property
+    def site_shape(self) -> tuple[int, ...]:
+        """The dims of the sites."""
+        return tuple(self.unary.shape[len(self.lead) : -1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self.unary.device
+
+    @property
+    def sites(self) -> "Sites":
+        """The sites, to be indexed like an array of their shape: the potentials of some of them.
+
+        One place for each; their labels are the sites' states.
+        """
+        # Not kept, for it holds the tape: the two would be freed by the garbage collector alone.
+        return Sites(*self._numbered, self._of_sites)
+
+    @cached_property
+    def _numbered(self) -> tuple[Tensor, Tensor | None]:
+        return numbered(self.unary, self.states, self.batch, self.site_shape)
+
+    def _of_sites(self, labels: Labels) -> Value:
+        assert labels.sites is not None
+        leaf = Leaf(None, labels.sites)
+        return self._add(leaf, labels.sites.shape[0], self.unary.shape[-1], labels)
+
+    @property
+    def one(self) -> Value:
+        """One place, one label, log-value 0: the empty derivation."""
+        return self.sources.once(("one",), lambda: self.leaf(self.unary.new_zeros(1, 1, 1)))
+
+    @property
+    def nothing(self) -> Value:
+        """One place, one label, log-value -inf."""
+        return self.sources.once(
+            ("nothing",), lambda: self.leaf(self.unary.new_full((1, 1, 1), -math.inf))
+        )
+
+    def flat(self, values: Tensor, dims: int) -> Tensor:
+        """(B or 1, ...) of values (*batch, ...) with that many dims after the batch."""
+        return flat(values, dims, self.lead)
+
+    def lengths(self, lengths: Tensor | None, most: int) -> Tensor:
+        """(B,) lengths (*batch,); all the most by default.
+
+        Raises:
+            ModelError: no whole numbers from 0 to the most, in the shape of the batch.
+        """
+        return checked_lengths(lengths, most, self.lead, self.device)
+
+    def leaf(self, logs: Tensor) -> Value:
+        """Log-values that are given: (B or 1, P, K), of labels that are nobody's states."""
+        checked_values("leaf", logs, self.batch, dims=3)
+        return self._add(Leaf(logs), logs.shape[1], logs.shape[2], Labels())
+
+    def allowed(self, mask: Tensor) -> Value:
+        """Log-value 0 where a mask (B or 1, P) is true, and -inf elsewhere; one label."""
+        checked_values("allowed", mask, self.batch, dims=2)
+        return self.leaf(torch.where(mask, 0.0, -math.inf).to(self.unary).unsqueeze(-1))
+
+    def view(self, pool: Given | Sequence[Value], index: Tensor) -> View:
+        """Places of one or more values, side by side.
+
+        Args:
+            pool: values of one width.
+            index: (P,) the place for each new place; (M, P) or (B, M, P) M alternatives for each.
+                Below 0: none, -inf.
+        """
+        return some_places(pool, torch.as_tensor(index, device=self.device))
+
+    def across(self, pool: Value | Sequence[Value], which: Tensor | None = None) -> View:
+        """Places as the alternatives of one.
+
+        Args:
+            pool: a value, of which all places are taken; or several, of each of which one is.
+            which: (M,) place of each of several values; a value of one place serves as any.
+        """
+        return one_of_each((pool,) if isinstance(pool, Value) else tuple(pool), which)
+
+    def total(self, *ways: Way) -> Value:
+        """The sum over ways; a way is a value or view, or a product of several.
+
+        Values of one place or one label serve all of them.
+
+        Raises:
+            ModelError: labels of different sites, which mean different states.
+        """
+        taken = products_of("total", ways)
+        views = [view for way in taken for view in way]
+        return self._add(Total(taken), *common(views), agreed(views))
+
+    def sum(self, x: Value) -> Value:
+        """Over the labels, none of which is told from the others any more."""
+        checked_value("sum", x)
+        if x.width == 1:
+            return Value(x.number, x.places, 1)
+        return self.sources.once(
+            ("sum", x.number), lambda: self._add(Linked(x, None, x.places), x.places, 1, Labels())
+        )
+
+    def link(
+        self, x: Value, potential: Tensor | Potential, *, to: Value | Labels | None = None
+    ) -> Value:
+        """The sum over the labels of x of the value and what a potential says of both labels.
+
+        Args:
+            x: whose labels come first.
+            potential: (*batch, N, M) log-values, or a pairwise `Potential`.
+            to: whose labels come second, or these labels: as many places; default: all M, of no
+                site.
+
+        Raises:
+            ModelError: other shapes than those of the labels and of the batch.
+        """
+        checked_link(x, potential, to, self.unary.shape[-1])
+        if isinstance(potential, LowRank) and self.ranks:
+            right = self.sources.derived(potential.log_right, lambda values: values.mT)
+            return self.link(self.link(x, potential.log_left), right, to=to)
+        to_labels = to.labels if isinstance(to, Value) else to or Labels()
+        source = self.sources.source(potential)
+        self.meetings.append((x.labels, source, to_labels))
+        key = ("link", x.number, id(potential), None if to_labels.states is None else id(to_labels))
+        if key in self.sources.known and to_labels.states is None:
+            known: Value = self.sources.known[key]
+            return replace(known, labels=to_labels)
+        before, after = x.labels.states, to_labels.states
+        link: Link
+        if before is None and after is None:
+            link = self.sources.table(source)
+        else:
+            link = LookupLink(source, before, after)
+        places = x.places if after is None else after.shape[1]
+        width = max(link.width, to.width) if isinstance(to, Value) else link.width
+        made = self._add(Linked(x, link, places, width - link.width), places, width, to_labels)
+        self.sources.known[key] = made
+        return made
+
+    def lookup(self, values: Tensor, to: Value | Labels) -> Value:
+        """A log-value for each label: of (*batch, M) those of the labels, or of a value's."""
+        row = self.sources.derived(values, lambda own: own.unsqueeze(-2))
+        return self.link(self.one, row, to=to)
+
+    def merge(self, *ways: Way) -> Value:
+        """Alternatives whose labels are the states of different sites, to be linked or summed.
+
+        A way is a value or view, or a product of several whose labels are of the same sites. Where
+        all states are kept the ways are added up; else they stand side by side.
+        """
+        products = products_of("merge", ways)
+        places, width = checked_merge(products)
+        mixed = self.sources.once(("mixed",), lambda: torch.full((1,), -1, device=self.device))
+        if all(view.pool[0].labels.states is None for way in products for view in way):
+            return self._add(Total(products), places, width, Labels(mixed))
+        taken = [self._product(way) for way in products]
+        labels = Labels(mixed, mixed_states(taken))
+        width = sum(view.ways * view.width for view in taken)
+        return self._add(Concatenated(taken), places, width, labels)
+
+    def _product(self, way: tuple[View, ...]) -> View:
+        """What several views say together, as one; their alternatives are of different sites."""
+        if len(way) == 1:
+            return way[0]
+        ways, places = way[0].ways, way[0].places
+        product = self.total(tuple(view.flat for view in way))
+        if places == 1:
+            return View((product,), across=True)
+        return View((product,), torch.arange(ways * places, device=self.device).reshape(ways, -1))
+
+    def beside(self, *views: Given) -> Value:
+        """The labels of several views, and of their alternatives, side by side: labels of none."""
+        taken = [view for (view,) in products_of("beside", views)]
+        width = sum(view.ways * view.width for view in taken)
+        return self._add(Concatenated(taken), taken[0].places, width, Labels())
+
+    def pick(self, x: Value, which: Tensor, *, to: Value | None = None) -> Value:
+        """For each label n of another value, of as many places, the label `which[n]` of x.
+
+        Args:
+            x: (B, P, I).
+            which: (N,) labels of x for all labels of the other.
+            to: whose labels the result has; None: labels of none, as all are.
+        """
+        checked_pick(x, which, to)
+        states, places = None if to is None else to.labels.states, x.places
+        if states is not None:
+            which, places = which[states], states.shape[1]
+        labels = Labels() if to is None else to.labels
+        return self._add(Relabelled(x, which, places), places, which.shape[-1], labels)
+
+    def apart(self, x: Value, states: int | None = None) -> Value:
+        """The states of sites as places of one label: place p * states + s is state s of place p.
+
+        Args:
+            x: whose labels are the states of its sites; a state that is not kept is -inf.
+            states: how many there are, kept or not; default: those kept, by their labels.
+        """
+        checked_value("apart", x)
+        if states is not None and x.labels.states is not None:
+            same = torch.eye(states, dtype=torch.bool, device=self.device)
+            x = self.link(x, torch.where(same, 0.0, -math.inf).to(self.dtype))
+        return self._add(LabelsAsPlaces(x), x.places * x.width, 1, Labels())
+
+    def pairs(self, left: Given, right: Given) -> Value:
+        """The pairs of labels of two parts, C * E side by side, summed over their alternatives."""
+        first, second = as_view(left), as_view(right)
+        width = first.width * second.width
+        return self._add(Pairs(first, second), first.places, width, Labels())
+
+    def join(self, left: View, right: View, rules: Rules, *, to: Value) -> Value:
+        """The sum over splits and over the labels of both parts, by the rules of the whole.
+
+        Rules of low rank go by way of their ranks, which each part is taken to once; without rules
+        the labels of the parts are summed out, and the result has one label for all. Where rules
+        have fewer parents than children, the potentials of the others forbid them as a whole.
+
+        Args:
+            left: (M, P) the left parts of M splits.
+            right: the right ones.
+            rules: log-weights of a label of the whole given those of the parts.
+            to: whose labels those of the whole are.
+        """
+        checked_join(left, right, rules, to)
+        if isinstance(rules, NoRules):
+            return self.total((mapped(left, self.sum), mapped(right, self.sum)))
+        if not self.ranks or not isinstance(rules, LowRankRules | FactorisedRules):
+            return self._joined(left, right, rules, to)
+        *sides, top = self.sources.ranks(rules)
+        first, second = (
+            mapped(view, partial(self.link, potential=side))
+            for view, side in zip((left, right), sides, strict=True)
+        )
+        return self.link(self.total((first, second)), top, to=to)
+
+    def _joined(self, left: View, right: View, rules: Rules, to: Value) -> Value:
+        """By way of all pairs of labels, or of a list of rules."""
+        if self.states is None and isinstance(rules, SparseRules):
+            listed = Listed(left, right, self.sources.rules(rules), to.width)
+            return self._add(listed, left.places, to.width, to.labels)
+        if self.states is None:
+            table = self.sources.derived(
+                rules, lambda rules: rules.table(*rules.shape).flatten(-2).mT
+            )
+            return self.link(self.pairs(left, right), table, to=to)
+        # Of other labels for every split: splits are places, until a label of the whole is told.
+        assert left.index is not None
+        assert right.index is not None
+        assert to.labels.states is not None
+        ways, places = left.ways, left.places
+        first, second = (
+            self.total(View(view.pool, index.flatten(-2).unsqueeze(-2)))
+            for view, index in ((left, left.index), (right, right.index))
+        )
+        assert first.labels.states is not None
+        assert second.labels.states is not None
+        pairs = self.pairs(first, second)
+        parents = rules.shape[0] if rules.shape else self.unary.shape[-1]
+        whole = to.labels.states.clamp(max=parents - 1).repeat(1, ways, 1)
+        link = RuleLink(self.sources.rules(rules), first.labels.states, second.labels.states, whole)
+        each = self._add(Linked(pairs, link, pairs.places), pairs.places, link.width, Labels())
+        index = torch.arange(ways * places, device=self.device).reshape(ways, places)
+        return replace(self.total(self.view(each, index)), labels=to.labels)
+
+    def choose(self, values: Sequence[Value], index: Tensor) -> Value:
+        """For each item one of the places of some values, (B,) into all of them side by side."""
+        index = checked_choice(index, self.batch)
+        return self.sum(self.total(self.view(values, index.reshape(-1, 1, 1))))
+
+    def finish(self, value: Value) -> None:
+        """Make a value of one place the goal; its labels are summed out.
+
+        Raises:
+            ModelError: it is none, or has more places than one.
+        """
+        checked_whole(value)
+        last = self.sum(value)
+        if last.number != len(self.steps) - 1:
+            self.total(last)
+
+    @property
+    def work(self) -> float:
+        """The terms of log Z."""
+        return self.batch * sum(step.work for step in self.steps)
+
+    @property
+    def tells_states(self) -> bool:
+        """Whether what a site is made of is another thing for each of its states."""
+        return any(isinstance(step, Relabelled) for step in self.steps)
+
+    def _add(self, step: Step, places: int, width: int, labels: Labels) -> Value:
+        self.steps.append(step)
+        return Value(len(self.steps) - 1, places, width, labels)

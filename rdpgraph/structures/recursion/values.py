@@ -1,0 +1,264 @@
+"""What the steps of a tape make and read: values over places and labels, and views of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.errors import ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """What the columns of a value stand for; two values agree if they hold the same object.
+
+    Attributes:
+        sites: (P,) the numbers of the sites whose states they are; None: they are of no site, as
+            ranks, and always agree.
+        states: (B, P, K) which states, where not all of them are kept.
+    """
+
+    sites: Tensor | None = None
+    states: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a step: for each item, place and label the log-sum of its derivations.
+
+    Attributes:
+        number: of the step.
+        places: P.
+        width: how many labels, K; 1 where nothing is distinguished.
+        labels: what they stand for.
+    """
+
+    number: int
+    places: int
+    width: int
+    labels: Labels = field(default_factory=Labels)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """For each place of a new value some places of earlier ones: (B, M, P, K).
+
+    Attributes:
+        pool: values of one width, their places side by side.
+        index: (M, P) or (B, M, P) places in the pool, the M alternatives of each place; the
+            number of all of them stands for none, -inf. None: all places of the pool, in order.
+        across: whether those are, without an index, the alternatives of one place.
+        full: whether it is known that none of the index stands for none.
+    """
+
+    pool: tuple[Value, ...]
+    index: Tensor | None = None
+    across: bool = field(default=False, kw_only=True)
+    full: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the steps whose values are in the pool."""
+        return tuple([value.number for value in self.pool])
+
+    @cached_property
+    def size(self) -> int:
+        """How many places the pool has."""
+        return sum([value.places for value in self.pool])
+
+    @property
+    def ways(self) -> int:
+        """M, the number of alternatives of each place."""
+        if self.index is None:
+            return self.size if self.across else 1
+        return self.index.shape[-2]
+
+    @property
+    def places(self) -> int:
+        """P, the number of places."""
+        if self.index is None:
+            return 1 if self.across else self.size
+        return self.index.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """K, the number of labels."""
+        return self.pool[0].width
+
+    @property
+    def flat(self) -> "View":
+        """The alternatives of all places as places, M P of them."""
+        if self.index is None:
+            return View(self.pool)
+        return View(self.pool, self.index.flatten(-2).unsqueeze(-2), full=self.full)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of one value."""
+        return self.index is None and len(self.pool) == 1
+
+    @property
+    def labels(self) -> Labels:
+        """What the columns stand for; of a view with M > 1, as if it had M P places."""
+        first = self.pool[0].labels
+        return first if self.whole or first.sites is None else Labels(self.sites, self.states)
+
+    @cached_property
+    def sites(self) -> Tensor | None:
+        """(M P,) or (B, M P) those of `labels`."""
+        first = self.pool[0].labels.sites
+        if self.whole or first is None:
+            return first
+        sites = torch.cat([_sites(value) for value in self.pool])
+        if self.index is None:
+            return sites
+        return sites[self.index.clamp(max=len(sites) - 1).flatten(-2)]
+
+    @property
+    def states(self) -> Tensor | None:
+        """(B, M P, K) those of `labels`, if not all of them are kept."""
+        if self.whole or self.pool[0].labels.states is None:
+            return self.pool[0].labels.states
+        states = torch.cat([_states(value) for value in self.pool], 1)
+        if self.index is None:
+            return states
+        flat = self.index.clamp(max=states.shape[1] - 1).flatten(-2)
+        if flat.ndim == 1:
+            return states.index_select(1, flat)
+        item = torch.arange(states.shape[0], device=flat.device).unsqueeze(1)
+        return states[item, flat]
+
+    def number(self, ways: Tensor, item: Tensor, place: Tensor) -> Tensor:
+        """(Q,) places in the pool of some alternatives of some places of some items."""
+        if self.index is None:
+            return (ways if self.across else place) if self.size > 1 else torch.zeros_like(place)
+        many, places = self.index.shape[-2:]
+        place = place if places > 1 else torch.zeros_like(place)
+        ways = ways if many > 1 else torch.zeros_like(ways)
+        if self.index.ndim == 2:
+            return self.index[ways, place]
+        return self.index[item if len(self.index) > 1 else item * 0, ways, place]
+
+
+def _sites(value: Value) -> Tensor:
+    assert value.labels.sites is not None
+    return value.labels.sites.expand(value.places)
+
+
+def _states(value: Value) -> Tensor:
+    assert value.labels.states is not None
+    return value.labels.states
+
+
+Given = Value | View
+Way = Given | tuple[Given, ...]
+
+
+def as_view(given: Given) -> View:
+    """A value as the view of all of it.
+
+    Raises:
+        ModelError: neither.
+    """
+    if isinstance(given, View):
+        return given
+    if not isinstance(given, Value):
+        raise ModelError(
+            "Steps of a tape take its values, and views of them; got "
+            f"{type(given).__name__}. Tape.leaf makes a value of a tensor."
+        )
+    return View((given,))
+
+
+def mapped(view: View, step: Callable[[Value], Value]) -> View:
+    """The same places of what a step makes of each value."""
+    pool = tuple([step(value) for value in view.pool])
+    return replace(view, pool=pool)
+
+
+def some_places(pool: Value | View | Sequence[Value], index: Tensor) -> View:
+    """Places of one or more values, side by side; see `Tape.view`.
+
+    Raises:
+        ModelError: a view, values of different widths, or a place that they do not have.
+    """
+    values = (pool,) if isinstance(pool, Value) else () if isinstance(pool, View) else tuple(pool)
+    if isinstance(pool, View) or not all(isinstance(value, Value) for value in values):
+        raise ModelError(
+            "Tape.view needs values: tape.total(view) makes one of alternatives over the same "
+            "labels, and tape.merge(view) over the states of different sites."
+        )
+    if len({value.width for value in values}) != 1:
+        raise ModelError("Tape.view needs values with equally many labels; sum them out first.")
+    if index.ndim not in (1, 2, 3) or index.dtype not in (torch.int64, torch.int32):
+        raise ModelError(
+            "Tape.view needs numbers of places, (P,), (M, P) or (B, M, P); got a tensor of "
+            f"{index.dtype} and shape {tuple(index.shape)}."
+        )
+    index = index.unsqueeze(0) if index.ndim == 1 else index
+    size = sum(value.places for value in values)
+    # A GPU would have to be waited for.
+    if index.numel() and not index.is_cuda:
+        least, most = (int(extreme) for extreme in index.aminmax())
+        if most >= size:
+            raise ModelError(f"Tape.view of {size} places has no place {most}.")
+        if least >= 0:
+            return View(values, index, full=True)
+    return View(values, torch.where(index < 0, size, index))
+
+
+def one_of_each(values: tuple[Value, ...], which: Tensor | None) -> View:
+    """All places of some values as the alternatives of one, or of each value the one with a number.
+
+    Args:
+        values: of one width.
+        which: (M,) of each value the number of a place; one of one place has it as any.
+    """
+    if not values or not all(isinstance(value, Value) for value in values):
+        raise ModelError("Tape.across needs values, one at least; tape.total(view) makes one.")
+    sizes = [value.places for value in values]
+    if which is None or max(sizes) == 1:
+        return View(values, across=True)
+    starts = torch.tensor([0, *accumulate(sizes[:-1])], device=which.device)
+    index = starts + which.clamp(max=torch.tensor(sizes, device=which.device) - 1)
+    return View(values, index.unsqueeze(1))
+
+
+def mixed_states(views: Sequence[View]) -> Tensor:
+    """(B, P, all labels) which states the labels of views with alternatives are, side by side."""
+    parts: list[Tensor] = []
+    for view in views:
+        states = view.states
+        assert states is not None
+        if view.places > 1:
+            states = states.unflatten(1, (view.ways, -1)).transpose(1, 2)
+        parts.append(states.reshape(states.shape[0], view.places, -1))
+    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+
+
+def agreed(views: Sequence[View]) -> Labels:
+    """The labels that the columns of a sum stand for.
+
+    Raises:
+        ModelError: those of different sites.
+    """
+    owned = [view for view in views if view.pool[0].labels.sites is not None]
+    if any(view.ways > 1 for view in owned) or not all(_agree(owned[0], view) for view in owned):
+        raise ModelError(
+            "Tape.total needs alternatives over the same labels; these are the states of different "
+            "sites. Link them to one site first, or merge them."
+        )
+    return owned[0].labels if owned else Labels()
+
+
+def _agree(one: View, other: View) -> bool:
+    """Whether two views have the states of the same sites."""
+    if one is other or (one.whole and other.whole and one.labels is other.labels):
+        return True
+    first, second = one.sites, other.sites
+    assert first is not None
+    assert second is not None
+    return torch.equal(first, second) and bool((first >= 0).all())

@@ -1,1 +1,0 @@
-"""A recursion as a tape of log-linear steps, and every question about it asked once."""
