@@ -16,7 +16,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tests.fuzz import bounds, chains, estimates, files, graphs, peers, structures, trees
+from tests.fuzz import (
+    bounds,
+    chains,
+    estimates,
+    files,
+    graphs,
+    peers,
+    recognised,
+    structures,
+    trees,
+)
 from tests.fuzz.compare import Skipped
 
 KINDS: dict[str, Callable[[np.random.Generator], int]] = {
@@ -25,6 +35,7 @@ KINDS: dict[str, Callable[[np.random.Generator], int]] = {
     "chains": chains.case,
     "trees": trees.case,
     "structures": structures.case,
+    "recognised": recognised.case,
     "estimates": estimates.case,
     "files": files.case,
     "peers": peers.case,

@@ -312,6 +312,9 @@ class Hypertree(HypertreeFields):
             crossing.unsqueeze(-1), -math.inf
         )
         root = free.flatten(-2).sum(-1, keepdim=True)
+        words = 1 if trees.lengths is None else trees.lengths.unsqueeze(-1)
+        if bool(((root != 0) & torch.as_tensor(words == 0)).any()):
+            return None  # what is said of an item without words has no place in a tree
         if trees.root is None:
             root = root.expand(*root.shape[:-1], unary.shape[-1] - trees.preterminals)
         else:
