@@ -147,16 +147,16 @@ class Run:
         Lists of the nodes are held when they are asked for (Huang and Chiang 2005, algorithm 3).
         """
         batch, held = self.inputs.unary.shape[0], array("q", (0, 0))
-        there = torch.empty(batch, dtype=torch.int64)
+        there = torch.empty(batch, dtype=torch.int64, device="cpu")
         library.function("lists", self.inputs.unary.dtype)(
             *self.addresses, held.buffer_info()[0], there.data_ptr(), len(self.program.ranges),
             batch, count, _threads(self.program, batch),
         )  # fmt: skip
-        return self._used(held), torch.arange(count).unsqueeze(1) < there
+        return self._used(held), torch.arange(count, device="cpu").unsqueeze(1) < there
 
     def _used(self, held: "array[int]") -> Tensor:
         """(3, U) what the library holds at an address, which it gives up."""
-        result = torch.empty(held[1], 3, dtype=torch.int64)
+        result = torch.empty(held[1], 3, dtype=torch.int64, device="cpu")
         taken = library.function("taken", self.inputs.unary.dtype)
         taken(held.buffer_info()[0], result.data_ptr())
         return result.T
