@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from rdpgraph.cli.loading import Format, Task
+from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import BudgetError, ImpossibleEvidenceError, ModelError, printable
 from rdpgraph.estimate.restriction import RestrictedSolution
 from rdpgraph.io.evidence import format_map, format_mar, format_mmap, format_pr

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rdpgraph.cli.loading import (
+from rdpgraph.cli.options import (
     Device,
     EstimatorName,
     Format,

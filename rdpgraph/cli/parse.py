@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rdpgraph.cli.loading import ParseFormat, ParseTask
+from rdpgraph.cli.options import ParseFormat, ParseTask
 from rdpgraph.errors import BudgetError, EvidenceError, ImpossibleEvidenceError, printable
 from rdpgraph.io.grammar import Grammar
 from rdpgraph.io.text import shown

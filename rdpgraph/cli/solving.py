@@ -16,7 +16,7 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn
 from rich.progress import Task as RichTask
 from rich.text import Text
 
-from rdpgraph.cli.loading import EstimatorName, Method, ProposalName, Task
+from rdpgraph.cli.options import EstimatorName, Method, ProposalName, Task
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Sequential
 from rdpgraph.engines.search.neighbourhoods import Move

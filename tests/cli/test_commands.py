@@ -14,7 +14,7 @@ from rich.console import Console
 
 import rdpgraph as rg
 from rdpgraph.cli import answers, solving
-from rdpgraph.cli.loading import Format, Task
+from rdpgraph.cli.options import Format, Task
 from rdpgraph.errors import ModelError
 from rdpgraph.plan import clock
 from rdpgraph.structures.recursion import library

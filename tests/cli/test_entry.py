@@ -13,7 +13,7 @@ from rich.console import Console
 import rdpgraph as rg
 from rdpgraph.cli import entry
 from rdpgraph.cli.answers import answer, print_table
-from rdpgraph.cli.loading import Task
+from rdpgraph.cli.options import Task
 
 ROOT = Path(__file__).parents[2]
 ASIA = str(ROOT / "examples" / "asia.bif")

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rdpgraph.cli import drawing
-from rdpgraph.cli.loading import ParseTask
+from rdpgraph.cli.options import ParseTask
 from rdpgraph.cli.parse import answers, needed, parsed
 from rdpgraph.errors import BudgetError
 from rdpgraph.io.grammar import read_grammar

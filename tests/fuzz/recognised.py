@@ -24,7 +24,11 @@ def case(rng: np.random.Generator) -> int:
         graph = structure.factor_graph()
     except rg.errors.RdpgraphError as error:
         raise Skipped(f"no graph: {type(error).__name__}") from None
-    if 0 in draws.batch or not graph.num_variables or int(np.prod(graph.domain.sizes.tolist())) > MOST:
+    if (
+        0 in draws.batch
+        or not graph.num_variables
+        or int(np.prod(graph.domain.sizes.tolist())) > MOST
+    ):
         raise Skipped("no items or sites, or too many configurations")
     graph = shuffled(graph, rng)
     if rng.random() < 0.5:

@@ -83,7 +83,7 @@ class Dependencies(Structure):
 
     @classmethod
     def from_arcs(
-        cls, arc_scores: Tensor, *, multiroot: bool = False, lengths: Tensor | None = None
+        cls, arc_scores: ArrayLike, *, multiroot: bool = False, lengths: ArrayLike | None = None
     ) -> Self:
         """The same from scores of arcs.
 
@@ -96,14 +96,14 @@ class Dependencies(Structure):
         Raises:
             ModelError: shapes that do not fit.
         """
-        arc_scores = taken(f"{cls.__name__}'s scores", arc_scores)
-        shape = tuple(arc_scores.shape)
+        given = taken(f"{cls.__name__}'s scores", arc_scores)
+        shape = tuple(given.shape)
         if len(shape) < 2 or shape[-1] != shape[-2] or not shape[-1]:
             raise ModelError(
                 f"{cls.__name__}.from_arcs needs scores (*batch, n + 1, n + 1), [head, dependent]; "
                 f"got {shape}."
             )
-        return cls(arc_scores.mT[..., 1:, :], multiroot=multiroot, lengths=lengths)
+        return cls(given.mT[..., 1:, :], multiroot=multiroot, lengths=lengths)
 
     @classmethod
     def from_labelled_arcs(

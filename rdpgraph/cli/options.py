@@ -1,0 +1,126 @@
+"""Values of the options, and what they mean; nothing here waits for torch."""
+
+import math
+import re
+from enum import StrEnum
+
+import typer
+
+_BYTES = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SECONDS = {"ms": 1e-3, "": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_MOST_BYTES = 2.0**62
+_LEAST_BARE = 2**20
+_MOST_SECONDS = 1e9
+
+
+class Task(StrEnum):
+    """Question about the model."""
+
+    PR = "PR"
+    MAR = "MAR"
+    MAP = "MAP"
+    MMAP = "MMAP"
+
+
+class Method(StrEnum):
+    """How it is answered."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    LOOPY = "loopy"
+    JOIN = "join"
+
+
+class Format(StrEnum):
+    """How the answer is written."""
+
+    TABLE = "table"
+    UAI = "uai"
+    JSON = "json"
+
+
+class Device(StrEnum):
+    """Where it is computed."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class EstimatorName(StrEnum):
+    """Estimators that rewrite the model before it is solved."""
+
+    EXACT = "exact"
+    RANDOMIZED = "randomized"
+
+
+class ProposalName(StrEnum):
+    """Proposals of likely states."""
+
+    DEFAULT = "default"
+    UNIFORM = "uniform"
+    LOCAL = "local"
+    GLOBAL = "global"
+    LOCAL_GLOBAL = "local-global"
+    LANDMARK = "landmark"
+    PILOT = "pilot"
+
+
+class ParseTask(StrEnum):
+    """Question about sentences."""
+
+    LOGZ = "logz"
+    VITERBI = "viterbi"
+    MBR = "mbr"
+    MARGINALS = "marginals"
+    SAMPLE = "sample"
+
+
+class ParseFormat(StrEnum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def memory(text: str) -> float:
+    """Bytes of ``4GB``, ``512MiB``, ``1e9``; a number without a unit is a MiB at least."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
+    unit = match[2].lower() if match else ""
+    factor = _BINARY[unit] if match and match[3] and unit else _BYTES[unit]
+    amount = _amount(text, match, factor, _MOST_BYTES, "an amount such as 4GB or 512MiB")
+    if amount < _LEAST_BARE and not text.strip()[-1].isalpha():
+        raise typer.BadParameter(
+            f"{text!r} has no unit and would be {amount:g} bytes; expected an amount such as 4GB "
+            "or 512MiB (or 4B for bytes)"
+        )
+    return amount
+
+
+def seconds(text: str) -> float:
+    """Seconds of ``60s``, ``2m``, ``500ms``, ``60``."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(ms|s|min|m|h|)\s*", text, re.IGNORECASE)
+    factor = _SECONDS[match[2].lower()] if match else 1.0
+    return _amount(text, match, factor, _MOST_SECONDS, "a time such as 60s or 2m")
+
+
+def size(text: str) -> int | float:
+    """A number of states, ``100``, or a share of them: ``10%``, ``0.1``."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text, re.ASCII)
+    if match is None or len(match[1]) > 18:
+        raise typer.BadParameter(f"expected a number of states or a share like 10%; got {text!r}")
+    if not match[2] and match[1].isdigit():
+        return int(match[1])
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def _amount(
+    text: str, match: re.Match[str] | None, factor: float, most: float, expected: str
+) -> float:
+    try:
+        value = float(match[1]) * factor if match else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= most:
+        raise typer.BadParameter(f"expected {expected}, at most {most:.3g}; got {text!r}")
+    return value
