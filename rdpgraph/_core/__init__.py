@@ -1,1 +1,1 @@
-"""What every room uses: caches, types, shapes, numbers, and what crosses to other processes."""
+"""Caches, types, shapes, numbers, and copies for other processes, which every room uses."""

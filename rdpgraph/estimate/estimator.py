@@ -179,7 +179,7 @@ def restricted(model: Model, supports: Supports) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the selected states S' of all variables stand among all S; B items, flattened.
+    """Places of the selected states S' of all variables among all S; B items, flattened.
 
     Attributes:
         model: as declared; the sites of a structure are its variables.
@@ -228,7 +228,7 @@ class Layout:
 
     @property
     def _like(self) -> Tensor:
-        """Of the model's floating type, on its device."""
+        """Values in the model's floating type, on its device."""
         if isinstance(self.model, Structure):
             return self.model.unary
         return torch.zeros((), dtype=self.model.dtype, device=self.model.device)

@@ -1,1 +1,1 @@
-"""What estimators and structures agree on: structures, their sites, and masks."""
+"""Interfaces between estimators and structures: structures, their sites, and masks."""

@@ -216,7 +216,7 @@ def free_numbers(graph: FactorGraph) -> dict[int, Tensor]:
 
 
 def graph_sites(graph: FactorGraph, generator: torch.Generator | None = None) -> tuple[Sites, ...]:
-    """What estimators choose states of a graph by, as `Structure.sites` is for a structure.
+    """Sites of a graph, as `Structure.sites` has those of a structure.
 
     Args:
         graph: has its entries observed as a whole or not at all, as `opened` makes them.

@@ -61,7 +61,7 @@ class Structure(Opaque, ABC):
     unary: Tensor
 
     optional_sites: ClassVar[bool] = False
-    """Whether a variable of `factor_graph` has a state, the last, for a site in no state."""
+    """True if variables of `factor_graph` have a last state more, for a site in no state."""
 
     least_use: ClassVar[int] = 0
     """The least number that says in a configuration's states that a site is used."""
@@ -167,7 +167,7 @@ class Structure(Opaque, ABC):
         return (states.unsqueeze(-1) == every).long()
 
     def place(self, site: tuple[int, ...]) -> tuple[float, float] | None:
-        """Where a site is drawn; by default on a line or in a grid. None: it is no site."""
+        """Place where a site is drawn; by default on a line or in a grid. None: it is no site."""
         return (float(sum(site[-1:])), -float(sum(site[:-1])))
 
     def joined(self, used: Mapping[tuple[int, ...], int]) -> list[tuple[Any, Any]]:

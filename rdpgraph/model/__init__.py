@@ -1,1 +1,1 @@
-"""What the user declares: variables, potentials, factors, graphs, and evidence."""
+"""Declarations of the user: variables, potentials, factors, graphs, and evidence."""

@@ -39,7 +39,7 @@ class Support:
 
     @property
     def kept(self) -> int:
-        """How many states are kept."""
+        """Number of states that are kept."""
         return self.states.shape[-1]
 
     @staticmethod

@@ -19,7 +19,7 @@ from rdpgraph._core.cache import cached_property, ordinarily
 
 
 class Boundary(ABC):
-    """What the other parts of a model, in other processes, add to the equations of this one.
+    """Terms that other parts of a model, in other processes, add to the equations of this one.
 
     Every method but `solved` is called by all parts, in the same order. So are the gradients of
     `joined`, for which every sum that comes of it has a part in what follows, though no factor be

@@ -53,7 +53,7 @@ class LogOdds:
 
     @staticmethod
     def applies(equations: Equations) -> bool:
-        """Whether all is binary, pairwise and dense, and no number can leave its type's range."""
+        """Tell whether all is binary, pairwise, dense, and no number can leave its type's range."""
         boundary, alike = equations.boundary, LogOdds._alike(equations)
         if boundary is not None:  # one way for all parts
             alike = alike and equations.edges.count > 0
@@ -62,7 +62,7 @@ class LogOdds:
 
     @staticmethod
     def _alike(equations: Equations) -> bool:
-        """Whether all is binary, pairwise and dense."""
+        """Tell whether all is binary, pairwise and dense."""
         if len(equations.edges.classes) != 1 or equations.edges.classes[0].size != 2:
             return False
         if equations.temperature != 1 or equations.weights is not None or equations.vanishing:

@@ -143,7 +143,7 @@ _CELLS, _GROWTH = 2.0**12, 8.0
 _ORDER = 0.3
 """The part of the time in which orders are compared."""
 _LATE = 10.0
-"""How many times the time the first pass may take, which is there or is not."""
+"""Multiple of the time that the first pass may take, which is there or is not."""
 
 
 def ceilings(

@@ -81,7 +81,7 @@ class Bilinear(Potential):
 
     @property
     def device(self) -> torch.device:
-        """Where the embeddings live."""
+        """Device of the embeddings."""
         return self.left.device
 
     def table(self, arity: int) -> Tensor:

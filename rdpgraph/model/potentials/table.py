@@ -48,7 +48,7 @@ def taken(name: str, given: Any) -> Any:
 
 
 def spread(name: str, given: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """What `as_values` makes of something, broadcast; numbers become of another tensor's type.
+    """Values that `as_values` makes of something, broadcast; numbers take another tensor's type.
 
     Raises:
         ModelError: no values, or such as do not broadcast to the shape.

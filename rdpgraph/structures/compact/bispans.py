@@ -51,7 +51,7 @@ class Spans:
 
     @classmethod
     def of(cls, lengths: Tensor, required: Tensor, forbidden: Tensor) -> "Spans":
-        """Those that cross no required span and are not forbidden; words are always there.
+        """Spans that cross no required span and are not forbidden; words are always there.
 
         Args:
             lengths: (B,).

@@ -105,7 +105,7 @@ class Forest:
 
     @cached_property
     def layers(self) -> list[tuple[slice, slice, slice]]:
-        """By size the places, the wholes with kinds, and the ways."""
+        """Places, wholes with kinds, and ways, by size."""
         kinds = self.rules.kinds
         bounds = torch.tensor(self.rows, device=self.ways.device) * kinds
         starts = self.before[bounds].tolist()

@@ -314,7 +314,7 @@ class Dependencies(Structure):
         return Match(trees.with_unary(trees.unary + unary), numbers)
 
     def variable_values(self, values: Tensor, *, best: bool) -> Tensor:
-        """Those of the heads; the root is the only one of words beyond the length."""
+        """Values of the heads; the root is the only one of words beyond the length."""
         return values if self.lengths is None else held(values, self.lengths, best=best)
 
     def work(self) -> float:

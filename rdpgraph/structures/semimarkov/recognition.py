@@ -38,7 +38,7 @@ def recognised_segments(graph: FactorGraph) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _is_dense(potential: Potential) -> bool:
-    """Whether it is a table without hard zeros; one pass over it."""
+    """Tell whether it is a table without hard zeros, by one pass over it."""
     values = potential.log_values if isinstance(potential, Table) else None
     return values is not None and values.numel() > 0 and bool(values.amin() > -math.inf)
 

@@ -43,7 +43,7 @@ template <typename Real, typename Graph> struct Lists {
     known.assign(starts.back(), -1);
   }
 
-  // Whether a derivation comes later than another in a list.
+  // For heaps: whether a derivation comes later than another in a list.
   auto later() const {
     return [this](const Derivation& one, const Derivation& other) {
       if (one.score != other.score) return one.score < other.score;
@@ -74,12 +74,6 @@ template <typename Real, typename Graph> struct Lists {
     }
     nodes.expand(step, place, label, terms);
     list.heap.reserve(std::min(most, terms.size()) + 1);
-    if (most == 1) {  // the first of the largest
-      const auto top = std::max_element(terms.begin(), terms.end());
-      if (top != terms.end() && *top > kNever<Real>)
-        list.heap.push_back({*top, int32_t(top - terms.begin()), 0});
-      return own;
-    }
     for (size_t way = 0; way < terms.size(); ++way) {
       if (!(terms[way] > kNever<Real>)) continue;
       const Derivation one{terms[way], int32_t(way), 0};
@@ -100,7 +94,7 @@ template <typename Real, typename Graph> struct Lists {
     return [this](const Derivation& one, const Derivation& other) { return later()(other, one); };
   }
 
-  // The lists of the parts of the last derivation that was done: how many, and after that which.
+  // Where `parts` says how many parts a derivation that was done has, and then the list of each.
   int32_t parts_of(List& list, size_t rank) {
     while (list.parts.size() <= rank) {
       const int32_t start = parts.size(), way = list.done[list.parts.size()].way;
