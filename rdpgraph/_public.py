@@ -7,6 +7,7 @@ from rdpgraph import answers as answers
 from rdpgraph import distributions as distributions
 from rdpgraph import errors as errors
 from rdpgraph import extend as extend
+from rdpgraph import learn as learn
 from rdpgraph import loopy as loopy
 from rdpgraph import nn as nn
 from rdpgraph import pruning as pruning
@@ -106,6 +107,7 @@ __all__ = [
     "extend",
     "from_networkx",
     "infer",
+    "learn",
     "loopy",
     "nn",
     "pruning",

@@ -29,6 +29,7 @@ ROWS = (
     {"distributed"},
     {"infer"},
     {"gp", "nn"},
+    {"learn"},
     {"cli"},
     {"answers", "extend", "loopy", "pruning", "randomized", "trees"},  # public names, no code
     {"_public", "__main__"},

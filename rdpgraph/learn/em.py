@@ -1,0 +1,335 @@
+"""Expectation maximisation of any graph or structure: counts are the gradient of log Z."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph.engines.solution import Status
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.estimate.estimator import Estimator, Model
+from rdpgraph.infer import infer
+from rdpgraph.learn.batches import Batches, Rows, count_of
+from rdpgraph.learn.parameters import Parameter
+from rdpgraph.schedulers import Scheduler
+
+Statistics = dict[str, tuple[Tensor, ...]]
+
+_ROUNDING = 1e-6
+"""The part of an objective by which rounding may make it fall."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a fit, as ``progress`` is told.
+
+    Attributes:
+        start: which of the starts, from 0.
+        number: of the step, from 0.
+        objective: the log-likelihood plus the log-prior before it (nats).
+    """
+
+    start: int
+    number: int
+    objective: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The outcome of a fit, which another one may go on from. It can be pickled.
+
+    Attributes:
+        parameters: by name, as they were fitted.
+        history: the log-likelihood plus the log-prior (nats) at the start and after every step; of
+            stepwise EM as they were met on the way, except for the last.
+        log_likelihood: of all rows, weighted (nats), at the end.
+        status: whether it converged, and whether log Z was exact in all steps.
+        averages: statistics and the number of updates that stepwise EM goes on from.
+    """
+
+    parameters: dict[str, Parameter]
+    history: tuple[float, ...]
+    log_likelihood: float
+    status: Status
+    averages: tuple[Statistics, int] | None = field(default=None, repr=False)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(self.history) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class EM:
+    """Fit the parameters of a model to rows of data by expectation maximisation.
+
+    A step asks for log Z of all rows, once and with its gradient, which holds the expected counts;
+    each parameter is then maximised from its own. Where log Z is exact, log-likelihood plus
+    log-prior never fall.
+
+    Args:
+        model: gives for the tensors of the parameters, by name, and a batch of rows a `FactorGraph`
+            or a `Structure` whose log Z is the log-likelihood: (rows,), or their sum.
+        parameters: by name; `Probabilities` or another `Parameter`.
+        tolerance: the gain of a step, in nats for each row, below which it ends.
+        limit: of steps.
+        batch_size: rows that are in memory together; None: all.
+        starts: how many; the first one from the parameters given, the others drawn. The best fit
+            is given back.
+        stepwise: an exponent in (0.5, 1]: parameters are maximised after every batch, from
+            statistics in which the k-th batch weighs k to the minus of it. Liang and Klein 2009,
+            "Online EM for unsupervised models", section 4.
+        hard: counts of the best configuration take the place of expected ones, and its score that
+            of log Z.
+        scheduler: as for `infer`.
+        estimator: as for `infer`; counts are then estimates, and `Fit.status` says so.
+        progress: called with a `Step` after every step.
+
+    Raises:
+        ModelError: an option that is none of these.
+
+    Example:
+        >>> import rdpgraph as rg
+        >>> coin, side = rg.Variable("coin", 2), rg.Variable("side", 2)
+        >>> def model(values, rows):
+        ...     graph = rg.FactorGraph([
+        ...         rg.Factor(coin, rg.Table(values["coin"])),
+        ...         rg.Factor((coin, side), rg.Table(values["side"])),
+        ...     ])
+        ...     return graph.condition({coin: rows[:, 0], side: rows[:, 1]})
+        >>> rows = torch.tensor([[0, 1], [1, 0], [-1, 1], [0, -1]])
+        >>> half = torch.full((2, 2), 0.5).log()
+        >>> tables = {
+        ...     "coin": rg.learn.Probabilities(half[0]), "side": rg.learn.Probabilities(half)}
+        >>> fit = EM(model, tables).fit(rows)
+        >>> fit.parameters["coin"].log_values.exp()
+        tensor([0.7500, 0.2500])
+    """
+
+    model: Callable[[dict[str, Tensor], Any], Model]
+    parameters: Mapping[str, Parameter]
+    tolerance: float = field(default=1e-6, kw_only=True)
+    limit: int = field(default=100, kw_only=True)
+    batch_size: int | None = field(default=None, kw_only=True)
+    starts: int = field(default=1, kw_only=True)
+    stepwise: float | None = field(default=None, kw_only=True)
+    hard: bool = field(default=False, kw_only=True)
+    scheduler: Scheduler | None = field(default=None, kw_only=True)
+    estimator: Estimator | None = field(default=None, kw_only=True)
+    progress: Callable[[Step], None] | None = field(default=None, kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        given: Any = self.parameters
+        if not isinstance(given, Mapping) or not given:
+            raise ModelError(f"EM needs parameters by name, at least one; got {given!r:.80}.")
+        for name, parameter in given.items():
+            if not isinstance(parameter, Parameter):
+                raise ModelError(
+                    f"Parameter {name!r} of EM is Probabilities or another Parameter; got "
+                    f"{type(parameter).__name__}."
+                )
+        if not is_real(self.tolerance) or not self.tolerance >= 0:
+            raise ModelError(f"EM needs a tolerance of at least 0 nats; got {self.tolerance!r}.")
+        for name, least in (("limit", 0), ("starts", 1), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not is_whole(value, least) and (value is not None or name != "batch_size"):
+                raise ModelError(f"EM needs {name} of at least {least}; got {value!r:.80}.")
+        if self.stepwise is not None and not 0.5 < self.stepwise <= 1:
+            raise ModelError(f"stepwise is an exponent in (0.5, 1]; got {self.stepwise!r:.80}.")
+
+    def fit(
+        self,
+        data: Any,
+        weights: Any = None,
+        *,
+        start: Fit | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Fit:
+        """Fit the parameters to data.
+
+        Args:
+            data: a tensor with a leading dim of rows, or a tuple or dictionary of them; or an
+                iterable of such batches, which is gone through again in every step.
+            weights: (rows,) of the rows; None: one each.
+            start: an earlier fit to go on from, its history included.
+            generator: draws further starts, and the order of rows of stepwise EM.
+
+        Raises:
+            ImpossibleEvidenceError: a row that no configuration explains; the message names it.
+            ModelError: data or weights that are none of these, or a parameter that has no maximum.
+        """
+        if self.starts > 1 and generator is None:
+            raise ModelError("EM draws further starts; give generator=torch.Generator().")
+        shuffle = generator if self.stepwise is not None else None
+        batches = Batches.of(data, weights, self.batch_size, shuffle)
+        fits: list[Fit] = []
+        for number in range(self.starts):
+            begin = Fit(dict(self.parameters), (), 0.0, Status())
+            if number:
+                assert generator is not None
+                drawn = {name: own.drawn(generator) for name, own in self.parameters.items()}
+                begin = replace(begin, parameters=drawn)
+            elif start is not None:
+                begin = start
+            fits.append(self._climbed(batches, begin, number, generator))
+        return max(fits, key=lambda fit: fit.history[-1])
+
+    def _climbed(
+        self, batches: Batches, begin: Fit, number: int, generator: torch.Generator | None
+    ) -> Fit:
+        parameters, history = begin.parameters, list(begin.history)
+        averages = begin.averages or ({}, 0)
+        if history:
+            del history[-1]  # the parameters are scored again
+        first, converged, fell = len(history), False, False
+        while True:
+            last = len(history) - first == self.limit
+            update = self.stepwise if not last and not converged else None
+            scored = self._scored(batches, parameters, averages, update, generator)
+            history.append(scored.objective)
+            if self.progress is not None:
+                self.progress(Step(number, len(history) - 1, history[-1]))
+            if last or converged:
+                break
+            if len(history) - first > 1:
+                gain = history[-1] - history[-2]
+                slack = _ROUNDING * (abs(history[-1]) + scored.weight)
+                fell = scored.exact and self.stepwise is None and gain < -slack
+                converged = gain < self.tolerance * scored.weight
+            if self.stepwise is not None:
+                parameters, averages = scored.parameters, scored.averages
+            elif converged:
+                break
+            else:
+                parameters = _maximised(parameters, scored.statistics)
+        remedy = "" if converged else f"not converged in {self.limit} steps: give a larger limit"
+        if not scored.exact:
+            remedy = "log Z was estimated: the history may fall, and so may the likelihood"
+        if fell:
+            remedy = (
+                "the objective fell: the model has to add up the values that it is handed, and "
+                "nothing else that depends on the parameters"
+            )
+        status = Status(
+            exact=scored.exact, converged=converged and not fell, biased=not scored.exact,
+            iterations=len(history) - 1, method="hard EM" if self.hard else "EM", remedy=remedy,
+        )  # fmt: skip
+        ended = averages if self.stepwise is not None else None
+        return Fit(parameters, tuple(history), scored.log_likelihood, status, ended)
+
+    def _scored(
+        self,
+        batches: Batches,
+        parameters: dict[str, Parameter],
+        averages: tuple[Statistics, int],
+        update: float | None,
+        generator: torch.Generator | None,
+    ) -> "_Scored":
+        """One pass over the data, with an update after each batch where an exponent is given."""
+        total = weight = 0.0
+        exact, summed = True, Statistics()
+        share = _weight_of(batches) if update is not None else 1.0
+        for places, rows, own in batches:
+            values = {name: p.value(rows).detach() for name, p in parameters.items()}
+            leaves = [value.requires_grad_() for value in values.values()]
+            with torch.enable_grad():
+                likelihood, sure = self._log_likelihood(values, places, rows, own, generator)
+                gradients = torch.autograd.grad(
+                    likelihood, leaves, allow_unused=True, materialize_grads=True
+                )
+            total += float(likelihood.detach())
+            mass = float(len(places)) if own is None else float(own.sum())
+            weight, exact = weight + mass, exact and sure
+            for (name, parameter), counts in zip(parameters.items(), gradients, strict=True):
+                part = parameter.statistics(rows, counts)
+                before = summed.get(name)
+                summed[name] = part if before is None else _mixed(before, part, 1.0, 1.0)
+            if update is not None:
+                known, times = averages
+                eta, scale = (times + 2) ** -update, share / mass
+                part = {name: _mixed(each, each, scale, 0.0) for name, each in summed.items()}
+                if known:
+                    part = {n: _mixed(known[n], part[n], 1 - eta, eta) for n in part}
+                averages, summed = (part, times + 1), {}
+                parameters = _maximised(parameters, part)
+        prior = sum(float(parameter.log_prior()) for parameter in parameters.values())
+        return _Scored(total + prior, total, weight, exact, summed, parameters, averages)
+
+    def _log_likelihood(
+        self,
+        values: dict[str, Tensor],
+        places: Tensor,
+        rows: Rows,
+        weights: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> tuple[Tensor, bool]:
+        """() the weighted log-likelihood of a batch, and whether it is exact."""
+        model = self.model(values, rows)
+        posterior = infer(model, self.scheduler, estimator=self.estimator, generator=generator)
+        # A log Z of -inf is found before a mode is asked for, which has none.
+        log_z = posterior.log_partition
+        if weights is not None and log_z.shape != weights.shape:
+            raise ModelError(
+                f"Weights need a log Z for each of the {len(places)} rows; the model's has shape "
+                f"{tuple(log_z.shape)}."
+            )
+        dead = (log_z.detach() == -torch.inf).reshape(-1).nonzero().flatten()
+        if len(dead):
+            each = log_z.numel() == len(places)
+            where = f"row {int(places[dead[0]])}" if each else f"rows {int(places[0])} and on"
+            raise ImpossibleEvidenceError(
+                f"No configuration explains {where} of the data: its probability is zero. Check "
+                "its values, and the entries of -inf, or give a prior."
+            )
+        exact = posterior.status.exact and not posterior.status.biased
+        if self.hard:
+            mode: Any = posterior.mode()
+            log_z = model.score(mode)
+        log_z = log_z.double()
+        return (log_z if weights is None else log_z * weights.to(log_z)).sum(), exact
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Sums of a pass over the data."""
+
+    objective: float
+    log_likelihood: float
+    weight: float
+    exact: bool
+    statistics: Statistics
+    parameters: dict[str, Parameter]
+    averages: tuple[Statistics, int]
+
+
+def _mixed(
+    one: tuple[Tensor, ...], two: tuple[Tensor, ...], first: float, second: float
+) -> tuple[Tensor, ...]:
+    return tuple(first * a + second * b for a, b in zip(one, two, strict=True))
+
+
+def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict[str, Parameter]:
+    """All parameters from their statistics.
+
+    Raises:
+        ModelError: one has no maximum; the message names it.
+    """
+    result: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        try:
+            result[name] = parameter.maximised(statistics[name])
+        except ModelError as error:
+            raise ModelError(f"Parameter {name!r}: {error}") from None
+    return result
+
+
+def _weight_of(batches: Batches) -> float:
+    """The weight of all rows."""
+    if batches.weights is not None:
+        return float(batches.weights.sum())
+    if isinstance(batches.data, Tensor | tuple | dict):
+        return float(count_of(batches.data))
+    return float(sum(count_of(rows) for rows in batches.data))

@@ -1,0 +1,226 @@
+"""Parameters that are fitted to data, and tables of probabilities among them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph.errors import ModelError, UnsupportedError
+
+_TOLERANCE = 1e-3
+"""The difference from one that the sum of given probabilities may have."""
+
+
+class Parameter(ABC):
+    """A quantity that `EM` fits: it gives the model a tensor, and is maximised from its counts.
+
+    The counts are the gradient of the log-likelihood in that tensor. Where the tensor holds
+    log-values that the model adds up, these are the expected numbers of times that each is used.
+    """
+
+    @abstractmethod
+    def value(self, rows: Any) -> Tensor:
+        """The tensor that the model is handed for a batch of rows.
+
+        A log-table, for which the rows are ignored; or log-likelihoods of what the rows observe
+        in every state.
+        """
+
+    @abstractmethod
+    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
+        """Sufficient statistics of a batch, which add up over batches.
+
+        Args:
+            rows: the batch.
+            counts: of the shape of `value`: the gradient of the weighted log-likelihood in it.
+        """
+
+    @abstractmethod
+    def maximised(self, statistics: tuple[Tensor, ...]) -> Self:
+        """The parameter that maximises the expected log-likelihood plus the log-prior.
+
+        Raises:
+            ModelError: there is none, as where a table or a state has lost all mass.
+        """
+
+    def log_prior(self) -> Tensor:
+        """() the log-density of the prior here, up to a constant (nats); differentiable."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def drawn(self, generator: torch.Generator) -> Self:
+        """A random value of the parameter, for another start; default: this one."""
+        del generator
+        return self
+
+    def free(self) -> tuple[Tensor, ...]:
+        """Tensors without constraints that gradients may change.
+
+        Raises:
+            UnsupportedError: there are none, and EM alone fits the parameter.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} has no unconstrained tensors (free and at), which fitting by "
+            "gradient and standard errors need; EM(...).fit needs none."
+        )
+
+    def at(self, free: Sequence[Tensor]) -> Self:
+        """The parameter that such tensors stand for; differentiable in them.
+
+        Raises:
+            UnsupportedError: as for `free`.
+        """
+        raise UnsupportedError(f"{type(self).__name__} has no unconstrained tensors.")
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """Quantities that standard errors are of; differentiable in what `at` was given."""
+        return self.free()
+
+
+@dataclass(frozen=True, eq=False)
+class Probabilities(Parameter):
+    """A log-table that is normalised over some dims.
+
+    Entries of -inf stay: they are impossible. A slice that no row uses keeps its values. A
+    parameter that a model uses in several places is tied: the counts of all places add up.
+
+    Args:
+        log_values: the logarithms of the probabilities at the start (nats).
+        over: the dim, or dims, that are normalised together.
+        prior: pseudo-counts that are added to the counts, one for all or of a shape that
+            broadcasts: a Dirichlet distribution of concentrations 1 + prior, whose mode is taken.
+        fixed: entries that stay as they are, as bools of a shape that broadcasts; True: all.
+
+    Raises:
+        ModelError: values that do not sum to one, a dim that there is not, a negative prior.
+
+    Example:
+        >>> counts = torch.tensor([[3.0, 1.0], [0.0, 0.0]])
+        >>> start = Probabilities(torch.full((2, 2), 0.5).log(), prior=1.0)
+        >>> start.maximised((counts,)).log_values.exp()
+        tensor([[0.6667, 0.3333],
+                [0.5000, 0.5000]])
+    """
+
+    log_values: Tensor
+    over: int | tuple[int, ...] = -1
+    prior: Tensor | float = 0.0
+    fixed: Tensor | bool = False
+
+    def __post_init__(self) -> None:
+        values: object = self.log_values
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            raise ModelError(f"Probabilities need a floating tensor of log-values; got {values!r}.")
+        dims = self.over if isinstance(self.over, tuple) else (self.over,)
+        if not all(is_whole(dim, -values.ndim) and dim < values.ndim for dim in dims):
+            raise ModelError(
+                f"Probabilities are normalised over dims of their table, which has {values.ndim}; "
+                f"got {self.over!r}."
+            )
+        if not (isinstance(self.prior, Tensor) or is_real(self.prior)):
+            raise ModelError(f"A prior is a number of pseudo-counts; got {self.prior!r:.80}.")
+        for name, given in (("prior", self.prior), ("fixed", self.fixed)):
+            try:
+                torch.as_tensor(given, device=values.device).expand(values.shape)
+            except RuntimeError:
+                raise ModelError(
+                    f"A {name} broadcasts to the shape of its table, {tuple(values.shape)}; got "
+                    f"{tuple(torch.as_tensor(given).shape)}."
+                ) from None
+        if not bool((torch.as_tensor(self.prior) >= 0).all()):
+            raise ModelError(f"A prior is at least 0 pseudo-counts; got {self.prior!r:.80}.")
+        sums = values.detach().exp().sum(dims)
+        off = ~((sums - 1).abs() <= _TOLERANCE) & (sums != 0)
+        if bool(off.any()):
+            raise ModelError(
+                f"Probabilities over dims {dims} sum to {float(sums[off][0]):.6g}, not to one; "
+                "log_softmax normalises."
+            )
+
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        return self.over if isinstance(self.over, tuple) else (self.over,)
+
+    @property
+    def _moves(self) -> Tensor:
+        """Entries that are fitted, of the table's shape."""
+        values = self.log_values.detach()
+        fixed = torch.as_tensor(self.fixed, device=values.device)
+        return (values > -torch.inf) & ~fixed.expand(values.shape)
+
+    def _pseudo(self, moves: Tensor) -> Tensor:
+        return torch.where(moves, torch.as_tensor(self.prior).to(self.log_values), 0.0)
+
+    def _left(self, moves: Tensor) -> Tensor:
+        """The probability of each slice that fixed entries leave, the dims kept."""
+        held = torch.where(moves, 0.0, self.log_values.detach().exp())
+        return (1.0 - held.sum(self._dims, keepdim=True)).clamp(min=0.0)
+
+    def value(self, rows: Any) -> Tensor:
+        """The log-table; the rows are ignored."""
+        del rows
+        return self.log_values
+
+    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
+        """The counts themselves."""
+        del rows
+        return (counts,)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Probabilities":
+        """Counts plus prior, normalised.
+
+        Raises:
+            ModelError: no entry has a count or a prior.
+        """
+        moves = self._moves
+        counts = torch.where(moves, statistics[0].clamp(min=0.0) + self._pseudo(moves), 0.0)
+        totals = counts.sum(self._dims, keepdim=True)
+        if bool(moves.any()) and not bool((totals > 0).any()):
+            raise ModelError(
+                "the table has lost all mass: no row of the data uses an entry of it. Give a "
+                "prior, or fix the table."
+            )
+        shares = self._left(moves) * counts / torch.where(totals > 0, totals, 1.0)
+        return self._replaced(torch.where(moves & (totals > 0), shares.log(), self.log_values))
+
+    def log_prior(self) -> Tensor:
+        """() the sum of the pseudo-counts times the log-probabilities."""
+        pseudo = self._pseudo(self._moves)
+        return (pseudo * torch.where(pseudo > 0, self.log_values, 0.0)).sum()
+
+    def drawn(self, generator: torch.Generator) -> "Probabilities":
+        """Entries that are not fixed drawn uniformly, in the simplex that they may be in."""
+        moves = self._moves
+        draws = torch.rand(moves.shape, generator=generator, device=generator.device)
+        draws = torch.where(moves, -(1.0 - draws).log().to(self.log_values) + 1e-3, 0.0)
+        totals = draws.sum(self._dims, keepdim=True)
+        shares = self._left(moves) * draws / torch.where(totals > 0, totals, 1.0)
+        return self._replaced(torch.where(moves, shares.log(), self.log_values))
+
+    def free(self) -> tuple[Tensor, ...]:
+        """(n,) the log-values of entries that are fitted; a constant in a slice changes nothing."""
+        return (self.log_values.detach()[self._moves],)
+
+    def at(self, free: Sequence[Tensor]) -> "Probabilities":
+        """The table of such log-values, normalised."""
+        moves = self._moves
+        scores = torch.zeros_like(self.log_values, dtype=free[0].dtype)
+        scores = scores.masked_scatter(moves, free[0])
+        sums = torch.where(moves, scores, -torch.inf)
+        # A slice without such entries has no sum: its NaN would spoil the gradient of others.
+        some = moves.any(self._dims[0], keepdim=True)
+        for dim in self._dims[1:]:
+            some = some.any(dim, keepdim=True)
+        sums = torch.where(some, sums, 0.0).logsumexp(self._dims, keepdim=True)
+        own = scores - sums + self._left(moves).log()
+        return self._replaced(torch.where(moves, own, self.log_values.detach()))
+
+    def estimates(self) -> tuple[Tensor, ...]:
+        """The table of probabilities, no logarithms."""
+        return (self.log_values.exp(),)
+
+    def _replaced(self, log_values: Tensor) -> "Probabilities":
+        return replace(self, log_values=log_values)
