@@ -66,8 +66,7 @@ bench: $(VENV)/test.stamp $(VENV)/bench.stamp  ## the tables of docs/
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/recursions.py
 	$(BIN)/python tests/benchmarks/randomized.py
 	$(BIN)/python tests/benchmarks/randomized_grid.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/distributed.py chain
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/distributed.py grid
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/distributed.py
 	$(BIN)/python tests/benchmarks/lowrank.py
 
 docs: $(VENV)/test.stamp $(VENV)/docs.stamp  ## the pages, in build/docs

@@ -61,7 +61,7 @@ RUNS = {
     "crf": Tiny("--seconds 0.001 --beside", {"SIZES": [(1, 4, 3)] * 4}, needs="torchcrf"),
     "dense": Tiny("--count 1 --seconds 0.3"),
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
-    "distributed": Tiny("chain --states 8 --steps 3 --repeats 1 --rounds 1"),
+    "distributed": Tiny("--side 4 --sweeps 2 --repeats 1 --rounds 1"),
     "evidence": Tiny("--repeats 1 --side 9"),
     "hypertree": Tiny(
         "", {"BATCH": 2, "WORDS": 4, "SIZES": ((2, 3),), "LARGE": (1, 4, 5, 6, 2)}

@@ -76,7 +76,7 @@ MISTAKES = {
     "a length": lambda wrong: distributions.HMM(zeros(2), zeros(2, 2), zeros(2, 2), length=wrong),
     "ranks": lambda wrong: distributed.Cluster(wrong),
     "a model to forecast": lambda wrong: distributed.explain(wrong, distributed.Cluster(2)),
-    "a mesh": lambda wrong: distributed.explain(rg.Chain(zeros(2, 2), zeros(2, 2)), wrong),
+    "a mesh": lambda wrong: distributed.share([1, 2], wrong),
     "a pruning": lambda wrong: distributed.SpreadChains(wrong, None),
 }
 NONE_IS_A_CHOICE = ("a place for tables", "a kernel", "a likelihood", "a gradient", "a training")

@@ -1,11 +1,10 @@
 """More than one process, on torch.distributed: the same answers as one.
 
-Models whose tables outgrow a machine. `group` makes a mesh of the processes that torchrun started;
-`shard` spreads the states of a chain over it, `partition` the factors of a graph. Nothing of this
-is loaded before it is asked for.
+Models whose tables outgrow a machine. `group` makes a mesh of the processes that torchrun started,
+and `partition` spreads the factors of a graph over it. Nothing of this is loaded before it is asked
+for.
 """
 
-from rdpgraph.distributed.chains import ShardedChain, shard
 from rdpgraph.distributed.cuts import by_metis, partition
 from rdpgraph.distributed.estimates import SpreadChains, SpreadReplicates
 from rdpgraph.distributed.forecast import Cluster, Forecast, explain
@@ -18,7 +17,6 @@ __all__ = [
     "Forecast",
     "GraphPart",
     "PartPosterior",
-    "ShardedChain",
     "SpreadChains",
     "SpreadReplicates",
     "SpreadSlices",
@@ -28,6 +26,5 @@ __all__ = [
     "group",
     "partition",
     "pooled",
-    "shard",
     "share",
 ]

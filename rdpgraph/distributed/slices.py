@@ -1,19 +1,21 @@
 """Work shared between processes without exchange, such as the slices of exact inference."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from rdpgraph._core.cache import cached_property
+from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
 from rdpgraph.engines.exact.sliced import SlicedSolution, chosen
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
+from rdpgraph.estimate.replicates import Replicates
+from rdpgraph.logspace.logmatrix import finite
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.plan import clock
 from rdpgraph.plan.plan import Budget, Plan
@@ -23,13 +25,6 @@ from rdpgraph.schedulers.scheduler import Scheduler, budget_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from rdpgraph._core.cache import differentiable_property
-from rdpgraph.distributed import logs
-from rdpgraph.estimate.replicates import Replicates
-from rdpgraph.logspace.logmatrix import finite
 
 Items = TypeVar("Items", Tensor, range, Sequence[Any])
 
@@ -93,7 +88,7 @@ class Summed(Solution):
 
     def log_partition(self) -> Tensor:
         self.wire.asked("log_partition")
-        return logs.pooled(self._log_mass, self.wire, known=True)
+        return self.wire.log_summed(self._log_mass)
 
     def averaged(self, question: str, answer: Callable[[], Tensor]) -> Tensor:
         """An expectation: the ranks' answers weighted by their masses; 0 where log Z is -inf."""

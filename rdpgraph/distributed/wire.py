@@ -1,25 +1,23 @@
 """What goes between processes: tensors gathered, summed and compared, with their gradients.
 
 Every call is a collective: all ranks of the group make it, in the same order. A value that all
-ranks hold is a loss on each of them once, not once for every rank: where all ranks compute the same
-from what they have gathered, the gradient is that of one of them; where each computes its own part,
-the gradients are added up.
+ranks hold is a loss on each of them once, not once for every rank: all ranks compute the same from
+what they have gathered, and the gradient is that of one of them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.errors import ModelError, RdpgraphError
 from rdpgraph.logspace.gradients import refused
+from rdpgraph.logspace.logmatrix import finite
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
 Value = TypeVar("Value")
@@ -113,9 +111,11 @@ class Wire:
         """The sums over the ranks; the gradient of each rank's part is that of the sum."""
         return _linear(self.total, _as_it_is, values) if self.ranks > 1 else values
 
-    def pooled(self, values: Tensor) -> Tensor:
-        """`summed`, where each rank goes on to its own part of the answer."""
-        return _linear(self.total, self.pooled, values) if self.ranks > 1 else values
+    def log_summed(self, logs: Tensor) -> Tensor:
+        """The logs of the exponentials' sums over the ranks, of which all compute the same."""
+        peak = finite(self.largest(logs.detach()))
+        total = self.summed((logs - peak).exp())
+        return torch.where(total > 0, torch.where(total > 0, total, 1.0).log() + peak, -math.inf)
 
     def stacked(self, local: Tensor) -> Tensor:
         """(R, ...) what every rank has, of one shape, from which all compute the same."""
@@ -140,8 +140,7 @@ class Wire:
 class Split:
     """A dim whose entries lie in order on the ranks, which may hold unequally many, or none.
 
-    Both ways go by one all-to-all of exact sizes: the bytes of an all-gather or a reduce-scatter,
-    nothing of them padding, and sums in the order of the ranks, the same on every run.
+    They are gathered by one all-to-all of exact sizes, nothing of which is padding.
 
     Attributes:
         wire: the ranks.
@@ -151,21 +150,6 @@ class Split:
     wire: Wire
     sizes: tuple[int, ...]
 
-    @cached_property
-    def ends(self) -> list[int]:
-        """One past the last entry of every rank."""
-        return list(accumulate(self.sizes))
-
-    @property
-    def total(self) -> int:
-        """How many entries there are."""
-        return self.ends[-1]
-
-    @property
-    def start(self) -> int:
-        """This rank's first entry."""
-        return self.ends[self.wire.rank] - self.local
-
     @property
     def local(self) -> int:
         """How many entries this rank holds."""
@@ -173,49 +157,23 @@ class Split:
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's entries of the last dim."""
-        return whole[..., self.start : self.start + self.local]
-
-    def gathered(self, local: Tensor) -> Tensor:
-        """(B, N) from every rank's (B, n); each rank goes on to its own part of the answer."""
-        return _linear(self.gather, self.scattered, local) if self.wire.ranks > 1 else local
-
-    def scattered(self, parts: Tensor) -> Tensor:
-        """(B, n) of the sum over the ranks of (B, N)."""
-        return _linear(self.scatter, self.gathered, parts) if self.wire.ranks > 1 else parts
+        start = sum(self.sizes[: self.wire.rank])
+        return whole[..., start : start + self.local]
 
     def known(self, local: Tensor) -> Tensor:
-        """`gathered`, where all ranks go on to compute the same."""
+        """(B, N) from every rank's (B, n), of which all ranks compute the same."""
         return _linear(self.gather, self.part, local) if self.wire.ranks > 1 else local
 
-    def owned(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Which entries are this rank's, and their places here, 0 for the others."""
-        here = (entries >= self.start) & (entries < self.start + self.local)
-        return here, torch.where(here, entries - self.start, 0)
-
     def gather(self, local: Tensor) -> Tensor:
-        """`gathered` without gradient."""
+        """`known` without gradient."""
         batch = len(local)
         sizes = [batch * size for size in self.sizes]
         flat = local.detach().reshape(-1).repeat(self.wire.ranks)
         arrived = local.new_empty(sum(sizes))
-        _exchange(self.wire, arrived, flat, sizes, [batch * self.local] * self.wire.ranks)
+        leaving = [batch * self.local] * self.wire.ranks
+        dist.all_to_all_single(arrived, flat, sizes, leaving, group=self.wire.group)
         parts = zip(arrived.split(sizes), self.sizes, strict=True)
         return torch.cat([part.view(batch, size) for part, size in parts], 1)
-
-    def scatter(self, parts: Tensor) -> Tensor:
-        """`scattered` without gradient."""
-        batch = len(parts)
-        flat = torch.cat([part.reshape(-1) for part in parts.detach().split(self.sizes, 1)])
-        arrived = parts.new_empty(self.wire.ranks * batch * self.local)
-        sizes = [batch * size for size in self.sizes]
-        _exchange(self.wire, arrived, flat, [batch * self.local] * self.wire.ranks, sizes)
-        return arrived.view(self.wire.ranks, batch, self.local).sum(0)
-
-
-def _exchange(
-    wire: Wire, arrived: Tensor, sent: Tensor, arriving: Sequence[int], leaving: Sequence[int]
-) -> None:
-    dist.all_to_all_single(arrived, sent, list(arriving), list(leaving), group=wire.group)
 
 
 def _as_it_is(gradient: Tensor) -> Tensor:

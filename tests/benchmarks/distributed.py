@@ -1,13 +1,11 @@
 """One process against several of one thread each: seconds, and the peak memory of a rank.
 
-    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py chain --states 4096 --ranks 2
-    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py chain --states 16384 --ranks 4
-    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py grid --side 1000 --ranks 2
-    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py grid --side 4000 --ranks 4
+    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py --side 1000 --ranks 2
+    $ OMP_NUM_THREADS=1 python tests/benchmarks/distributed.py --side 4000 --ranks 4
 
-A chain: log Z and its gradient. A grid: sweeps of loopy belief propagation. Each rank declares its
-own part. One process and several take turns; the least time of each counts. Processor time is that
-of the rank that took most: on a machine with other work it says more than the clock does.
+Sweeps of loopy belief propagation over a grid, of which each rank declares a part. One process and
+several take turns; the least time of each counts. Processor time is that of the rank that took
+most: on a machine with other work it says more than the clock does.
 """
 
 import argparse
@@ -23,32 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
 import rdpgraph as rg
-from rdpgraph.distributed import GraphPart, ShardedChain, explain
+from rdpgraph.distributed import GraphPart, explain
 
 Run = Callable[[], Any]
-
-
-def chain(mesh: Any, ranks: int, rank: int, options: argparse.Namespace) -> tuple[Run, str]:
-    """Log Z and its gradient; of one process by `Chain`."""
-    states, steps = options.states, options.steps
-    own = len(torch.arange(states).chunk(ranks)[rank])
-    generator = torch.Generator().manual_seed(rank)
-    unary = torch.randn(1, steps, own, generator=generator).requires_grad_()
-    table = torch.randn(states, own, generator=generator).requires_grad_()
-    if mesh is None:
-        whole = rg.Chain(unary, table)
-        return lambda: whole.log_partition().sum().backward(), ""
-    shape, table_shape = torch.Size((1, steps, states)), torch.Size((states, states))
-    here = ShardedChain(
-        DTensor.from_local(
-            unary, mesh, [Shard(2)], shape=shape, stride=(steps * states, states, 1)
-        ),
-        DTensor.from_local(table, mesh, [Shard(1)], shape=table_shape, stride=(states, 1)),
-    )
-    return lambda: here.log_partition().sum().backward(), str(explain(here, mesh))
 
 
 def grid(mesh: Any, ranks: int, rank: int, options: argparse.Namespace) -> tuple[Run, str]:
@@ -84,7 +61,7 @@ def process(ranks: int, rank: int, folder: Path, options: argparse.Namespace) ->
         store = dist.FileStore(str(folder / "store"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         mesh = init_device_mesh("cpu", (ranks,))
-    run, forecast = {"chain": chain, "grid": grid}[options.model](mesh, ranks, rank, options)
+    run, forecast = grid(mesh, ranks, rank, options)
     found = []
     for _ in range(options.repeats):
         if ranks > 1:
@@ -118,10 +95,7 @@ def measured(ranks: int, options: argparse.Namespace) -> tuple[float, float, flo
 def main() -> None:
     """Print one line for one process, and one for several."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", choices=["chain", "grid"])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--states", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--side", type=int, default=1000)
     parser.add_argument("--sweeps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)

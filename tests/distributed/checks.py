@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+DOUBLE = torch.float64
 CHECKS: dict[str, Callable[[DeviceMesh, Path], None]] = {}
 SECONDS = 60
 
@@ -25,6 +26,18 @@ def check(function: Callable[[DeviceMesh, Path], None]) -> Callable[[DeviceMesh,
     """Take part in every run."""
     CHECKS[function.__name__] = function
     return function
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator of this seed."""
+    return torch.Generator().manual_seed(seed)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    """Refuse values that differ, relatively and absolutely."""
+    torch.testing.assert_close(
+        found.detach(), expected.detach(), rtol=tolerance, atol=tolerance, check_stride=False
+    )
 
 
 def outcomes(mesh: DeviceMesh, folder: Path) -> dict[str, str]:
@@ -53,7 +66,7 @@ def run(rank: int, ranks: int, folder: Path) -> None:
 
 def main(folder: Path) -> None:
     """Groups of 2 and of 4, forked: what takes the time is importing torch."""
-    from tests.distributed import chains, costs, faults, graphs, spread  # noqa: F401
+    from tests.distributed import costs, faults, graphs, spread  # noqa: F401
 
     torch.set_num_threads(1)
     waiting = os.fork()  # most of what goes wrong is waited for

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import rdpgraph as rg
 from rdpgraph.distributed import GraphPart, by_metis, partition
 from rdpgraph.loopy import FromBeliefs, Implicit, ProbabilityDamping, Unrolled
-from tests.distributed.chains import DOUBLE, close, seeded
-from tests.distributed.checks import check
+from tests.distributed.checks import DOUBLE, check, close, seeded
 
 
 def grid(
@@ -215,8 +215,6 @@ def parts_that_were_never_one_graph(mesh: DeviceMesh, folder: Path) -> None:
 
 @check
 def ranks_that_disagree_say_so(mesh: DeviceMesh, folder: Path) -> None:
-    from rdpgraph.distributed import shard
-
     if mesh.size() == 1:
         return
     rank = mesh.get_local_rank()
@@ -227,7 +225,6 @@ def ranks_that_disagree_say_so(mesh: DeviceMesh, folder: Path) -> None:
     seen = graph.condition({x[1]: rank % 2})
     last = {} if rank > 1 else {1 - rank: [x[1]]}  # ranks 0 and 1 share a variable
     unlike = [
-        lambda: shard(rg.Chain(torch.full((2, 3), float(rank)), torch.zeros(3, 3)), mesh),
         lambda: partition(graph if rank else other, mesh),
         lambda: partition(tables, mesh),
         lambda: GraphPart(graph, mesh, {1 - rank: [x[rank : 2 * rank + 1]]} if rank < 2 else {}),
@@ -236,4 +233,12 @@ def ranks_that_disagree_say_so(mesh: DeviceMesh, folder: Path) -> None:
     ]
     for make in unlike:
         with pytest.raises(rg.errors.ModelError, match=r"^[^\n]*$"):
+            make()
+
+
+@check
+def tensors_that_are_not_all_here_are_refused(mesh: DeviceMesh, folder: Path) -> None:
+    placed = distribute_tensor(torch.zeros(6, 6), mesh, [Shard(1)])
+    for make in (lambda: rg.Chain(placed, placed), lambda: rg.Table(placed)):
+        with pytest.raises(rg.errors.ModelError, match="a DTensor"):
             make()

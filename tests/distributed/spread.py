@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import rdpgraph as rg
 from rdpgraph.distributed import SpreadChains, SpreadReplicates, SpreadSlices
 from rdpgraph.pruning import sweeps_of
-from tests.distributed.chains import DOUBLE, close, seeded
-from tests.distributed.checks import check
+from tests.distributed.checks import DOUBLE, check, close, seeded
 from tests.distributed.graphs import grid
 
 SMALL = 4500.0  # bytes, which a grid of 4 x 4 does not fit into

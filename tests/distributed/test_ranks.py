@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import rdpgraph as rg
 from rdpgraph.distributed import alone
 from rdpgraph.loopy import FromBeliefs
-from tests.distributed import chains, costs, graphs, spread  # noqa: F401
+from tests.distributed import costs, graphs, spread  # noqa: F401
 from tests.distributed.checks import CHECKS, SECONDS, outcomes
 from tests.distributed.faults import LIMIT, state_of
 

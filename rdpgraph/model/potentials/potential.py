@@ -43,7 +43,7 @@ def refuse_hollow(name: str, values: Tensor) -> None:
     if type(values).__name__ == "DTensor":  # imported by those alone who have one
         raise ModelError(
             f"{name} needs values that are all here; got a DTensor: take its full_tensor(), or "
-            "declare the model in rdpgraph.distributed."
+            "declare the part that is here, as rdpgraph.distributed.GraphPart."
         )
     if values.is_meta and not torch.compiler.is_compiling():
         raise ModelError(f"{name} needs values; got a tensor on the device meta, which holds none.")
