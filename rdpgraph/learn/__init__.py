@@ -5,6 +5,8 @@ estimators of usual models in the manners of scikit-learn.
 """
 
 from rdpgraph.learn.em import EM, Fit, Step
+from rdpgraph.learn.families import BDeu
+from rdpgraph.learn.network import BayesianNetwork
 from rdpgraph.learn.parameters import Parameter, Probabilities
 
-__all__ = ["EM", "Fit", "Parameter", "Probabilities", "Step"]
+__all__ = ["EM", "BDeu", "BayesianNetwork", "Fit", "Parameter", "Probabilities", "Step"]

@@ -57,13 +57,13 @@ class Batches:
 
     Attributes:
         data: rows, or an iterable of batches.
-        weights: (rows,), or None.
+        weights: (rows,), or of each batch; None: one each.
         size: of a batch of rows; None: all at once.
         generator: shuffles the rows of each pass; None: in order.
     """
 
     data: Any
-    weights: Tensor | None
+    weights: Any
     size: int | None
     generator: torch.Generator | None = None
 
@@ -80,9 +80,11 @@ class Batches:
         if weights is None:
             _ = count_of(data) if whole else None
             return Batches(data, None, size, generator)
+        if not whole and isinstance(weights, list):
+            return Batches(data, weights, size, generator)
         weights = torch.as_tensor(weights)
         if not whole or weights.shape != (count_of(data),):
-            wanted = f"({count_of(data)},)" if whole else "rows in one piece, and no batches,"
+            wanted = f"({count_of(data)},)" if whole else "a list, one tensor for each batch"
             raise ModelError(f"Weights of rows need {wanted}; got {tuple(weights.shape)}.")
         if not bool((weights >= 0).all()) or not bool((weights > 0).any()):
             raise ModelError("Weights of rows are numbers at least 0, one of them above.")
@@ -91,9 +93,10 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Rows, Tensor | None]]:
         if not isinstance(self.data, Tensor | tuple | dict):
             first = 0
-            for rows in self.data:
+            for number, rows in enumerate(self.data):
                 count = count_of(rows)
-                yield torch.arange(first, first + count), rows, None
+                own = None if self.weights is None else self.weights[number]
+                yield torch.arange(first, first + count), rows, own
                 first += count
             return
         count = count_of(self.data)

@@ -153,7 +153,7 @@ class EM:
         Args:
             data: a tensor with a leading dim of rows, or a tuple or dictionary of them; or an
                 iterable of such batches, which is gone through again in every step.
-            weights: (rows,) of the rows; None: one each.
+            weights: (rows,) of the rows, or a list of those of each batch; None: one each.
             start: an earlier fit to go on from, its history included.
             generator: draws further starts, and the order of rows of stepwise EM.
 
@@ -329,7 +329,7 @@ def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict
 def _weight_of(batches: Batches) -> float:
     """The weight of all rows."""
     if batches.weights is not None:
-        return float(batches.weights.sum())
+        return sum(float(part.sum()) for part in batches.weights)
     if isinstance(batches.data, Tensor | tuple | dict):
         return float(count_of(batches.data))
     return float(sum(count_of(rows) for rows in batches.data))

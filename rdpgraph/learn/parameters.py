@@ -145,8 +145,8 @@ class Probabilities(Parameter):
         return self.over if isinstance(self.over, tuple) else (self.over,)
 
     @property
-    def _moves(self) -> Tensor:
-        """Entries that are fitted, of the table's shape."""
+    def moves(self) -> Tensor:
+        """Entries that are fitted, as bools of the table's shape."""
         values = self.log_values.detach()
         fixed = torch.as_tensor(self.fixed, device=values.device)
         return (values > -torch.inf) & ~fixed.expand(values.shape)
@@ -175,7 +175,7 @@ class Probabilities(Parameter):
         Raises:
             ModelError: no entry has a count or a prior.
         """
-        moves = self._moves
+        moves = self.moves
         counts = torch.where(moves, statistics[0].clamp(min=0.0) + self._pseudo(moves), 0.0)
         totals = counts.sum(self._dims, keepdim=True)
         if bool(moves.any()) and not bool((totals > 0).any()):
@@ -188,12 +188,12 @@ class Probabilities(Parameter):
 
     def log_prior(self) -> Tensor:
         """() the sum of the pseudo-counts times the log-probabilities."""
-        pseudo = self._pseudo(self._moves)
+        pseudo = self._pseudo(self.moves)
         return (pseudo * torch.where(pseudo > 0, self.log_values, 0.0)).sum()
 
     def drawn(self, generator: torch.Generator) -> "Probabilities":
         """Entries that are not fixed drawn uniformly, in the simplex that they may be in."""
-        moves = self._moves
+        moves = self.moves
         draws = torch.rand(moves.shape, generator=generator, device=generator.device)
         draws = torch.where(moves, -(1.0 - draws).log().to(self.log_values) + 1e-3, 0.0)
         totals = draws.sum(self._dims, keepdim=True)
@@ -202,11 +202,11 @@ class Probabilities(Parameter):
 
     def free(self) -> tuple[Tensor, ...]:
         """(n,) the log-values of entries that are fitted; a constant in a slice changes nothing."""
-        return (self.log_values.detach()[self._moves],)
+        return (self.log_values.detach()[self.moves],)
 
     def at(self, free: Sequence[Tensor]) -> "Probabilities":
         """The table of such log-values, normalised."""
-        moves = self._moves
+        moves = self.moves
         scores = torch.zeros_like(self.log_values, dtype=free[0].dtype)
         scores = scores.masked_scatter(moves, free[0])
         sums = torch.where(moves, scores, -torch.inf)

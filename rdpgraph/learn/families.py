@@ -1,0 +1,201 @@
+"""Variables with their parents: from edges and columns to tables, counts and graphs."""
+
+import graphlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.io.tables import all_variables
+from rdpgraph.learn.parameters import Probabilities
+from rdpgraph.learn.rows import Distinct, states_in
+from rdpgraph.model.conditional import is_conditional
+from rdpgraph.model.domain import Domain
+from rdpgraph.model.evidence import MISSING
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table, as_values
+from rdpgraph.model.variable import Variable
+
+
+@dataclass(frozen=True)
+class BDeu:
+    """The prior of Heckerman, Geiger and Chickering 1995: one imagined sample, spread evenly.
+
+    Attributes:
+        size: the equivalent sample size. Each entry of a table has as pseudo-counts the size over
+            the number of the table's entries.
+    """
+
+    size: float = 10.0
+
+
+def edges_of(structure: Any) -> tuple[list[str], list[tuple[str, str]]]:
+    """Nodes and edges (parent, child) of a `FactorGraph`, a `networkx.DiGraph`, or pairs.
+
+    Raises:
+        ModelError: none of these.
+    """
+    if isinstance(structure, FactorGraph):
+        nodes = [variable.name for variable in all_variables(structure)]
+        return nodes, [(p.name, x) for x in nodes for p in structure.parents(x)]
+    if hasattr(structure, "nodes") and hasattr(structure, "is_directed"):
+        if not structure.is_directed():
+            raise ModelError("A BayesianNetwork needs a DiGraph; got an undirected graph.")
+        edges = [(str(parent), str(child)) for parent, child in structure.edges]
+        return [str(node) for node in structure.nodes], edges
+    pairs: list[Any] = list(structure) if isinstance(structure, Iterable) else [structure]
+    for pair in pairs:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ModelError(
+                "A BayesianNetwork needs edges (parent, child), a DiGraph, or a FactorGraph; got "
+                f"{pair!r:.80}."
+            )
+    edges = [(str(parent), str(child)) for parent, child in pairs]
+    return list(dict.fromkeys(end for edge in edges for end in edge)), edges
+
+
+@dataclass(frozen=True, eq=False)
+class Families:
+    """Scopes of the tables of a Bayesian network: for each name (*parents, the variable).
+
+    Attributes:
+        scopes: by the names of variables.
+        domain: the variables, numbered in that order.
+        given: the tables of a graph that was given, (*parents, states); none of edges.
+    """
+
+    scopes: Mapping[str, tuple[Variable, ...]]
+    domain: Domain
+    given: Mapping[str, Tensor]
+
+    @staticmethod
+    def read(structure: Any, states: Mapping[str, Any], columns: Mapping[Any, Any]) -> "Families":
+        """The families of a structure as users give it.
+
+        Args:
+            structure: as for `edges_of`.
+            states: of the variables, where they are declared.
+            columns: whose values are the states of others.
+
+        Raises:
+            ModelError: no structure, a cycle, or a hidden variable without states.
+        """
+        nodes, edges = edges_of(structure)
+        parents: dict[str, list[str]] = {name: [] for name in dict.fromkeys([*nodes, *states])}
+        for parent, child in edges:
+            parents[child].append(parent)
+        try:
+            graphlib.TopologicalSorter(parents).prepare()
+        except graphlib.CycleError as error:
+            cycle = " - ".join(repr(name) for name in error.args[1][:8])
+            raise ModelError(f"A Bayesian network has no directed cycle; got {cycle}.") from None
+        graph = structure if isinstance(structure, FactorGraph) else None
+        variables: dict[str, Variable] = {}
+        for name in parents:
+            if graph is not None and name in graph:
+                variables[name] = graph.domain.variable(graph.domain.number(name))
+            elif name in states:
+                variables[name] = Variable(name, states[name])
+            elif name in columns:
+                variables[name] = Variable(name, states_in(name, columns[name]))
+            else:
+                raise ModelError(
+                    f"Variable {name!r} has no column and no states; if it is hidden, give "
+                    f"states={{{name!r}: 2}}."
+                )
+        scopes = {x: (*map(variables.__getitem__, own), variables[x]) for x, own in parents.items()}
+        tables = {x: graph.cpt(x).detach() for x in nodes} if graph is not None else {}
+        return Families(scopes, Domain.of(variables.values()), tables)
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """The shape of a table, (*parents, states)."""
+        return tuple(variable.size for variable in self.scopes[name])
+
+    def start(
+        self, name: str, rows: Distinct, prior: Any, fixed: Any, generator: torch.Generator
+    ) -> Probabilities:
+        """The table of a variable that a fit starts from.
+
+        The one given, if there is one. Else that of rows that have the whole family, near the end;
+        without any, a random one.
+
+        Raises:
+            ModelError: a table or a prior that does not fit.
+        """
+        sizes = self.sizes(name)
+        held: Mapping[str, Any] = fixed if isinstance(fixed, Mapping) else dict.fromkeys(fixed)
+        table = held.get(name)
+        table = self.given.get(name) if table is None else table
+        if isinstance(prior, BDeu):
+            prior = prior.size / math.prod(sizes)
+        elif isinstance(prior, Mapping):
+            prior = prior.get(name, 0.0)
+        prior = as_values(f"The prior of {name!r}", prior).double()
+        if table is None and name in held:
+            raise ModelError(f"Variable {name!r} is fixed and has no table; give fixed={{...}}.")
+        if table is None:
+            uniform = torch.full(sizes, 1 / sizes[-1], dtype=torch.float64).log()
+            counts = self.counted(rows, name)
+            own = Probabilities(uniform, prior=prior)
+            if not bool((counts > 0).any()):
+                return own.drawn(generator)
+            log_values = Probabilities(uniform).maximised((counts + 1,)).log_values
+            return Probabilities(log_values, prior=prior)
+        table = as_values(f"The table of {name!r}", table).double()
+        if tuple(table.shape) != sizes or not is_conditional(table.numpy(), -1):
+            raise ModelError(
+                f"The table of {name!r} needs probabilities of shape {sizes}, parents first, that "
+                f"sum to one over the last dim; got {tuple(table.shape)}."
+            )
+        table = table / table.sum(-1, keepdim=True).clamp(min=1e-300)
+        return Probabilities(table.log(), prior=prior, fixed=name in held)
+
+    def counted(self, rows: Distinct, name: str) -> Tensor:
+        """(*parents, states) the weights of rows that have the whole family."""
+        places = [self.domain.number(variable) for variable in self.scopes[name]]
+        states = rows.states[:, places]
+        whole = (states != MISSING).all(-1)
+        flat = torch.zeros(int(whole.sum()), dtype=torch.long)
+        for column, size in zip(states[whole].T, self.sizes(name), strict=True):
+            flat = flat * size + column
+        counts = flat.bincount(rows.weights[whole], math.prod(self.sizes(name)))
+        return counts.double().reshape(self.sizes(name))
+
+    def batches(self, rows: Distinct, size: int) -> tuple[list[dict[str, Any]], list[Tensor]]:
+        """Rows without gaps as mean counts, then the others in batches; and their weights."""
+        whole, used = (rows.states != MISSING).all(-1), rows.weights > 0
+        batches: list[dict[str, Any]] = []
+        masses: list[Tensor] = []
+        if bool((whole & used).any()):
+            mass = rows.weights[whole].sum()
+            full = Distinct(rows.states[whole], rows.weights[whole], rows.first, rows.inverse)
+            counts = {name: self.counted(full, name)[None] / mass for name in self.scopes}
+            batches.append({"counts": counts})
+            masses.append(mass[None])
+        states, weights = rows.states[~whole & used], rows.weights[~whole & used]
+        batches += [{"states": part} for part in states.split(size) if len(part)]
+        return batches, masses + [part for part in weights.split(size) if len(part)]
+
+    def graph(self, values: Mapping[str, Tensor]) -> FactorGraph:
+        """The network of log-tables (*parents, states), its factors over (x, *parents)."""
+        factors = [
+            Factor((scope[-1], *scope[:-1]), Table.from_logs(values[name].movedim(-1, 0)))
+            for name, scope in self.scopes.items()
+        ]
+        return FactorGraph(factors, self.domain.entries)
+
+    def model(self, values: dict[str, Tensor], batch: dict[str, Any]) -> FactorGraph:
+        """The graph of a batch; of counts one without variables, with the mean as its log Z."""
+        if "counts" not in batch:
+            graph = self.graph(values)
+            return FactorGraph.from_blocks(graph.domain, graph.blocks, batch["states"].long())
+        total = torch.zeros(1, dtype=torch.float64)
+        for name, table in values.items():
+            counts = batch["counts"][name]
+            total = total + (counts * torch.where(counts > 0, table, 0.0)).sum()
+        return FactorGraph([Factor((), Table.from_logs(total))])

@@ -1,0 +1,344 @@
+"""Bayesian networks as estimators: fitted to tables with gaps, asked by `infer`."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ImpossibleEvidenceError, ModelError
+from rdpgraph.infer import infer
+from rdpgraph.io.tables import all_variables
+from rdpgraph.learn.em import EM, Fit, Step
+from rdpgraph.learn.families import Families, edges_of
+from rdpgraph.learn.rows import Distinct, columns, distinct_rows, read_rows
+from rdpgraph.model.evidence import MISSING, states_given
+from rdpgraph.model.factor import Factor
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import Variable, names_of
+
+_BATCH = 4096
+"""Rows whose log Z is computed together, where ``batch_size`` does not say."""
+
+
+class BayesianNetwork:
+    """A Bayesian network that is fitted to data; then ``graph_`` is a `FactorGraph` like any other.
+
+    Its manners are those of scikit-learn: `get_params`, `set_params` and `clone`; what `fit` finds
+    has names with a trailing underscore. Rows without gaps are counted. Others, and variables that
+    have no column, are fitted by `EM`: nothing is thrown away.
+
+    Args:
+        structure: edges as pairs (parent, child) of names; a `networkx.DiGraph`; or a `FactorGraph`
+            that is a Bayesian network, whose variables are taken, and whose tables are the start.
+        states: for names of variables how many states they have, or what these are called; others
+            have those of their column. Of a hidden variable they are needed. Names that are in no
+            edge are variables without one.
+        prior: pseudo-counts that are added to the counts: a number for all entries (1 is Laplace's
+            rule), `BDeu`, or for names of variables a number or a table (*parents, states).
+        fixed: names of variables whose tables of a given graph stay, or for such names tables of
+            probabilities (*parents, states).
+        tolerance: as for `EM`; so are limit, starts and progress.
+        limit: of EM's steps.
+        starts: of EM; of several the best is taken.
+        batch_size: rows whose log Z is computed together; None: 4096.
+        seed: of the tables that EM starts from next to hidden variables.
+        progress: called with a `Step` after every step of EM.
+
+    Attributes:
+        graph_: the fitted network.
+        fit_: the `Fit`, with its history and status.
+        free_parameters_: the number of probabilities that are chosen.
+
+    Example:
+        >>> rows = {"rain": ["no", "yes", "no", None], "wet": ["no", "yes", None, "yes"]}
+        >>> network = BayesianNetwork([("rain", "wet")], prior=1.0).fit(rows)
+        >>> network.graph_.cpt("rain")
+        tensor([0.5730, 0.4270], dtype=torch.float64)
+        >>> rain = network.graph_.condition({"wet": "yes"})
+    """
+
+    def __init__(
+        self,
+        structure: Any,
+        *,
+        states: Mapping[str, Any] | None = None,
+        prior: Any = 0.0,
+        fixed: Any = (),
+        tolerance: float = 1e-6,
+        limit: int = 200,
+        starts: int = 1,
+        batch_size: int | None = None,
+        seed: int = 0,
+        progress: Callable[[Step], None] | None = None,
+    ) -> None:
+        self.structure = structure
+        self.states = states
+        self.prior = prior
+        self.fixed = fixed
+        self.tolerance = tolerance
+        self.limit = limit
+        self.starts = starts
+        self.batch_size = batch_size
+        self.seed = seed
+        self.progress = progress
+
+    def get_params(self, *, deep: bool = True) -> dict[str, Any]:
+        """The arguments by name."""
+        del deep  # none of them has parameters of its own
+        names = list(inspect.signature(type(self)).parameters)
+        return {name: getattr(self, name) for name in names}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments; the next `fit` takes them.
+
+        Raises:
+            ModelError: an argument that there is not.
+        """
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ModelError(f"BayesianNetwork has no {name!r}; it has {', '.join(known)}.")
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Tags that scikit-learn asks for."""
+        from sklearn.base import BaseEstimator  # pyright: ignore  # it is who asks
+
+        return BaseEstimator.__sklearn_tags__(self)  # pyright: ignore
+
+    def fit(self, data: Any, y: Any = None, *, weights: Any = None) -> Self:
+        """Fit all tables.
+
+        Args:
+            data: a DataFrame, or a mapping from names to columns; None, NaN and -1 are missing.
+            y: nothing; for pipelines.
+            weights: of the rows; None: one each.
+
+        Raises:
+            ModelError: a column that is no variable, a hidden variable without states, edges that
+                form a cycle, or a table that has lost all mass.
+            EvidenceError: a state that was not declared.
+            ImpossibleEvidenceError: a row that no configuration explains; the message names it.
+        """
+        del y
+        families = Families.read(self.structure, self.states or {}, columns(data))
+        rows = distinct_rows(data, families.domain, weights)
+        generator = torch.Generator().manual_seed(self.seed)
+        parameters = {
+            name: families.start(name, rows, self.prior, self.fixed, generator)
+            for name in families.scopes
+        }
+        em = EM(
+            families.model, parameters, tolerance=self.tolerance, limit=self.limit,
+            starts=self.starts, progress=self.progress,
+        )  # fmt: skip
+        batches, masses = families.batches(rows, self.batch_size or _BATCH)
+        try:
+            self.fit_: Fit = em.fit(batches, masses, generator=generator)
+        except ImpossibleEvidenceError:
+            graph = families.graph({name: own.log_values for name, own in parameters.items()})
+            for part, values in self._answers(data, _log_partition, graph):
+                _refuse_dead(part, values == -math.inf)
+            raise
+        tables = {name: own.value(None) for name, own in self.fit_.parameters.items()}
+        self.graph_: FactorGraph = families.graph(tables)
+        free = [(own.moves.sum(-1) - 1).clamp(min=0).sum() for own in parameters.values()]
+        self.free_parameters_: int = int(sum(free))
+        return self
+
+    @property
+    def _graph(self) -> FactorGraph:
+        if not hasattr(self, "graph_"):
+            raise ModelError("This BayesianNetwork is not fitted; call fit(data) first.")
+        return self.graph_
+
+    def _answers(
+        self, data: Any, ask: Callable[[FactorGraph], Tensor], graph: FactorGraph | None = None
+    ) -> Iterator[tuple[Distinct, Tensor]]:
+        """Distinct rows, chunk by chunk, with an answer for each."""
+        graph = graph or self._graph
+        for part in read_rows(data, graph.domain):
+            with torch.no_grad():
+                answers = [
+                    ask(FactorGraph.from_blocks(graph.domain, graph.blocks, states.long()))
+                    for states in part.states.split(self.batch_size or _BATCH)
+                ]
+            yield part, torch.cat(answers)
+
+    def _targets(self, data: Any, targets: Any) -> list[Variable]:
+        graph, given = self._graph, columns(data)
+        if targets is None:
+            names = [v.name for v in all_variables(graph) if v.name not in given]
+            if not names:
+                parts = torch.cat([part.states for part in read_rows(data, graph.domain)])
+                gaps = (parts == MISSING).any(0)
+                names = [graph.domain.variable(int(n)).name for n in gaps.nonzero()]
+        else:
+            names = [targets] if isinstance(targets, str) else list(targets)
+        return [graph.domain.variable(graph.domain.number(name)) for name in names]
+
+    def predict_proba(self, data: Any, targets: Any = None) -> Any:
+        """The probabilities of variables in each row, given what the row has, as a DataFrame.
+
+        Args:
+            data: as for `fit`; columns may lack, and entries be missing.
+            targets: a name, or several; None: the variables that have no column, or if all have
+                one, those with gaps. A target that a row has is certain there.
+
+        Returns:
+            A column for each target and state, (target, state).
+
+        Raises:
+            ImpossibleEvidenceError: a row that no configuration explains.
+        """
+        import pandas
+
+        wanted = self._targets(data, targets)
+        parts = [np.zeros((0, sum(v.size for v in wanted)))]
+
+        def ask(graph: FactorGraph) -> Tensor:
+            answer = infer(graph)
+            dead = answer.log_partition == -math.inf
+            if bool(dead.any()):
+                return torch.where(dead, math.nan, 0.0)[:, None].expand(-1, parts[0].shape[1])
+            return torch.cat([answer.marginal(v.name).double() for v in wanted], -1)
+
+        if not wanted:
+            raise ModelError(
+                "There is nothing to predict: no variable lacks a value; name targets."
+            )
+        for part, answers in self._answers(data, ask):
+            _refuse_dead(part, answers[:, 0].isnan())
+            parts.append(answers.numpy()[part.inverse])
+        pairs = [(v.name, state) for v in wanted for state in names_of(v.states)]
+        labels = pandas.MultiIndex.from_tuples(pairs, names=["variable", "state"])
+        return pandas.DataFrame(np.concatenate(parts), _index(data), labels)
+
+    def predict(self, data: Any, targets: Any = None) -> Any:
+        """The most probable state of each target in each row, as a DataFrame.
+
+        Each by itself; the most probable configuration of all is ``infer(...).mode()``.
+
+        Args:
+            data: as for `predict_proba`.
+            targets: as for `predict_proba`.
+        """
+        import pandas
+
+        wanted = self._targets(data, targets)
+        values = self.predict_proba(data, [variable.name for variable in wanted])
+        result: dict[str, Any] = {}
+        for variable in wanted:
+            best = values[variable.name].to_numpy().argmax(1)
+            names = names_of(variable.states)
+            result[variable.name] = pandas.Categorical.from_codes(best, list(names))
+        return pandas.DataFrame(result, index=values.index)
+
+    def log_likelihood(self, data: Any) -> Tensor:
+        """(rows,) log-probabilities of what each row has (nats); -inf where that is impossible."""
+        parts = [
+            values[torch.from_numpy(part.inverse)]
+            for part, values in self._answers(data, _log_partition)
+        ]
+        return torch.cat(parts)
+
+    def score(self, data: Any, y: Any = None) -> float:
+        """The mean log-likelihood of the rows (nats)."""
+        del y
+        return float(self.log_likelihood(data).mean())
+
+    def aic(self, data: Any) -> float:
+        """The criterion of Akaike: less is better."""
+        values = self.log_likelihood(data)
+        return 2 * self.free_parameters_ - 2 * float(values.sum())
+
+    def bic(self, data: Any) -> float:
+        """The criterion of Schwarz: less is better."""
+        values = self.log_likelihood(data)
+        return self.free_parameters_ * math.log(len(values)) - 2 * float(values.sum())
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Any:
+        """Independent draws as a DataFrame."""
+        return infer(self._graph).sample(count, generator).to_frame()
+
+    def do(self, **settings: Any) -> FactorGraph:
+        """The graph after interventions: variables set, and their parents without effect on them.
+
+        Args:
+            settings: for names of variables a state.
+
+        Example:
+            >>> rows = {"rain": [0, 0, 1, 1], "wet": [0, 1, 1, 1]}
+            >>> network = BayesianNetwork([("rain", "wet")]).fit(rows)
+            >>> import rdpgraph as rg
+            >>> rg.infer(network.do(wet=1)).marginal("rain")
+            tensor([0.5000, 0.5000], dtype=torch.float64)
+        """
+        graph = self._graph
+        states = states_given(settings, graph.domain)
+        if states.ndim > 1:
+            raise ModelError("do takes one state for each variable; ask for each of several.")
+        factors: list[Factor] = []
+        for place, (factor, state) in enumerate(zip(graph.factors(), states.tolist(), strict=True)):
+            variable = graph.domain.variable(place)
+            if state == MISSING:
+                factors.append(factor)
+            else:
+                table = torch.full((variable.size,), -math.inf, dtype=graph.dtype)
+                table[state] = 0.0
+                factors.append(Factor(variable, Table.from_logs(table)))
+        return FactorGraph(factors, graph.variables)
+
+    def to_networkx(self) -> Any:
+        """The network as a `networkx.DiGraph` of names, for questions about its paths."""
+        import networkx
+
+        result: Any = networkx.DiGraph()
+        nodes, edges = edges_of(getattr(self, "graph_", self.structure))
+        result.add_nodes_from([*nodes, *(self.states or {})])
+        result.add_edges_from(edges)
+        return result
+
+    def d_separated(self, one: Any, other: Any, given: Iterable[str] = ()) -> bool:
+        """Whether the edges say that variables are independent given others.
+
+        Args:
+            one: a name, or several.
+            other: a name, or several.
+            given: names.
+        """
+        import networkx
+
+        first, second = (
+            {names} if isinstance(names, str) else set(names) for names in (one, other)
+        )
+        return bool(networkx.is_d_separator(self.to_networkx(), first, second, set(given)))
+
+    def markov_blanket(self, name: str) -> set[str]:
+        """Parents, children and their other parents: given these, all others say nothing more."""
+        graph = self.to_networkx()
+        near = {*graph.predecessors(name), *graph.successors(name)}
+        return near.union(*map(graph.predecessors, graph.successors(name))) - {name}
+
+
+def _log_partition(graph: FactorGraph) -> Tensor:
+    return infer(graph).log_partition
+
+
+def _refuse_dead(part: Distinct, dead: Tensor) -> None:
+    if bool(dead.any()):
+        row = int(part.first[dead.numpy()].min())
+        raise ImpossibleEvidenceError(
+            f"No configuration explains row {row} of the data: its probability is zero. Check its "
+            "values, or fit with a prior."
+        )
+
+
+def _index(data: Any) -> Any:
+    return getattr(data, "index", None)

@@ -1,0 +1,223 @@
+"""Bayesian networks fitted to tables: counting, gaps, hidden variables, manners of scikit-learn."""
+
+import itertools
+import pickle
+
+import networkx
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.learn import BayesianNetwork, BDeu
+
+EDGES = [("rain", "wet"), ("lawn", "wet"), ("rain", "lawn")]
+NAMES = ("no", "yes")
+
+
+def frame(count=60, gaps=0.0, seed=0):
+    generator = np.random.default_rng(seed)
+    rain = generator.random(count) < 0.3
+    lawn = generator.random(count) < np.where(rain, 0.1, 0.6)
+    wet = generator.random(count) < np.where(rain | lawn, 0.8, 0.1)
+    made = {"rain": rain, "lawn": lawn, "wet": wet}
+    made = {name: np.array(NAMES, object)[own.astype(int)] for name, own in made.items()}
+    for own in made.values():
+        own[generator.random(count) < gaps] = None
+    return pandas.DataFrame(made)
+
+
+def shares(table, child, parents, prior=0.0):
+    """Counts of a complete table, normalised: (*parents, states)."""
+    scope = [*parents, child]
+    counts = torch.zeros([2] * len(scope), dtype=torch.float64)
+    for row in table[scope].itertuples(index=False):
+        counts[tuple(NAMES.index(state) for state in row)] += 1
+    counts += prior
+    return counts / counts.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("prior", [0.0, 1.0, BDeu(4.0), {"wet": 0.5}])
+def test_complete_rows_are_counted(prior):
+    table = frame()
+    network = BayesianNetwork(EDGES, prior=prior).fit(table)
+    for child, parents in (("rain", []), ("lawn", ["rain"]), ("wet", ["rain", "lawn"])):
+        own = prior
+        if isinstance(prior, BDeu):
+            own = 4.0 / 2 ** (1 + len(parents))
+        elif isinstance(prior, dict):
+            own = prior.get(child, 0.0)
+        torch.testing.assert_close(network.graph_.cpt(child), shares(table, child, parents, own))
+    assert network.fit_.status.converged
+    assert network.fit_.steps <= 2
+
+
+def test_structures_of_every_kind_are_the_same():
+    table = frame()
+    network = BayesianNetwork(EDGES).fit(table)
+    for other in (networkx.DiGraph(EDGES), network.graph_):
+        again = BayesianNetwork(other).fit(table)
+        torch.testing.assert_close(again.graph_.cpt("wet"), network.graph_.cpt("wet"))
+    columns = {name: table[name].tolist() for name in table}
+    again = BayesianNetwork(EDGES).fit(columns)
+    torch.testing.assert_close(again.graph_.cpt("wet"), network.graph_.cpt("wet"))
+
+
+def test_gaps_are_summed_out():
+    """A fixed point of the textbook's update, by enumerating what each row may be."""
+    table = frame(gaps=0.3)
+    network = BayesianNetwork(EDGES, prior=0.2, tolerance=0, limit=300).fit(table)
+    history = network.fit_.history
+    assert all(b >= a - 1e-9 for a, b in itertools.pairwise(history))
+    graph, counts = network.graph_, torch.zeros(2, 2, 2, dtype=torch.float64)
+    joint = rg.infer(graph).joint(["rain", "lawn", "wet"])
+    for row in table[["rain", "lawn", "wet"]].itertuples(index=False):
+        known = [slice(i := NAMES.index(x), i + 1) if x in NAMES else slice(None) for x in row]
+        part = torch.zeros_like(joint)
+        part[tuple(known)] = joint[tuple(known)]
+        counts += part / part.sum()
+    wet = counts + 0.2
+    expected = wet / wet.sum(-1, keepdim=True)
+    torch.testing.assert_close(graph.cpt("wet"), expected, atol=1e-6, rtol=0)
+
+
+def test_tables_are_recovered():
+    truth = BayesianNetwork(EDGES).fit(frame(200))
+    drawn = truth.sample(20_000, torch.Generator().manual_seed(0))
+    hidden = torch.rand(drawn.shape, generator=torch.Generator().manual_seed(1)) < 0.2
+    again = BayesianNetwork(EDGES).fit(drawn.mask(hidden.numpy()))
+    for name in ("rain", "lawn", "wet"):
+        p, q = truth.graph_.cpt(name), again.graph_.cpt(name)
+        assert float((p - q).abs().max()) < 0.05
+
+
+def test_a_hidden_variable_is_found():
+    generator = np.random.default_rng(0)
+    kind = generator.random(400) < 0.4
+    draws = {f"x{i}": (generator.random(400) < np.where(kind, 0.95, 0.05)) * 1 for i in range(4)}
+    edges = [("kind", name) for name in draws]
+    network = BayesianNetwork(edges, states={"kind": 2}, starts=2).fit(pandas.DataFrame(draws))
+    p = network.graph_.cpt("kind")
+    assert float((p.sort().values - torch.tensor([0.4, 0.6])).abs().max()) < 0.1
+    predicted = network.predict(pandas.DataFrame(draws))
+    agree = (predicted["kind"].astype(int).to_numpy() == kind).mean()
+    assert max(agree, 1 - agree) > 0.95
+
+
+def test_fixed_tables_stay():
+    table = frame(gaps=0.2)
+    network = BayesianNetwork(EDGES, fixed={"rain": [0.9, 0.1]}).fit(table)
+    assert network.graph_.cpt("rain").tolist() == pytest.approx([0.9, 0.1])
+    again = BayesianNetwork(network.graph_, fixed=("wet",)).fit(frame(seed=3))
+    torch.testing.assert_close(again.graph_.cpt("wet"), network.graph_.cpt("wet"))
+
+
+def test_rows_are_predicted_as_infer_says():
+    network = BayesianNetwork(EDGES).fit(frame())
+    table = pandas.DataFrame({"rain": ["yes", None, "no"], "wet": ["yes", "no", None]}, [7, 8, 9])
+    values = network.predict_proba(table, ["lawn", "rain"])
+    expected = rg.infer(network.graph_.condition(table)).marginals()
+    assert list(values.index) == [7, 8, 9]
+    for name in ("lawn", "rain"):
+        np.testing.assert_allclose(values[name], expected[name], atol=1e-12)
+    best = network.predict(table)  # of the one without a column
+    assert list(best.columns) == ["lawn"]
+    assert [NAMES.index(x) for x in best["lawn"]] == expected["lawn"].argmax(-1).tolist()
+
+
+def test_scores_are_log_likelihoods():
+    table = frame(gaps=0.2)
+    network = BayesianNetwork(EDGES).fit(table)
+    values = rg.infer(network.graph_.condition(table)).log_partition
+    torch.testing.assert_close(network.log_likelihood(table), values)
+    assert network.score(table) == pytest.approx(float(values.mean()))
+    assert network.fit_.log_likelihood == pytest.approx(float(values.sum()))
+    assert network.aic(table) == pytest.approx(2 * 7 - 2 * float(values.sum()))
+    assert network.bic(table) == pytest.approx(7 * np.log(60) - 2 * float(values.sum()))
+
+
+def test_weights_repeat_rows():
+    table = frame(20, gaps=0.2)
+    weights = np.arange(20)
+    once = BayesianNetwork(EDGES).fit(table, weights=weights)
+    repeated = BayesianNetwork(EDGES).fit(table.loc[table.index.repeat(weights)])
+    torch.testing.assert_close(once.graph_.cpt("wet"), repeated.graph_.cpt("wet"))
+
+
+def test_interventions_cut_the_edges_of_parents():
+    network = BayesianNetwork(EDGES, prior=1.0).fit(frame())
+    joint = rg.infer(network.graph_).joint(["rain", "lawn", "wet"])
+    done = rg.infer(network.do(lawn="yes"))
+    rain, wet = network.graph_.cpt("rain"), network.graph_.cpt("wet")
+    torch.testing.assert_close(done.marginal("rain"), rain)
+    torch.testing.assert_close(done.marginal("wet"), (rain[:, None] * wet[:, 1]).sum(0))
+    seen = rg.infer(network.graph_.condition({"lawn": "yes"})).marginal("rain")
+    torch.testing.assert_close(seen, joint[:, 1].sum(-1) / joint[:, 1].sum())
+
+
+def test_paths_are_asked_of_networkx():
+    network = BayesianNetwork([("a", "b"), ("c", "b"), ("b", "d")])
+    assert network.d_separated("a", "c")
+    assert not network.d_separated("a", "c", ["d"])
+    assert network.markov_blanket("a") == {"b", "c"}
+
+
+def test_numbers_and_categories_are_states():
+    table = pandas.DataFrame({
+        "n": [3.0, 5.0, np.nan, 3.0],
+        "k": pandas.Categorical(["x", None, "y", "x"], categories=["y", "x", "z"]),
+        "i": [0, 1, -1, 1],
+        "b": [True, False, True, True],
+    })  # fmt: skip
+    network = BayesianNetwork([("n", "k"), ("i", "b")]).fit(table)
+    states = {name: network.graph_[name].states for name in table}
+    assert states == {"n": (3, 5), "k": ("y", "x", "z"), "i": (0, 1), "b": (False, True)}
+    assert network.graph_.cpt("k")[:, 2].tolist() == pytest.approx([0, 0], abs=1e-4)
+
+
+def test_manners_of_scikit_learn():
+    base = pytest.importorskip("sklearn.base")
+    selection = pytest.importorskip("sklearn.model_selection")
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    network = BayesianNetwork(EDGES, prior=1.0)
+    again = base.clone(network).set_params(prior=2.0)
+    assert again.get_params()["prior"] == 2.0
+    assert network.get_params()["prior"] == 1.0
+    scores = selection.cross_val_score(network, frame(gaps=0.1), cv=3)
+    assert len(scores) == 3
+    assert np.isfinite(scores).all()
+    piped = pipeline.Pipeline([("network", network)]).fit(frame())
+    assert piped.predict(frame(3).drop(columns="wet")).shape == (3, 1)
+    thawed = pickle.loads(pickle.dumps(network))
+    torch.testing.assert_close(thawed.graph_.cpt("wet"), network.graph_.cpt("wet"))
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ({}, {"snow": ["no"] * 60}, "Column 'snow' is no variable"),
+        ({"states": {"rain": ("no", "maybe")}}, {}, "has no state 'yes'"),
+        ({"structure": [("a", "rain")]}, {}, "'a' has no column and no states"),
+        ({"structure": [("rain", "wet"), ("wet", "rain")]}, {}, "no directed cycle"),
+        ({"structure": ["rain"]}, {}, "needs edges"),
+        ({"fixed": ("rain",)}, {}, "is fixed and has no table"),
+        ({"fixed": {"rain": [0.5, 0.4, 0.1]}}, {}, r"shape \(2,\)"),
+        ({"fixed": {"rain": [1.0, 0.0]}}, {}, "explains row 3 of the data"),
+        ({}, {"rain": [0.5] * 60}, "holds 0.5"),
+        ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(options, change, message):
+    table = frame(gaps=0.1)
+    table.loc[:2, "rain"] = "no"
+    table.loc[3, "rain"] = "yes"
+    options = {"structure": EDGES, **options}
+    with pytest.raises(rg.errors.RdpgraphError, match=message) as caught:
+        BayesianNetwork(**options).fit(table.assign(**change))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_fitted_answers_nothing():
+    with pytest.raises(rg.errors.ModelError, match="not fitted"):
+        BayesianNetwork(EDGES).predict(frame())
