@@ -90,6 +90,13 @@ class Batches:
             raise ModelError("Weights of rows are numbers at least 0, one of them above.")
         return Batches(data, weights, size, generator)
 
+    def weight(self) -> float:
+        """The weight of all rows."""
+        if self.weights is not None:
+            return sum(float(part.sum()) for part in self.weights)
+        whole = isinstance(self.data, Tensor | tuple | dict)
+        return float(sum(map(count_of, (self.data,) if whole else self.data)))
+
     def __iter__(self) -> Iterator[tuple[Tensor, Rows, Tensor | None]]:
         if not isinstance(self.data, Tensor | tuple | dict):
             first = 0

@@ -12,7 +12,7 @@ from rdpgraph.engines.solution import Status
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.estimate.estimator import Estimator, Model
 from rdpgraph.infer import infer
-from rdpgraph.learn.batches import Batches, Rows, count_of
+from rdpgraph.learn.batches import Batches, Rows
 from rdpgraph.learn.parameters import Parameter
 from rdpgraph.schedulers import Scheduler
 
@@ -231,12 +231,18 @@ class EM:
         """One pass over the data, with an update after each batch where an exponent is given."""
         total = weight = 0.0
         exact, summed = True, Statistics()
-        share = _weight_of(batches) if update is not None else 1.0
+        share = batches.weight() if update is not None else 1.0
         for places, rows, own in batches:
             values = {name: p.value(rows).detach() for name, p in parameters.items()}
             leaves = [value.requires_grad_() for value in values.values()]
             with torch.enable_grad():
-                likelihood, sure = self._log_likelihood(values, places, rows, own, generator)
+                log_z, sure = self.log_likelihoods(values, places, rows, generator)
+                if own is not None and log_z.shape != own.shape:
+                    raise ModelError(
+                        f"Weights need a log Z for each of the {len(places)} rows; the model's has "
+                        f"shape {tuple(log_z.shape)}."
+                    )
+                likelihood = (log_z if own is None else log_z * own.to(log_z)).sum()
                 gradients = torch.autograd.grad(
                     likelihood, leaves, allow_unused=True, materialize_grads=True
                 )
@@ -258,24 +264,28 @@ class EM:
         prior = sum(float(parameter.log_prior()) for parameter in parameters.values())
         return _Scored(total + prior, total, weight, exact, summed, parameters, averages)
 
-    def _log_likelihood(
+    def log_likelihoods(
         self,
         values: dict[str, Tensor],
         places: Tensor,
         rows: Rows,
-        weights: Tensor | None,
-        generator: torch.Generator | None,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, bool]:
-        """() the weighted log-likelihood of a batch, and whether it is exact."""
+        """The log-likelihoods of a batch in float64, as the model gives them; whether exact.
+
+        Args:
+            values: what the model is handed.
+            places: (rows,) the numbers of the rows, for messages.
+            rows: the batch.
+            generator: of an estimator.
+
+        Raises:
+            ImpossibleEvidenceError: a row that no configuration explains.
+        """
         model = self.model(values, rows)
         posterior = infer(model, self.scheduler, estimator=self.estimator, generator=generator)
-        # A log Z of -inf is found before a mode is asked for, which has none.
+        # A log Z of -inf is seen before a mode is asked for, which has none.
         log_z = posterior.log_partition
-        if weights is not None and log_z.shape != weights.shape:
-            raise ModelError(
-                f"Weights need a log Z for each of the {len(places)} rows; the model's has shape "
-                f"{tuple(log_z.shape)}."
-            )
         dead = (log_z.detach() == -torch.inf).reshape(-1).nonzero().flatten()
         if len(dead):
             each = log_z.numel() == len(places)
@@ -284,12 +294,10 @@ class EM:
                 f"No configuration explains {where} of the data: its probability is zero. Check "
                 "its values, and the entries of -inf, or give a prior."
             )
-        exact = posterior.status.exact and not posterior.status.biased
         if self.hard:
             mode: Any = posterior.mode()
             log_z = model.score(mode)
-        log_z = log_z.double()
-        return (log_z if weights is None else log_z * weights.to(log_z)).sum(), exact
+        return log_z.double(), posterior.status.exact and not posterior.status.biased
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,12 +332,3 @@ def _maximised(parameters: dict[str, Parameter], statistics: Statistics) -> dict
         except ModelError as error:
             raise ModelError(f"Parameter {name!r}: {error}") from None
     return result
-
-
-def _weight_of(batches: Batches) -> float:
-    """The weight of all rows."""
-    if batches.weights is not None:
-        return sum(float(part.sum()) for part in batches.weights)
-    if isinstance(batches.data, Tensor | tuple | dict):
-        return float(count_of(batches.data))
-    return float(sum(count_of(rows) for rows in batches.data))

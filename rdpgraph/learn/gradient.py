@@ -1,0 +1,184 @@
+"""The same parameters fitted by gradient, and their standard errors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from rdpgraph.engines.solution import Status
+from rdpgraph.errors import ModelError
+from rdpgraph.learn.batches import Batches, Rows
+from rdpgraph.learn.em import EM, Fit, Step
+from rdpgraph.learn.parameters import Parameter
+
+_NULL = 1e-9
+"""The part of the largest eigenvalue below which one of the information is zero."""
+
+_LBFGS = partial(LBFGS, max_iter=10, line_search_fn="strong_wolfe", tolerance_change=0.0)
+
+
+def fit_by_gradient(
+    em: EM,
+    data: Any,
+    weights: Any = None,
+    *,
+    optimizer: Callable[[list[Tensor]], Optimizer] | None = None,
+    start: Fit | None = None,
+) -> Fit:
+    """Fit the parameters of a model by gradient, where they have no maximum in closed form.
+
+    Args:
+        em: the model, its parameters, tolerance, limit of steps and batches; the rest is EM's own.
+        data: as for `EM.fit`.
+        weights: as for `EM.fit`.
+        optimizer: makes one of ``torch.optim`` for tensors; default L-BFGS, ten iterations a step.
+        start: an earlier fit to go on from.
+
+    Raises:
+        ImpossibleEvidenceError: a row that no configuration explains.
+        UnsupportedError: a parameter without tensors that gradients may change.
+    """
+    batches = Batches.of(data, weights, em.batch_size)
+    parameters = dict(em.parameters if start is None else start.parameters)
+    history = list(start.history[:-1]) if start is not None else []
+    free = {
+        name: [part.detach().clone().requires_grad_() for part in own.free()]
+        for name, own in parameters.items()
+    }
+    leaves = [part for parts in free.values() for part in parts]
+    steps = (optimizer or _LBFGS)(leaves)
+    mass = batches.weight()
+    exact = True
+
+    def objective(*, back: bool) -> tuple[float, float]:
+        nonlocal exact
+        made, total = _at(parameters, free), 0.0
+        for places, rows, own in batches:
+            log_z, sure = _log_likelihoods(em, made, places, rows)
+            likelihood = (log_z if own is None else log_z * own).sum()
+            total, exact = total + float(likelihood.detach()), exact and sure
+            if back:
+                (-likelihood / mass).backward()
+                made = _at(parameters, free)
+        prior = sum((own.log_prior() for own in made.values()), torch.zeros(()))
+        if back and prior.requires_grad:
+            (-prior / mass).backward()
+        return total + float(prior.detach()), total
+
+    def loss() -> float:
+        steps.zero_grad()
+        return -objective(back=True)[0] / mass
+
+    converged = False
+    for number in range(em.limit):
+        history.append(-mass * float(steps.step(loss)))  # pyright: ignore  # torch says Tensor
+        if em.progress is not None:
+            em.progress(Step(0, len(history) - 1, history[-1]))
+        converged = number > 0 and abs(history[-1] - history[-2]) < em.tolerance * mass
+        if converged:
+            break
+    with torch.no_grad():
+        value, likelihood = objective(back=False)
+        ended = _at(parameters, free)
+    remedy = "" if converged else f"not converged in {em.limit} steps: give a larger limit"
+    status = Status(
+        exact, converged, biased=not exact, iterations=len(history), method="gradient",
+        remedy=remedy,
+    )  # fmt: skip
+    return Fit(ended, (*history, value), likelihood, status)
+
+
+def standard_errors(
+    em: EM, fit: Fit, data: Any, weights: Any = None, *, scores: bool = False
+) -> dict[str, tuple[Tensor, ...]]:
+    """Standard errors of what was fitted, by the information of the data; for each parameter.
+
+    Of `Probabilities` those of the probabilities; zero of such as are 0, 1 or fixed. Infinite where
+    the data says nothing of a quantity. Takes a pass back for each number that is fitted.
+
+    Args:
+        em: the model.
+        fit: its parameters, at a maximum.
+        data: as for `EM.fit`.
+        weights: as for `EM.fit`; a weight counts equal rows.
+        scores: from the outer products of the gradients of rows, which need no second derivatives
+            and take a pass back for each row; else from the observed information, the second
+            derivatives of log-likelihood plus log-prior.
+
+    Raises:
+        ModelError: the fit is at no maximum.
+        UnsupportedError: a parameter without tensors that gradients may change.
+    """
+    parts = {name: own.free() for name, own in fit.parameters.items()}
+    flat = torch.cat([part.detach().double().reshape(-1) for own in parts.values() for part in own])
+    point = flat.requires_grad_()
+
+    def made(point: Tensor) -> dict[str, Parameter]:
+        sizes = [part.numel() for own in parts.values() for part in own]
+        pieces = iter(point.split(sizes))
+        free = {
+            name: [next(pieces).reshape(part.shape).to(part.dtype) for part in own]
+            for name, own in parts.items()
+        }
+        return _at(fit.parameters, free)
+
+    def rows_of(value: Tensor) -> Tensor:
+        """(m, n) the gradients of m numbers."""
+        rows = [
+            torch.autograd.grad(one, point, retain_graph=True, materialize_grads=True)[0]
+            for one in value.reshape(-1)
+        ]
+        return torch.stack(rows) if rows else point.new_zeros(0, len(point))
+
+    information = torch.zeros(len(point), len(point), dtype=torch.float64)
+    with torch.enable_grad():
+        for places, rows, own in Batches.of(data, weights, em.batch_size):
+            log_z, _ = _log_likelihoods(em, made(point), places, rows)
+            mass = torch.ones_like(log_z) if own is None else own.to(log_z)
+            if scores:
+                gradients = rows_of(log_z)
+                information += gradients.T @ (mass.reshape(-1, 1) * gradients)
+            else:
+                total = (mass * log_z).sum()
+                information -= rows_of(torch.autograd.grad(total, point, create_graph=True)[0])
+        if not scores:
+            prior = sum((own.log_prior() for own in made(point).values()), torch.zeros(()))
+            if prior.requires_grad:
+                slope = torch.autograd.grad(prior, point, create_graph=True)[0]
+                information -= rows_of(slope) if slope.requires_grad else 0.0
+        values, vectors = torch.linalg.eigh((information + information.T) / 2)
+        slack = _NULL * values.abs().amax().clamp(min=1e-300)
+        if bool((values < -1e3 * slack).any()):
+            raise ModelError(
+                "Standard errors are those of a maximum, and the fit is at none: the information "
+                f"has an eigenvalue of {float(values[0]):.3g}. Fit with a smaller tolerance."
+            )
+        null = values <= slack
+        inverse = torch.where(null, 0.0, 1.0 / torch.where(null, 1.0, values))
+        result: dict[str, tuple[Tensor, ...]] = {}
+        for name, own in made(point).items():
+            errors: list[Tensor] = []
+            for quantity in own.estimates():
+                along = rows_of(quantity) @ vectors
+                variance = (along.square() * inverse).sum(-1)
+                unknown = along[:, null].square().sum(-1) > _NULL
+                variance = torch.where(unknown, torch.inf, variance)
+                errors.append(variance.sqrt().reshape(quantity.shape))
+            result[name] = tuple(errors)
+    return result
+
+
+def _at(
+    parameters: Mapping[str, Parameter], free: Mapping[str, Sequence[Tensor]]
+) -> dict[str, Parameter]:
+    return {name: own.at(free[name]) for name, own in parameters.items()}
+
+
+def _log_likelihoods(
+    em: EM, made: Mapping[str, Parameter], places: Tensor, rows: Rows
+) -> tuple[Tensor, bool]:
+    values = {name: own.value(rows) for name, own in made.items()}
+    return em.log_likelihoods(values, places, rows)

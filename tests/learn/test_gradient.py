@@ -1,0 +1,99 @@
+"""Fits by gradient and standard errors against those of EM and of textbooks."""
+
+import functools
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.learn import EM, Probabilities, fit_by_gradient, standard_errors
+
+A, B = rg.Variable("a", 2), rg.Variable("b", 3)
+
+
+def model(values, rows):
+    graph = rg.FactorGraph([
+        rg.Factor(A, rg.Table(values["a"])), rg.Factor((A, B), rg.Table(values["b"])),
+    ])  # fmt: skip
+    return graph.condition({A: rows[:, 0], B: rows[:, 1]})
+
+
+def start(**options):
+    a, b = torch.tensor([0.4, 0.6]).double(), torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.4, 0.1]])
+    return {"a": Probabilities(a.log(), **options), "b": Probabilities(b.double().log(), **options)}
+
+
+def rows(count=60, gaps=0.25, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = (torch.rand(count, 2, generator=generator) ** 2 * torch.tensor([2, 3])).long()
+    return made.masked_fill(torch.rand(made.shape, generator=generator) < gaps, -1)
+
+
+@pytest.mark.parametrize("options", [{}, {"prior": 0.5}])
+def test_gradients_end_where_em_does(options):
+    em = EM(model, start(**options), tolerance=1e-12, limit=500)
+    one, other = em.fit(rows()), fit_by_gradient(em, rows())
+    assert other.history[-1] == pytest.approx(one.history[-1], abs=1e-6)
+    for name, own in one.parameters.items():
+        p, q = own.log_values.exp(), other.parameters[name].log_values.exp()
+        torch.testing.assert_close(p, q, atol=1e-4, rtol=0)
+
+
+def test_optimisers_of_torch_and_batches_serve():
+    em = EM(model, start(), limit=300, tolerance=0, batch_size=16)
+    adam = functools.partial(torch.optim.Adam, lr=0.1)
+    fit = fit_by_gradient(em, rows(), optimizer=adam)
+    assert fit.history[-1] == pytest.approx(em.fit(rows()).history[-1], abs=1e-3)
+    again = fit_by_gradient(em, rows(), start=fit)
+    assert again.history[-1] >= fit.history[-1] - 1e-6
+
+
+def test_standard_errors_of_complete_rows_are_the_binomial_ones():
+    complete = rows(400, gaps=0.0)
+    em = EM(model, start())
+    fit = em.fit(complete)
+    p = fit.parameters["a"].log_values.exp()
+    expected = (p * (1 - p) / 400).sqrt()
+    q = fit.parameters["b"].log_values.exp()
+    given = (q * (1 - q) / (400 * p[:, None])).sqrt()
+    errors = standard_errors(em, fit, complete)
+    torch.testing.assert_close(errors["a"][0], expected)
+    torch.testing.assert_close(errors["b"][0], given)
+    outer = standard_errors(em, fit, complete, scores=True)
+    torch.testing.assert_close(outer["a"][0], expected)
+    weighted = standard_errors(em, fit, complete, torch.full((400,), 4.0))
+    torch.testing.assert_close(weighted["a"][0], expected / 2)
+
+
+def test_gaps_widen_standard_errors_and_what_is_fixed_has_none():
+    em = EM(model, start(), tolerance=1e-12)
+    full, part = rows(200, gaps=0.0), rows(200, gaps=0.5)
+    wide, narrow = (standard_errors(em, em.fit(x), x)["a"][0] for x in (part, full))
+    assert bool((wide > narrow).all())
+    fixed = start() | {"a": Probabilities(start()["a"].log_values, fixed=True)}
+    em = EM(model, fixed)
+    assert standard_errors(em, em.fit(full), full)["a"][0].tolist() == [0.0, 0.0]
+
+
+def test_tables_are_recovered_within_three_standard_errors():
+    truth = {name: own.log_values for name, own in start().items()}
+    graph = model(truth, torch.full((1, 2), -1))
+    drawn = rg.infer(graph).sample(2000, torch.Generator().manual_seed(5))
+    data = torch.stack([drawn["a"][:, 0], drawn["b"][:, 0]], 1)
+    data = data.masked_fill(
+        torch.rand(data.shape, generator=torch.Generator().manual_seed(1)) < 0.2, -1
+    )
+    em = EM(model, start(), tolerance=1e-10)
+    fit = em.fit(data)
+    errors = standard_errors(em, fit, data)
+    for name, own in fit.parameters.items():
+        off = (own.log_values.exp() - truth[name].exp()).abs() / errors[name][0]
+        assert float(off.max()) < 3
+
+
+def test_what_the_data_says_nothing_of_has_no_error_bar():
+    hidden = torch.full((20, 2), -1)
+    hidden[:, 1] = torch.arange(20) % 3
+    em = EM(model, start(), tolerance=1e-12)
+    fit = em.fit(hidden)
+    assert bool(standard_errors(em, fit, hidden)["a"][0].isinf().all())
