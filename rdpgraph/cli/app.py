@@ -1,4 +1,4 @@
-"""The commands: infer, explain, convert, draw, parse.
+"""The commands: infer, explain, convert, draw, parse; fit and sample.
 
 What answers is imported by the command that needs it, so that help waits for no tensor library.
 """
@@ -17,17 +17,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from rdpgraph.cli.learning import fit_command, sample_command
 from rdpgraph.cli.options import (
     Device,
     EstimatorName,
+    Evidence,
     Format,
+    Limit,
+    Memory,
     Method,
+    Model,
+    Output,
     ParseFormat,
     ParseTask,
     ProposalName,
+    Settings,
     Task,
-    memory,
-    seconds,
+    Time,
+    Whole,
     size,
 )
 from rdpgraph.errors import in_a_line, printable
@@ -63,33 +70,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Inference in discrete graphical models: exact, planned before it runs.",
 )
-
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A .uai or .bif file, or its .gz.")]
-Evidence = Annotated[Path | None, typer.Option("--evidence", help="A UAI evidence file.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=STATE", help="Evidence; repeatable.")
-]
-Memory = Annotated[
-    float | None,
-    typer.Option("--memory", parser=memory, metavar="4GB", help="Budget for the tables."),
-]
-Time = Annotated[
-    float,
-    typer.Option(
-        "--time", parser=seconds, metavar="60s", help="Budget for the run, reading included."
-    ),
-]
-Whole = Annotated[
-    float,
-    typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may."),
-]
-Limit = Annotated[
-    float | None,
-    typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
-]
-Output = Annotated[
-    Path | None, typer.Option(help="The file to write, atomically, instead of printing.")
-]
 
 
 @app.command("infer")
@@ -352,6 +332,10 @@ def parse_command(
             draw_tree(rows[0]["trees"][0]["tree"], picture)
     if output is None:
         sys.stdout.write(text)
+
+
+app.command("fit")(fit_command)
+app.command("sample")(sample_command)
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001

@@ -3,6 +3,8 @@
 import math
 import re
 from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -124,3 +126,31 @@ def _amount(
     if not 0 < value <= most:
         raise typer.BadParameter(f"expected {expected}, at most {most:.3g}; got {text!r}")
     return value
+
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A .uai or .bif file, or its .gz.")]
+Evidence = Annotated[Path | None, typer.Option("--evidence", help="A UAI evidence file.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=STATE", help="Evidence; repeatable.")
+]
+Memory = Annotated[
+    float | None,
+    typer.Option("--memory", parser=memory, metavar="4GB", help="Budget for the tables."),
+]
+Time = Annotated[
+    float,
+    typer.Option(
+        "--time", parser=seconds, metavar="60s", help="Budget for the run, reading included."
+    ),
+]
+Whole = Annotated[
+    float,
+    typer.Option("--time", parser=seconds, metavar="10m", help="When to end, come what may."),
+]
+Limit = Annotated[
+    float | None,
+    typer.Option("--limit", parser=memory, metavar="2GiB", help="Most text read of a file."),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="The file to write, atomically, instead of printing.")
+]

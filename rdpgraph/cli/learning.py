@@ -1,0 +1,126 @@
+"""The commands about data: fit tables to rows, and draw rows."""
+
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rdpgraph.cli.options import Limit, Model, Output, Settings, Whole
+
+if TYPE_CHECKING:
+    from rdpgraph.model.graph import FactorGraph
+
+_GAPS = "", "?", "*", "NA", "NaN", "nan", "null", "-1"
+"""Texts that stand for no state, unless a state is called so."""
+
+
+def fit_command(
+    model: Model,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A .csv file with a column for each variable.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The fitted .bif or .uai file.")],
+    prior: Annotated[
+        float, typer.Option(min=0.0, help="Pseudo-counts of every entry; 1 is Laplace's rule.")
+    ] = 0.0,
+    steps: Annotated[int, typer.Option(min=1, help="Of EM, at most.")] = 200,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="The gain in nats of a row at which EM ends.")
+    ] = 1e-6,
+    time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
+    limit: Limit = None,
+) -> None:
+    """Fit the tables of a Bayesian network to rows with gaps, from its own tables on.
+
+    Zeros of the tables stay. Variables without a column are hidden; an empty field, ?, * and NaN
+    are missing.
+    """
+    from rdpgraph.cli.drawing import checked_target
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import ending, progress, warn
+    from rdpgraph.io.files import text_of, write
+    from rdpgraph.learn import BayesianNetwork, Step
+
+    checked_target(output, model, data)
+    text_of(output)  # refused before anything is read
+    with progress("reading", time_seconds) as tell, ending(time_seconds):
+
+        def report(step: Step) -> None:
+            tell(f"step {step.number}, log-likelihood {step.objective:.4f}")
+
+        graph = Files(limit, time_seconds).load(model)
+        rows = _read_rows(data, graph, limit, time_seconds)
+        network = BayesianNetwork(
+            graph, prior=prior, limit=steps, tolerance=tolerance, progress=report
+        ).fit(rows)
+        write(network.graph_, output)
+    fit = network.fit_
+    typer.echo(f"log-likelihood {fit.log_likelihood:.4f} nats, {len(rows)} rows, {fit.steps} steps")
+    if not fit.status.converged:
+        warn(f"{output}: {fit.status.remedy}")
+
+
+def sample_command(
+    model: Model,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10**7, help="Rows.")] = 1,
+    output: Output = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
+    time_seconds: Whole = "10m",  # pyright: ignore[reportArgumentType]
+    limit: Limit = None,
+) -> None:
+    """Draw rows from a model, given what is set, as comma-separated values."""
+    from rdpgraph.cli.drawing import checked_target
+    from rdpgraph.cli.loading import Files
+    from rdpgraph.cli.solving import ending, posterior_of, progress, seeded
+    from rdpgraph.io.text import write_text_atomically
+    from rdpgraph.schedulers import Auto
+
+    checked_target(output, model)
+    generator = seeded(seed)
+    with progress("drawing", time_seconds), ending(time_seconds):
+        graph = Files(limit, time_seconds).load(model, settings=settings or ())
+        posterior = posterior_of(graph, Auto(seconds=0.5 * time_seconds))
+        text = posterior.sample(count, generator).to_frame().to_csv(index=False)
+        if output is not None:
+            write_text_atomically(output, text)
+    if output is None:
+        sys.stdout.write(text)
+
+
+def _read_rows(path: Path, graph: "FactorGraph", limit: float | None, wait: float) -> Any:
+    """The rows of a file as a DataFrame of states.
+
+    Raises:
+        FileFormatError: no comma-separated values.
+        UnsupportedError: pandas is not installed.
+    """
+    from rdpgraph.errors import FileFormatError, UnsupportedError
+    from rdpgraph.io.tables import all_variables
+    from rdpgraph.io.text import LIMIT, read_bytes
+    from rdpgraph.model.variable import names_of
+
+    try:
+        import pandas
+    except ImportError:
+        raise UnsupportedError(
+            "rdpgraph fit needs pandas, which is not installed: pip install 'rdpgraph[pandas]'."
+        ) from None
+    names = {
+        v.name: {str(state): state for state in names_of(v.states)} for v in all_variables(graph)
+    }
+    text = BytesIO(read_bytes(path, limit=int(limit or LIMIT), wait=wait))
+    try:
+        first: Any = pandas.read_csv(text, nrows=0)
+        text.seek(0)
+        gaps = {name: [g for g in _GAPS if g not in names.get(name, ())] for name in first.columns}
+        rows: Any = pandas.read_csv(text, dtype="category", keep_default_na=False, na_values=gaps)
+    except ValueError as error:
+        raise FileFormatError(f"{path}: not a table of comma-separated values: {error}") from None
+    for name, known in names.items():
+        if name in rows:
+            states = [known.get(text, text) for text in rows[name].cat.categories]
+            rows[name] = rows[name].cat.rename_categories(states)
+    return rows

@@ -1,0 +1,85 @@
+"""The commands fit and sample."""
+
+import math
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.learn import BayesianNetwork
+
+ASIA = str(Path(__file__).parents[2] / "examples" / "asia.bif")
+
+
+@pytest.fixture
+def data(run, tmp_path):
+    """Rows of asia in a file."""
+    target = tmp_path / "data.csv"
+    assert run("sample", ASIA, "-n", 300, "--output", target, "--seed", 1) == (0, "", "")
+    return target
+
+
+def test_draws_are_those_of_the_library(run, data):
+    drawn = rg.infer(rg.read(ASIA)).sample(300, torch.Generator().manual_seed(1)).to_frame()
+    pandas.testing.assert_frame_equal(pandas.read_csv(data), drawn.astype("str"))
+    code, out, _ = run("sample", ASIA, "-n", 3, "--set", "smoke=no")
+    assert code == 0
+    assert out.splitlines()[0].split(",") == list(drawn.columns)
+    assert {line.split(",")[list(drawn.columns).index("smoke")] for line in out.split()[1:]} == {
+        "no"
+    }
+
+
+def test_a_fit_is_that_of_the_library(run, data, tmp_path):
+    rows = pandas.read_csv(data).drop(columns="tub")
+    rows.loc[rows.index % 3 == 0, "bronc"] = None
+    rows.to_csv(data, index=False)
+    target = tmp_path / "fitted.bif"
+    code, out, err = run("fit", ASIA, data, "-o", target, "--prior", 0.5)
+    assert (code, err) == (0, "")
+    fitted, network = rg.read(target), BayesianNetwork(rg.read(ASIA), prior=0.5).fit(rows)
+    assert f"log-likelihood {network.fit_.log_likelihood:.4f} nats, 300 rows" in out
+    for name in ("bronc", "dysp", "tub"):
+        torch.testing.assert_close(fitted.cpt(name), network.graph_.cpt(name), atol=1e-6, rtol=0)
+
+
+def test_states_may_be_numbers(run, tmp_path):
+    a, b = rg.Variable("x0", 2), rg.Variable("x1", 3)
+    half = [[1 / 3] * 3] * 2
+    rg.write(
+        rg.FactorGraph.bayesian_network([(a, (), [0.5, 0.5]), (b, (a,), half)]), tmp_path / "m.uai"
+    )
+    model = rg.read(tmp_path / "m.uai")
+    names = [v.name for v in model.variables]
+    (tmp_path / "d.csv").write_text(f"{names[0]},{names[1]}\n0,2\n1,-1\n1,0\n?,0\n")
+    assert run("fit", tmp_path / "m.uai", tmp_path / "d.csv", "-o", tmp_path / "f.uai")[0] == 0
+    fitted = rg.infer(rg.read(tmp_path / "f.uai")).marginal(names[1])
+    assert float(fitted[1]) == pytest.approx(0.0, abs=1e-6)
+    assert math.isclose(float(fitted.sum()), 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("asia,snow\nyes,no\n", "Column 'snow' is no variable"),
+        ("asia,tub\nyes,maybe\n", "has no state 'maybe'"),
+        ("", "not a table of comma-separated values"),
+        ("asia\nyes,no,no\nyes\nno,no,no,no\n", "Error"),
+        ("tub,lung,either\nyes,no,no\n", "row 0 of the data"),
+    ],
+)
+def test_bad_data_is_told_in_one_line(run, tmp_path, text, message):
+    target = tmp_path / "fitted.bif"
+    (tmp_path / "data.csv").write_text(text)
+    code, out, err = run("fit", ASIA, tmp_path / "data.csv", "-o", target)
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert message in err
+    assert not target.exists()
+
+
+def test_outputs_are_refused_before_anything_is_read(run, data, tmp_path):
+    assert run("fit", ASIA, data, "-o", data)[0] == 1
+    assert run("fit", ASIA, data, "-o", tmp_path / "fitted.txt")[0] == 1
+    assert run("fit", ASIA, tmp_path / "none.csv", "-o", tmp_path / "f.bif")[0] == 1
