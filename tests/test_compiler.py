@@ -91,3 +91,17 @@ def test_a_trace_is_refused_in_a_line(asked):
     with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.jit\.trace") as caught:
         torch.jit.trace(QUESTIONS[asked], numbers(3, 3))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_a_gradient_of_torch_func_is_refused_in_a_line(asked):
+    with pytest.raises(rg.errors.UnsupportedError, match=r"torch\.func") as caught:
+        torch.func.grad(QUESTIONS[asked])(numbers(3, 3))
+    assert "\n" not in str(caught.value)
+
+
+def test_transforms_pass_through_an_unrolled_layer():
+    unrolled, emissions = CRF.exportable(), numbers(2, 4, 3)
+    mask = torch.arange(4) < torch.tensor([[4], [2]])
+    gradient = torch.func.grad(lambda given: unrolled(given, mask)[1].sum())(emissions)
+    torch.testing.assert_close(gradient, CRF.marginals(emissions, mask))

@@ -1,4 +1,4 @@
-"""Calls that `torch.compile` leaves as they stand, and `torch.jit.trace` is refused."""
+"""Calls that `torch.compile` leaves as they stand, and that tracers and transforms are refused."""
 
 import sys
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.errors import RdpgraphError, UnsupportedError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -18,7 +18,8 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     """The function, which compiled functions call between the parts that they trace.
 
     As `torch.compiler.disable`, asked for where the compiler is there: it takes seconds to load.
-    `torch.jit.trace`, which would record one input's steps for all inputs, gets an error.
+    `torch.jit.trace`, which would record one input's steps for all inputs, gets an error, and so do
+    `torch.func.grad` and `vmap` where they meet what they cannot pass.
     """
     alone: Callable[Arguments, Result] | None = None
 
@@ -30,15 +31,28 @@ def opaque(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
                 f"{function.__qualname__} does not run in torch.jit.trace: its steps depend on the "
                 "values. Trace the layers around it, or use torch.compile, which calls it as it is."
             )
-        # A compiler that reads this line would read all of sys.modules.
-        if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if alone is None:
-            made: Any = torch.compiler.disable(function)
-            alone = made
-        return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+        try:
+            # A compiler that reads this line would read all of sys.modules.
+            if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
+                return function(*args, **kwargs)
+            if alone is None:
+                made: Any = torch.compiler.disable(function)
+                alone = made
+            return alone(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, RdpgraphError) or not _in_transform():
+                raise
+            raise UnsupportedError(
+                f"{function.__qualname__} does not run in torch.func's transforms: compiled code "
+                "answers it. Use torch.autograd.grad, and batch dims in place of vmap."
+            ) from error
 
     return called
+
+
+def _in_transform() -> bool:
+    functorch: Any = getattr(torch._C, "_functorch", None)  # pyright: ignore[reportPrivateUsage]
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
 
 
 class Opaque:

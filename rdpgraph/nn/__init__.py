@@ -1,12 +1,13 @@
 """Modules of `torch.nn` whose answers are those of structures.
 
 Here belong layers that hold parameters and take padded batches: `CRF` instead of
-pytorch-crf's, with constraints on its tags, `HMM` as a language model, `StructuredVAE`, and
-`FeatureMap`.
+pytorch-crf's, with constraints on its tags, `SemiCRF` for segments, `HMM` as a language model,
+`StructuredVAE`, and `FeatureMap`.
 """
 
 from rdpgraph.nn.crf import CRF, Constraints, bio_constraints, bioes_constraints
 from rdpgraph.nn.hmm import HMM, FeatureMap
+from rdpgraph.nn.semicrf import SemiCRF
 from rdpgraph.nn.vae import (
     Decoder,
     ImportanceEstimate,
@@ -18,5 +19,5 @@ from rdpgraph.nn.vae import (
 
 __all__ = [
     "CRF", "HMM", "Constraints", "Decoder", "FeatureMap", "ImportanceEstimate", "Joint",
-    "LSTMDecoder", "Objective", "StructuredVAE", "bio_constraints", "bioes_constraints",
+    "LSTMDecoder", "Objective", "SemiCRF", "StructuredVAE", "bio_constraints", "bioes_constraints",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import ModelError
+from rdpgraph.nn.unrolled import UnrolledCRF
 from rdpgraph.structures.chain.factors import inside
 from rdpgraph.structures.chain.model import Chain
 
@@ -112,10 +113,98 @@ def _parts(labels: Sequence[str], letters: str) -> list[tuple[str, str]]:
     return parts
 
 
+_PARTS = tuple(own.name for own in fields(Constraints))
 Reduction: TypeAlias = Literal["none", "sum", "mean", "token_mean"]
 
 
-class CRF(nn.Module):
+class Transitions(nn.Module):
+    """Scores of tags that begin a sequence, follow each other and end it; a base of layers.
+
+    Its parameters and what is refused are described where it is used: `CRF` and `SemiCRF`.
+    """
+
+    _allowed_start: Tensor | None
+    _allowed_transitions: Tensor | None
+    _allowed_end: Tensor | None
+
+    def __init__(
+        self,
+        num_tags: int,
+        batch_first: bool = False,  # noqa: FBT001, FBT002
+        *,
+        constraints: Constraints | None = None,
+    ) -> None:
+        name = f"A {type(self).__name__}"
+        if not is_whole(num_tags, 1):
+            raise ModelError(f"{name} needs one tag or more; got num_tags={num_tags!r:.80}.")
+        if not isinstance(cast(object, constraints), Constraints | None):
+            raise ModelError(
+                f"{name} needs constraints as bio_constraints(labels) gives them; got "
+                f"{type(constraints).__name__}."
+            )
+        if constraints is not None and len(constraints.start) != num_tags:
+            raise ModelError(
+                f"{name} of {num_tags} tags needs constraints of as many; got some of "
+                f"{len(constraints.start)}."
+            )
+        super().__init__()
+        for part in _PARTS:
+            allowed = None if constraints is None else getattr(constraints, part)
+            # No part of the checkpoints, which are those of pytorch-crf.
+            self.register_buffer(f"_allowed_{part}", allowed, persistent=False)
+        self.num_tags = num_tags
+        self.batch_first = batch_first
+        self.start_transitions = nn.Parameter(torch.empty(num_tags))
+        self.end_transitions = nn.Parameter(torch.empty(num_tags))
+        self.transitions = nn.Parameter(torch.empty(num_tags, num_tags))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter again, uniform between -0.1 and 0.1."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.1, 0.1)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows."""
+        return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
+
+    def _scores(
+        self, emissions: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Emissions with the batch first, scores of start, transitions and end, and lengths.
+
+        All of one type, and what is forbidden at -inf.
+
+        Raises:
+            ModelError: shapes or a mask that do not fit.
+        """
+        _require_tensors(emissions=emissions)
+        if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
+            order = "batch, steps" if self.batch_first else "steps, batch"
+            raise ModelError(
+                f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}."
+            )
+        if mask is not None:
+            _require_steps("mask", mask, emissions)
+        if not self.batch_first:
+            emissions = emissions.transpose(0, 1)
+            mask = None if mask is None else mask.t()
+        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
+
+        def allowed(given: Tensor, kept: Tensor | None) -> Tensor:
+            given = given.to(dtype)
+            return given if kept is None else torch.where(kept, given, -math.inf)
+
+        return (
+            emissions.to(dtype),
+            allowed(self.start_transitions, self._allowed_start),
+            allowed(self.transitions, self._allowed_transitions),
+            allowed(self.end_transitions, self._allowed_end),
+            None if mask is None else _lengths(mask),
+        )
+
+
+class CRF(Transitions):
     """Scores whole sequences of tags, where a linear layer scores each tag by itself.
 
     Names, arguments, parameters and their initial values are those of ``torchcrf.CRF`` of the
@@ -153,50 +242,6 @@ class CRF(nn.Module):
         ModelError: no tags, or constraints of another number of them.
     """
 
-    _allowed_start: Tensor | None
-    _allowed_transitions: Tensor | None
-    _allowed_end: Tensor | None
-
-    def __init__(
-        self,
-        num_tags: int,
-        batch_first: bool = False,  # noqa: FBT001, FBT002
-        *,
-        constraints: Constraints | None = None,
-    ) -> None:
-        if not is_whole(num_tags, 1):
-            raise ModelError(f"A CRF needs one tag or more; got num_tags={num_tags!r:.80}.")
-        if not isinstance(cast(object, constraints), Constraints | None):
-            raise ModelError(
-                "A CRF needs constraints as bio_constraints(labels) gives them; got "
-                f"{type(constraints).__name__}."
-            )
-        if constraints is not None and len(constraints.start) != num_tags:
-            raise ModelError(
-                f"A CRF of {num_tags} tags needs constraints of as many; got some of "
-                f"{len(constraints.start)}."
-            )
-        super().__init__()
-        for part in ("start", "transitions", "end"):
-            allowed = None if constraints is None else getattr(constraints, part)
-            # No part of the checkpoints, which are those of pytorch-crf.
-            self.register_buffer(f"_allowed_{part}", allowed, persistent=False)
-        self.num_tags = num_tags
-        self.batch_first = batch_first
-        self.start_transitions = nn.Parameter(torch.empty(num_tags))
-        self.end_transitions = nn.Parameter(torch.empty(num_tags))
-        self.transitions = nn.Parameter(torch.empty(num_tags, num_tags))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw every parameter again, uniform between -0.1 and 0.1."""
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.1, 0.1)
-
-    def extra_repr(self) -> str:
-        """What `repr` shows."""
-        return f"num_tags={self.num_tags}, batch_first={self.batch_first}"
-
     def forward(
         self,
         emissions: Tensor,
@@ -217,21 +262,13 @@ class CRF(nn.Module):
             ModelError: shapes, a mask or a reduction that do not fit.
             EvidenceError: a tag that is out of range.
         """
-        if reduction not in ("none", "sum", "mean", "token_mean"):
-            raise ModelError(
-                f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r}."
-            )
+        require_reduction(reduction)
         _require_tensors(emissions=emissions, tags=tags)
         _require_steps("tags", tags, emissions)
         chain = self.chain(emissions, mask)
         log_likelihood = chain.log_prob(tags if self.batch_first else tags.t())
-        if reduction == "none":
-            return log_likelihood
-        if reduction == "mean":
-            return log_likelihood.mean()
-        if reduction == "token_mean":
-            return log_likelihood.sum() / (tags.numel() if mask is None else mask.bool().sum())
-        return log_likelihood.sum()
+        steps = tags.numel() if mask is None else mask.bool().sum()
+        return reduced(log_likelihood, reduction, steps)
 
     def decode(self, emissions: Tensor, mask: Tensor | None = None) -> list[list[int]]:
         """The best sequence of tags of each item, as long as its mask; O(T N^2) each."""
@@ -255,36 +292,32 @@ class CRF(nn.Module):
         """(batch,) entropies in nats of the whole sequences; differentiable."""
         return self.chain(emissions, mask).entropy()
 
+    def exportable(self) -> UnrolledCRF:
+        """A module of plain torch for `torch.export` and ONNX: the best tags and log Z.
+
+        ``exportable()(emissions, mask)`` gives tags of the shape of the mask, which is not
+        optional, -1 beyond it, and log Z (batch,). Scores are those of now, and constants. Steps
+        are unrolled: a program is for the shapes that it is exported with.
+
+        Example:
+            >>> crf = CRF(3).exportable()
+            >>> inputs = torch.randn(4, 2, 3), torch.ones(4, 2, dtype=torch.bool)
+            >>> program = torch.export.export(crf, inputs)
+            >>> tags, log_z = program.module()(*inputs)
+            >>> tags.shape, log_z.shape
+            (torch.Size([4, 2]), torch.Size([2]))
+        """
+        _, start, transitions, end, _ = self._scores(self.transitions.unsqueeze(0), None)
+        return UnrolledCRF(start, transitions, end, batch_first=self.batch_first)
+
     def chain(self, emissions: Tensor, mask: Tensor | None = None) -> Chain:
         """The distribution over sequences as a `Chain`, which has the batch first.
 
         Raises:
             ModelError: shapes or a mask that do not fit.
         """
-        _require_tensors(emissions=emissions)
-        if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
-            order = "batch, steps" if self.batch_first else "steps, batch"
-            raise ModelError(
-                f"emissions must be ({order}, {self.num_tags}); got {tuple(emissions.shape)}."
-            )
-        if mask is not None:
-            _require_steps("mask", mask, emissions)
-        if not self.batch_first:
-            emissions = emissions.transpose(0, 1)
-            mask = None if mask is None else mask.t()
-        dtype = torch.promote_types(emissions.dtype, self.transitions.dtype)
-
-        def scores(given: Tensor, allowed: Tensor | None) -> Tensor:
-            given = given.to(dtype)
-            return given if allowed is None else torch.where(allowed, given, -math.inf)
-
-        return Chain.crf(
-            emissions.to(dtype),
-            scores(self.transitions, self._allowed_transitions),
-            start=scores(self.start_transitions, self._allowed_start),
-            end=scores(self.end_transitions, self._allowed_end),
-            lengths=None if mask is None else _lengths(mask),
-        )
+        emissions, start, transitions, end, lengths = self._scores(emissions, mask)
+        return Chain.crf(emissions, transitions, start=start, end=end, lengths=lengths)
 
 
 def _lengths(mask: Tensor) -> Tensor:
@@ -298,6 +331,23 @@ def _lengths(mask: Tensor) -> Tensor:
     if not mask[:, :1].all():
         raise ModelError("mask must be on at the first step of every item; drop empty items.")
     raise ModelError("mask must have no gaps: once off, an item stays off; pack its steps.")
+
+
+def require_reduction(reduction: object) -> None:
+    """Raise a `ModelError` where a loss cannot be reduced so."""
+    if reduction not in ("none", "sum", "mean", "token_mean"):
+        raise ModelError(
+            f"reduction must be 'none', 'sum', 'mean' or 'token_mean'; got {reduction!r:.80}."
+        )
+
+
+def reduced(log_likelihood: Tensor, reduction: Reduction, steps: Tensor | int) -> Tensor:
+    """(batch,) log-likelihoods as a loss has them, by the number of their steps."""
+    if reduction == "none":
+        return log_likelihood
+    if reduction == "mean":
+        return log_likelihood.mean()
+    return log_likelihood.sum() / (steps if reduction == "token_mean" else 1)
 
 
 def _require_tensors(**given: object) -> None:

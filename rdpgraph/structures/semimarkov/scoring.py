@@ -123,7 +123,7 @@ def score(
         return segments.new_zeros(state.shape[:-1])
     place = torch.arange(steps, device=segments.device)
     inside = place < lengths.unsqueeze(1)
-    ages, ends = segmentation.ages, _ends(starts, lengths)
+    ages, ends = segmentation.ages, ends_of(starts, lengths)
     item = torch.arange(len(lengths), device=segments.device).unsqueeze(1)
     spans = segments[item, place, ages.clamp(max=durations - 1), state]
     total = torch.where(ends, spans, 0.0).sum(-1)
@@ -138,7 +138,7 @@ def score(
 def site_states(segmentation: Segmentation, lengths: Tensor, durations: int) -> Tensor:
     """(*lead, B, T, D) the label of each segment of (*lead, B, T), as `flat` gives it; -1: none."""
     lasting = torch.arange(durations, device=lengths.device)
-    here = _ends(segmentation.starts, lengths).unsqueeze(-1) & (
+    here = ends_of(segmentation.starts, lengths).unsqueeze(-1) & (
         segmentation.ages.unsqueeze(-1) == lasting
     )
     return torch.where(here, segmentation.labels.unsqueeze(-1), -1)
@@ -200,7 +200,7 @@ def filled(states: Tensor, unary: Tensor) -> Segmentation:
     return Segmentation(segmentation.labels.clamp(min=0), segmentation.starts)
 
 
-def _ends(starts: Tensor, lengths: Tensor) -> Tensor:
+def ends_of(starts: Tensor, lengths: Tensor) -> Tensor:
     """(*lead, B, T) whether a segment ends at a position."""
     place = torch.arange(starts.shape[-1], device=starts.device)
     follows = pad(starts, (0, 1), value=True)[..., 1:]
