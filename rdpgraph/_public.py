@@ -41,7 +41,15 @@ from rdpgraph.model.variable import Variable, VariableArray
 from rdpgraph.plan.plan import Plan
 from rdpgraph.query.posterior import Posterior
 from rdpgraph.query.structured import StructuredPosterior
-from rdpgraph.schedulers import Auto, Contraction, JoinGraph, Loopy, MiniBuckets, Search
+from rdpgraph.schedulers import (
+    Auto,
+    Contraction,
+    Counting,
+    JoinGraph,
+    Loopy,
+    MiniBuckets,
+    Search,
+)
 from rdpgraph.structures.alignment.model import Alignment
 from rdpgraph.structures.bitext.mixed import MixedBitext
 from rdpgraph.structures.bitext.model import Bitext
@@ -65,6 +73,7 @@ __all__ = [
     "Cardinality",
     "Chain",
     "Contraction",
+    "Counting",
     "Derivations",
     "Exact",
     "ExactlyOne",

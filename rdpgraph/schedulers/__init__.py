@@ -2,6 +2,7 @@
 
 from rdpgraph.schedulers.auto import Auto
 from rdpgraph.schedulers.contraction import Contraction, exactly, require_fit, solved
+from rdpgraph.schedulers.counting import Counting
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import Loopy
 from rdpgraph.schedulers.minibuckets import MiniBuckets
@@ -11,6 +12,7 @@ from rdpgraph.schedulers.search import Search
 __all__ = [
     "Auto",
     "Contraction",
+    "Counting",
     "JoinGraph",
     "Loopy",
     "MiniBuckets",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,8 +12,8 @@ import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport] 
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
 from rdpgraph.engines.exact.engine import UP, ExactSolution
-from rdpgraph.engines.log_partition import BestKnown
-from rdpgraph.engines.loopy.counting import Bethe, Counting, Fractional
+from rdpgraph.engines.log_partition import EXACTLY, BestKnown
+from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
 from rdpgraph.engines.minibuckets.estimate import Sampling
@@ -33,6 +34,7 @@ from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, duration
 from rdpgraph.plan.scheduler import PASSES, SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved
+from rdpgraph.schedulers.counting import counting_of
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
 from rdpgraph.schedulers.scheduler import (
@@ -73,6 +75,9 @@ _BOUNDED = 400
 _FORWARD = 0.25
 """The part of the time in which log Z alone is exact, as predicted."""
 
+_COUNTED = 0.9
+"""The part of the time that a count may take: messages are far off where hard zeros rule."""
+
 _JOINED, _CALM = 0.24, 1e-3
 """The part of the time that messages between clusters take, and their tolerance."""
 
@@ -98,12 +103,14 @@ class Auto(Scheduler):
     likeliest states that violate the fewest factors. Models of more than 50,000 factors with cycles
     go straight to `Loopy`. `status` says what the answer is worth.
 
-    Log Z is exact where that alone fits. Else it is the estimate of `MiniBuckets`, unless its error
-    is above half a nat and messages say what contradicts neither bounds nor estimate; it has no
-    gradients then. Marginals are those of messages, and of `MiniBuckets` where its estimates are
-    precise and contradict messages by three standard errors: this takes the seconds that are left,
-    unless a tenth of them shows that estimates will not be precise. Messages answer for models with
-    tables that are trained, of more than 8,000 factors, and of more than eight batch items.
+    Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
+    constraints is counted, as by `Counting`, in nine tenths of what is left of them at most. Else
+    it is the estimate of `MiniBuckets`, unless its error is above half a nat and messages say what
+    contradicts neither bounds nor estimate; it has no gradients then. Marginals are those of
+    messages, and of `MiniBuckets` where its estimates are precise and contradict messages by three
+    standard errors: this takes the seconds that are left, unless a tenth of them shows that
+    estimates will not be precise. Messages answer for models with tables that are trained, of more
+    than 8,000 factors, and of more than eight batch items.
 
     Without seconds answers come soon, and are the same on every machine, as operations are counted
     and no clock is looked at: exact ones where 2.4e9 multiply-adds give all marginals, which is
@@ -201,7 +208,10 @@ class Auto(Scheduler):
             clusters = part.plan_network(graph, network, why, deadline=deadline)
             route = replace(route, clusters=clusters)
         self._spend(allowance, begin)
-        return replace(route, forward=_forward(network, plan, budget)).planned(why)
+        forward, counting = _forward(network, plan, budget), ""
+        if forward is None and self.seconds is not None:
+            forward, counting = counting_of(network, budget.memory_bytes)
+        return replace(route, forward=forward, counting=counting).planned(why)
 
     def _allowance(self, network: Network, counter: Counter | None) -> Allowance:
         """The seconds for approximate answers."""
@@ -228,7 +238,8 @@ class _Approximate:
         progress: told of every sweep and move.
         remedy: what would do better than all of them.
         clusters: the plan of messages between clusters and what carries it out, or None.
-        forward: gives log Z alone where that fits, or None.
+        forward: gives log Z alone where that fits or may be counted, or None.
+        counting: why log Z is counted or not; empty where width decides.
     """
 
     network: Network
@@ -239,6 +250,7 @@ class _Approximate:
     remedy: str = ""
     clusters: tuple[Plan, Callable[[], Solution]] | None = None
     forward: Callable[[float], Solution] | None = None
+    counting: str = ""
 
     @cached_property
     def _for_messages(self) -> ForMessages:
@@ -247,7 +259,8 @@ class _Approximate:
     def planned(self, why: str) -> tuple[Plan, Callable[[], Solution]]:
         """The plan, and what carries it out."""
         if _is_estimated(self.network):
-            why += "; log Z alone is " + ("exact" if self.forward else "estimated by populations")
+            exactly = self.counting or ("exact" if self.forward else "estimated by populations")
+            why += f"; log Z alone is {exactly}"
         if self.clusters is not None:
             return replace(self.clusters[0], why=why), self.solution
         return self._for_messages.plan(why, self.allowance.seconds), self.solution
@@ -271,7 +284,8 @@ class _Approximate:
         )
         if not _is_estimated(network):
             return messages
-        return BestKnown(messages, self._drawn, self.forward, allowance)
+        part = _COUNTED if self.forward is not None and self.counting else EXACTLY
+        return BestKnown(messages, self._drawn, self.forward, allowance, part)
 
     def _attempt(self, settings: "_Try", left: float) -> Solution:
         schedule = Flooding()
@@ -302,7 +316,7 @@ class _Try:
     """One try of loopy propagation, and its part of the time that is left."""
 
     damping: float
-    counting: Counting
+    counting: CountingNumbers
     part: float
     tolerance: float = 1e-4
     in_turn: bool = False
@@ -358,13 +372,8 @@ def _no_order(last: frozenset[int]) -> ContractionTree:  # noqa: ARG001
     raise BudgetError("Only log Z is exact here.")
 
 
-def _exact_first(
-    run: Callable[[], Solution],
-    loopy: Callable[[float], Solution],
-    sure: bool,  # noqa: FBT001
-    taken: Allowance,
-) -> ExactFirst:
-    return ExactFirst(run(), loopy, sure, taken)
+def _exact_first(run: Callable[[], Solution], *others: Any) -> ExactFirst:
+    return ExactFirst(run(), *others)
 
 
 def _at_once(run: Callable[[], Solution], left: float) -> Solution:  # noqa: ARG001

@@ -10,7 +10,7 @@ import torch
 from rdpgraph._core.cache import cached_property, recording
 from rdpgraph._core.numbers import is_real, is_whole
 from rdpgraph._core.portable import tensors_in
-from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers
 from rdpgraph.engines.loopy.gradients import Gradient, Implicit
 from rdpgraph.engines.loopy.propagation import Limits, Sweep
 from rdpgraph.engines.loopy.schedules import Damping, Flooding, LogDamping, Schedule
@@ -56,7 +56,7 @@ class Loopy(Scheduler):
     damping: float | Damping = 0.0
     tolerance: float = 1e-5
     schedule: Schedule = field(default_factory=Flooding)
-    counting: Counting = field(default_factory=Bethe)
+    counting: CountingNumbers = field(default_factory=Bethe)
     temperature: float = 1.0
     gradient: Gradient = field(default_factory=Implicit)
     start: Posterior | None = None
@@ -73,7 +73,7 @@ class Loopy(Scheduler):
             )
         require_budget("Loopy", self.memory, None)
         require_kind("Loopy", "schedule", self.schedule, Schedule, "Flooding()")
-        require_kind("Loopy", "counting", self.counting, Counting, "Bethe()")
+        require_kind("Loopy", "counting", self.counting, CountingNumbers, "Bethe()")
         require_kind("Loopy", "gradient", self.gradient, Gradient, "Implicit()")
         require_kind("Loopy", "start", self.start, Posterior, "infer(graph, scheduler=Loopy())")
         if not (self.seconds is None or (is_real(self.seconds) and self.seconds >= 0)):

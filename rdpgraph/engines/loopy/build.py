@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph.engines.loopy.arithmetic import take
-from rdpgraph.engines.loopy.counting import Counting
+from rdpgraph.engines.loopy.counting import CountingNumbers
 from rdpgraph.engines.loopy.edges import Edges, Segment, edges_of
 from rdpgraph.engines.loopy.equations import Equations, Messages
 from rdpgraph.engines.loopy.high_order import HighOrderKernel
@@ -33,7 +33,7 @@ def message_groups(network: Network) -> list[int]:
 
 
 def equations_of(
-    network: Network, edges: Edges, counting: Counting, temperature: float
+    network: Network, edges: Edges, counting: CountingNumbers, temperature: float
 ) -> Equations:
     """The equations of a network; factors of one variable become its unary log-potential."""
     weights = counting.numbers(edges)

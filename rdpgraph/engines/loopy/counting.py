@@ -15,7 +15,7 @@ from rdpgraph.errors import ModelError
 _DENSE = 2000  # variables up to which spanning-tree probabilities come from a linear solve
 
 
-class Counting(ABC):
+class CountingNumbers(ABC):
     """A counting number for every factor; a variable's is one less the sum of its factors'."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Counting(ABC):
 
 
 @dataclass(frozen=True)
-class Bethe(Counting):
+class Bethe(CountingNumbers):
     """All one: plain belief propagation (Yedidia, Freeman, Weiss 2005)."""
 
     def numbers(self, edges: Edges) -> None:
@@ -43,7 +43,7 @@ class Bethe(Counting):
 
 
 @dataclass(frozen=True)
-class Fractional(Counting):
+class Fractional(CountingNumbers):
     """One number for all factors: fractional belief propagation (Wiegerinck, Heskes 2003).
 
     Args:
@@ -67,7 +67,7 @@ class Fractional(Counting):
 
 
 @dataclass(frozen=True)
-class TreeReweighted(Counting):
+class TreeReweighted(CountingNumbers):
     """The probability that a random spanning tree holds the factor.
 
     At a fixed point log Z is an upper bound (Wainwright, Jaakkola, Willsky 2005, theorem 7). With

@@ -11,7 +11,7 @@ from torch import Tensor
 from rdpgraph._core.cache import cached_property, differentiable_property, ordinarily
 from rdpgraph.engines.loopy.arithmetic import rescaled, take
 from rdpgraph.engines.loopy.build import carried, edges_in, equations_of, message_groups
-from rdpgraph.engines.loopy.counting import Bethe, Counting
+from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers
 from rdpgraph.engines.loopy.decoding import Decoded, decode
 from rdpgraph.engines.loopy.edges import Edges
 from rdpgraph.engines.loopy.equations import Equations, Messages
@@ -55,7 +55,7 @@ class LoopySolution(Approximation):
     """
 
     network: Network
-    counting: Counting
+    counting: CountingNumbers
     temperature: float
     limits: Limits
     gradient: Gradient

@@ -1,0 +1,216 @@
+"""A reduced network as weighted clauses: the direct encoding, with clauses as short as is cheap."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.engines.reduction.network import Group, Network
+
+Clause: TypeAlias = tuple[int, ...]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """Clauses whose models are the possible configurations, and a weight for each literal.
+
+    Literals are numbered from 1; -x is that x does not hold. Each model extends to one assignment
+    of the literals, so that weighted counts are Z and modes are modes.
+
+    Attributes:
+        literals: for each active variable a literal for each state left.
+        clauses: that must hold, sorted, none twice.
+        log_weights: (batch or 1, 2 n) of literals x and -x, at 2 (x - 1) and 2 (x - 1) + 1.
+        constant: (batch or 1,) log-values of what is no clause.
+    """
+
+    literals: tuple[tuple[int, ...], ...]
+    clauses: tuple[Clause, ...]
+    log_weights: Tensor
+    constant: Tensor
+
+    @property
+    def count(self) -> int:
+        """The number of literals."""
+        return self.log_weights.shape[1] // 2
+
+    @cached_property
+    def components(self) -> tuple[tuple[tuple[int, ...], tuple[Clause, ...]], ...]:
+        """Variables of clauses that share none with others, and these clauses."""
+        parent = list(range(self.count + 1))
+
+        def root(x: int) -> int:
+            while parent[x] != x:
+                parent[x] = x = parent[parent[x]]
+            return x
+
+        for clause in self.clauses:
+            for literal in clause[1:]:
+                parent[root(abs(literal))] = root(abs(clause[0]))
+        parts: dict[int, tuple[list[int], list[Clause]]] = {}
+        for x in range(1, self.count + 1):
+            parts.setdefault(root(x), ([], []))[0].append(x)
+        for clause in self.clauses:
+            parts[root(abs(clause[0]))][1].append(clause)
+        return tuple((tuple(own), tuple(clauses)) for own, clauses in parts.values())
+
+
+def place(literal: int) -> int:
+    """The column of a literal's weight."""
+    return 2 * abs(literal) - 2 + (literal < 0)
+
+
+def encoded(network: Network, item: int | None = None) -> Encoding:
+    """The clauses of a network that is possible and has no whole potentials.
+
+    A variable of two states is a literal, any other one a literal for each state. Configurations
+    that no item allows are clauses, merged into longer cubes where the table shows it. Equal values
+    of a table share a literal that holds where they do, and the most frequent one has none; each
+    configuration has its own where the table has gradients, which flow to the weights.
+
+    Args:
+        network: the reduced model.
+        item: of the batch; None: one set of clauses for all of them, that differ in weights.
+    """
+    making = _Making(network, item)
+    for group in network.groups:
+        making.add(group)
+    return making.made()
+
+
+class _Making:
+    """Clauses and weights so far."""
+
+    def __init__(self, network: Network, item: int | None) -> None:
+        self._item, self._count = item, 0
+        self._literals: list[tuple[int, ...]] = []
+        for size in network.sizes:
+            own = [self._new() for _ in range(1 if size == 2 else size)]
+            self._literals.append((-own[0], own[0]) if size == 2 else tuple(own))
+        self._clauses: set[Clause] = set()
+        for own in self._literals:
+            if len(own) > 2:
+                self._clauses.add(own)
+                self._clauses.update(tuple(sorted((-x, -y))) for x, y in combinations(own, 2))
+        self._weights: list[tuple[list[int], Tensor]] = []
+        self._constant = self._of(network.constant)
+        self._covers: dict[tuple[bytes, bytes, tuple[int, ...]], list[list[tuple[int, ...]]]] = {}
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _of(self, values: Tensor) -> Tensor:
+        return values if self._item is None or len(values) == 1 else values[[self._item]]
+
+    def add(self, group: Group) -> None:
+        """Take in factors of one shape."""
+        tables = self._of(group.log_tables)
+        shape = tuple(tables.shape[2:])
+        scopes = group.scopes.tolist()
+        rows = group.rows.tolist() if group.rows is not None else range(len(scopes))
+        which = [row if tables.shape[1] > 1 else 0 for row in rows]
+        if len(shape) == 1:
+            places = [place(self._literals[v][s]) for (v,) in scopes for s in range(shape[0])]
+            self._weights.append((places, tables[:, which].flatten(1)))
+            return
+        flat = tables.flatten(2)
+        known = flat.detach().double().cpu().numpy()
+        split = [self._split(known[:, u], shape, apart=tables.requires_grad)
+                 for u in range(known.shape[1])]  # fmt: skip
+        for scope, u in zip(scopes, which, strict=True):
+            own = [self._literals[v] for v in scope]
+            forbidden, base, defined = split[u]
+            self._forbid(own, forbidden, forbidden)
+            if base >= 0:
+                self._constant = self._constant + flat[:, u, base]
+            for rows_with in defined:
+                holds = self._new()
+                first = int(rows_with.reshape(-1).argmax())
+                self._forbid(own, rows_with, rows_with | forbidden, holds)
+                self._forbid(own, ~(rows_with | forbidden), ~rows_with, -holds)
+                own_value = flat[:, u, [first]]
+                value = own_value - flat[:, u, [base]] if base >= 0 else own_value
+                self._weights.append(([place(holds)], value))
+
+    @staticmethod
+    def _split(
+        values: npt.NDArray[np.float64], shape: tuple[int, ...], *, apart: bool
+    ) -> tuple[Bools, int, list[Bools]]:
+        """Forbidden configurations, one whose value is a constant or -1, and those of each literal.
+
+        Args:
+            values: (batch or 1, n) log-values.
+            shape: of the table.
+            apart: no two configurations share a literal.
+        """
+        forbidden = (values == -np.inf).all(0)
+        groups: dict[bytes, list[int]] = {}
+        for row in np.flatnonzero(~forbidden).tolist():
+            key = row.to_bytes(8) if apart else (values[:, row] + 0.0).tobytes()
+            groups.setdefault(key, []).append(row)
+        sets = sorted(groups.values(), key=len)
+        base = -1
+        if sets and not apart and (values[:, sets[-1][0]] > -np.inf).all():
+            base = sets.pop()[0]
+        masks = np.zeros((len(sets), len(forbidden)), np.bool_)
+        for mask, chosen in zip(masks, sets, strict=True):
+            mask[chosen] = True
+        return forbidden.reshape(shape), base, [mask.reshape(shape) for mask in masks]
+
+    def _forbid(
+        self, own: list[tuple[int, ...]], target: Bools, within: Bools, *others: int
+    ) -> None:
+        """A clause for each cube of configurations, or else one of the other literals holds."""
+        key = target.tobytes(), within.tobytes(), target.shape
+        if key not in self._covers:
+            self._covers[key] = list(_cover(target, within))
+        for cube in self._covers[key]:
+            clause = {*others}
+            for literals, chosen in zip(own, cube, strict=True):
+                if len(chosen) == 1:
+                    clause.add(-literals[chosen[0]])
+                elif len(chosen) < len(literals):
+                    clause.update(x for s, x in enumerate(literals) if s not in chosen)
+            if not any(-x in clause for x in clause):
+                self._clauses.add(tuple(sorted(clause)))
+
+    def made(self) -> Encoding:
+        """Sort the clauses, and sum the weights of each literal."""
+        device, dtype = self._constant.device, self._constant.dtype
+        batch = max([1, *(len(values) for _, values in self._weights)])
+        weights = torch.zeros(batch, 2 * self._count, dtype=dtype, device=device)
+        if self._weights:
+            places = [x for own, _ in self._weights for x in own]
+            values = torch.cat([values.expand(batch, -1) for _, values in self._weights], 1)
+            weights = weights.index_add(1, torch.tensor(places, device=device), values)
+        return Encoding(
+            tuple(self._literals), tuple(sorted(self._clauses)), weights, self._constant
+        )
+
+
+def _cover(target: Bools, within: Bools) -> Iterator[list[tuple[int, ...]]]:
+    """Cubes that lie within a set of configurations and cover a target, each as large as it gets.
+
+    A cube is the states of each variable; those of one variable are grown after another.
+    """
+    left = target.copy()
+    for start in zip(*np.nonzero(target), strict=True):
+        if not left[start]:
+            continue
+        cube = [[int(s)] for s in start]
+        for slot in range(target.ndim):
+            others = [*cube]
+            others[slot] = list(range(target.shape[slot]))
+            inside = within[np.ix_(*others)]
+            fits = inside.all(tuple(d for d in range(target.ndim) if d != slot))
+            cube[slot] = np.flatnonzero(fits).tolist()
+        left[np.ix_(*cube)] = False
+        yield [tuple(states) for states in cube]

@@ -1,0 +1,73 @@
+"""Program that counts: a request in JSON on standard input, the answer on standard output.
+
+Runs by its path in a process of its own, so that it imports nothing of the package.
+"""
+
+import ctypes
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+
+_ROOM = 700.0
+"""Nats above 1 at which an upper bound of a count is put: a double holds 709."""
+_BITS = 1900
+"""Bits by which weights grow where the count was too small for a double."""
+_LEAST = 1e-290
+"""Counts below have lost digits."""
+
+
+def count(variables: int, clauses: list[list[int]], weights: list[float] | None) -> float:
+    """The log of the weighted count of clauses over literals 1 to n; -inf where none is possible.
+
+    Args:
+        variables: n.
+        clauses: that must hold.
+        weights: the log-weights of 1, -1, 2, -2, ...; None: all are 0.
+    """
+    pyganak = importlib.import_module("pyganak")
+    # The wheel of pyganak brings this solver. The counter takes minutes to find contradictions.
+    solver = importlib.import_module("pycryptosat").Solver()
+    solver.add_clauses(clauses)
+    if not solver.solve()[0]:
+        return -math.inf
+    if weights is None:
+        counter = pyganak.Counter()
+        counter.new_vars(variables)
+        counter.add_clauses(clauses)
+        return math.log(counter.count())
+    tops = [max(pair) for pair in zip(weights[::2], weights[1::2], strict=True)]
+    bits = int((_ROOM - variables * math.log(2.0)) / math.log(2.0))
+    total, used = 0.0, bits
+    while total < _LEAST:
+        counter = pyganak.WeightedCounter()
+        counter.new_vars(variables)
+        counter.add_clauses(clauses)
+        for x, top in enumerate(tops, 1):
+            # Powers of two, so that scaling loses no digit.
+            scale = bits // variables + (x <= bits % variables)
+            for literal, weight in zip((x, -x), weights[2 * x - 2 : 2 * x], strict=True):
+                counter.set_lit_weight(literal, math.ldexp(math.exp(weight - top), scale))
+        total, used, bits = counter.count(), bits, bits + _BITS
+    return math.log(total) - used * math.log(2.0) + math.fsum(tops)
+
+
+def main() -> None:
+    """Answer one request, with the memory it says, and end with the process that asked."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    request = json.load(sys.stdin)
+    limit = int(request["memory"])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    answers = os.dup(1)
+    os.dup2(2, 1)  # the counter prints
+    every = [count(*part) for part in request["parts"]]
+    with os.fdopen(answers, "w") as file:
+        json.dump(every, file)
+
+
+if __name__ == "__main__":
+    main()

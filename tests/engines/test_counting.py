@@ -1,0 +1,132 @@
+"""Counts of models of clauses against enumeration, in a process that ends when it must."""
+
+import itertools
+import math
+import os
+import random
+import subprocess
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.engines.counting.counter import has_counter
+from rdpgraph.testing.enumeration import seeded
+
+pytestmark = pytest.mark.skipif(not has_counter(), reason="pyganak is not installed")
+
+
+def random_graph(seed: int) -> rg.FactorGraph:
+    """A small graph with hard zeros: clauses, soft tables and variables of several states."""
+    rng, generator = random.Random(seed), seeded(seed)
+    variables = [
+        rg.Variable(f"x{i}", rng.choice([2, 2, 2, 3, 4])) for i in range(rng.randint(1, 7))
+    ]
+    factors: list[rg.Factor] = []
+    for _ in range(rng.randint(1, 9)):
+        scope = rng.sample(variables, min(len(variables), rng.randint(1, 3)))
+        shape = [variable.size for variable in scope]
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        values = values * rng.choice([1.0, 1.0, 400.0])
+        if rng.random() < 0.4:
+            values = torch.zeros_like(values)
+        if rng.random() < 0.6:
+            gone = torch.rand(shape, generator=generator) < rng.choice([0.2, 0.5])
+            values = values.masked_fill(gone, -math.inf)
+        factors.append(rg.Factor(scope, rg.Table(values)))
+    graph = rg.FactorGraph(factors)
+    seen = {v: rng.randrange(v.size) for v in graph.variables if rng.random() < 0.15}
+    return graph.condition(seen) if seen else graph
+
+
+def enumerated(graph: rg.FactorGraph) -> torch.Tensor:
+    """Log Z by the scores of all configurations."""
+    every = torch.cartesian_prod(*[torch.arange(v.size) for v in graph.variables])
+    return graph.score_states(every.reshape(-1, graph.num_variables)).logsumexp(0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counts_are_sums_over_all_configurations(seed: int) -> None:
+    graph = random_graph(seed)
+    log_z = rg.infer(graph, scheduler=rg.Counting(memory=1e9)).log_partition
+    torch.testing.assert_close(log_z, enumerated(graph), rtol=1e-12, atol=1e-12)
+
+
+def test_each_item_of_a_batch_is_counted() -> None:
+    x, y, z = (rg.Variable(name, 3) for name in "xyz")
+    values = torch.randn(2, 3, 3, generator=seeded(), dtype=torch.float64)
+    values[0, 0] = values[1, :, 2] = -math.inf
+    graph = rg.FactorGraph(
+        [rg.Factor((x, y), rg.Table(values)), rg.Factor((y, z), rg.Table(values))]
+    )
+    rows = graph.condition({x: [0, 1], z: [-1, 0]})
+    counted = rg.infer(rows, scheduler=rg.Counting(memory=1e9)).log_partition
+    torch.testing.assert_close(counted, rg.infer(rows, rg.Contraction()).log_partition)
+    assert counted[0] == -math.inf
+
+
+def test_contradictions_that_no_state_shows_are_impossible() -> None:
+    states = rg.VariableArray("x", (5,), 4)  # of five variables with four states two are equal
+    differ = torch.zeros(4, 4).masked_fill(torch.eye(4, dtype=torch.bool), -math.inf)
+    pairs = itertools.combinations(range(5), 2)
+    graph = rg.FactorGraph([rg.Factor((states[i], states[j]), rg.Table(differ)) for i, j in pairs])
+    posterior = rg.infer(graph, scheduler=rg.Counting(memory=1e9))
+    assert posterior.log_partition == -math.inf
+
+
+def test_weights_beyond_doubles_are_exact() -> None:
+    bits = rg.VariableArray("x", (40,), 2)
+    factors = [
+        rg.Factor((a, b), rg.Table(torch.tensor([[-900.0, -math.inf], [-950.0, -901.0]]).double()))
+        for a, b in itertools.pairwise(bits[i] for i in range(40))
+    ]
+    graph = rg.FactorGraph(factors)
+    log_z = rg.infer(graph, scheduler=rg.Counting(memory=1e9)).log_partition
+    torch.testing.assert_close(
+        log_z, rg.infer(graph, rg.Contraction()).log_partition, rtol=1e-14, atol=0
+    )
+
+
+def test_automata_are_counted_without_their_tables() -> None:
+    bits = rg.VariableArray("x", (40,), 2)
+    graph = rg.FactorGraph(
+        [
+            rg.Factor(bits, rg.Cardinality(40, at_least=3, at_most=4, dtype=torch.float64)),
+            rg.Factor(bits, rg.Xor(40, dtype=torch.float64)),
+            rg.Factor(bits[:30], rg.Or(30, dtype=torch.float64)),
+        ]
+    )
+    log_z = rg.infer(graph, scheduler=rg.Counting(memory=1e9)).log_partition
+    assert log_z.item() == pytest.approx(math.log(math.comb(40, 3) - math.comb(10, 3)), abs=1e-12)
+
+
+def hard_clauses(count: int) -> rg.FactorGraph:
+    """Random clauses of three of so many variables, whose count takes longer than anybody waits."""
+    rng, bits = random.Random(0), rg.VariableArray("x", (count,), 2)
+    factors: list[rg.Factor] = []
+    for _ in range(int(1.8 * count)):
+        values = torch.zeros(8, dtype=torch.float64)
+        values[rng.randrange(8)] = -math.inf
+        scope = [bits[i] for i in rng.sample(range(count), 3)]
+        factors.append(rg.Factor(scope, rg.Table(values.reshape(2, 2, 2))))
+    return rg.FactorGraph(factors)
+
+
+def test_a_counter_that_does_not_end_is_ended() -> None:
+    graph = hard_clauses(400)
+    with pytest.raises(rg.errors.BudgetError, match=r"did not end in 0\.3 s; raise the time"):
+        _ = rg.infer(graph, scheduler=rg.Counting(seconds=0.3, memory=1e9)).log_partition
+    left = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True)
+    mine = [line.split(None, 1) for line in left.stdout.splitlines()]
+    assert not [args for parent, args in mine if parent == str(os.getpid()) and "worker.py" in args]
+
+
+def test_auto_says_that_it_counts() -> None:
+    plan = rg.explain(hard_clauses(300), scheduler=rg.Auto(seconds=2.0, memory=1e8))
+    assert "log Z alone is counted first, as 540 of 540 factors are constraints alone" in plan.why
+
+
+def test_other_questions_are_refused() -> None:
+    posterior = rg.infer(random_graph(3), scheduler=rg.Counting(memory=1e9))
+    with pytest.raises(rg.errors.UnsupportedError, match="log Z alone"):
+        posterior.marginals()
