@@ -353,11 +353,4 @@ class Hypertree(HypertreeFields):
         """
         means = partial(proposals.mean_values, self)
         unary = proposals.unary(self)
-        return Sites(unary, restrict=self.restrict, means=means, masses=self._log_masses)
-
-    def _log_masses(self, states: Tensor, log_weights: Tensor) -> Tensor | None:
-        """(*replicates, *batch, T, T, N) inside times outside, among the states kept elsewhere.
-
-        O(T^2 N r + T^3 r), with `LowRankRules` and `NoRules`; None with others.
-        """
-        return proposals.log_masses(self, states, self.restrict(states, log_weights).unary)
+        return Sites(unary, restrict=self.restrict, means=means)

@@ -8,8 +8,6 @@ from torch.nn.functional import pad
 
 from rdpgraph.logspace.logmatrix import soft_scatter
 from rdpgraph.structures.grammar.batched import Form
-from rdpgraph.structures.grammar.inside_outside import Cells
-from rdpgraph.structures.grammar.inside_outside import log_masses as masses_of
 from rdpgraph.structures.grammar.spans import HypertreeFields
 from rdpgraph.structures.recursion.rules import LowRankRules, NoRules, Rules
 from rdpgraph.structures.recursion.sparse_rules import SparseRules
@@ -59,16 +57,6 @@ def mean_values(tree: HypertreeFields, landmarks: int, generator: torch.Generato
     below = torch.where(whole.unsqueeze(-1), 0.0, part[:, None, None])
     means = above + below
     return means.reshape(*(tree.batch_shape if len(means) == form.batch else ()), *means.shape[1:])
-
-
-def log_masses(tree: HypertreeFields, states: Tensor, kept: Tensor) -> Tensor | None:
-    """The log-masses of all states that `Sites` has; None except for rules of low rank."""
-    cells = Cells.of(Form(tree), kept, states)
-    if cells is None:
-        return None
-    every = unary(tree).expand(*states.shape[:-1], tree.unary.shape[-1])
-    logs = masses_of(cells, every.reshape(-1, *every.shape[-3:]))
-    return logs.reshape(every.shape)
 
 
 def _means_by_rank(rules: LowRankRules) -> tuple[Tensor, Tensor]:
