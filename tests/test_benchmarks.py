@@ -67,6 +67,10 @@ RUNS = {
         "", {"BATCH": 2, "WORDS": 4, "SIZES": ((2, 3),), "LARGE": (1, 4, 5, 6, 2)}
     ),
     "intervals": Tiny("", {"DATA": Path("absent")}),
+    "learning": Tiny(
+        f"--network {FOLDER.parents[1] / 'examples' / 'asia.bif'} --rows 30 --steps 1",
+        needs="pyagrum",
+    ),
     "loopy": Tiny(
         "",
         {
