@@ -8,6 +8,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import rdpgraph as rg
 from rdpgraph.cli.drawing import draw
+from rdpgraph.learn import BayesianNetwork
 
 INK, LINE, BLUE, PALE = "#3b4752", "#9aa3ad", "#1d4e79", "#d3dce6"
 
@@ -19,6 +20,7 @@ def make(folder: Path, examples: Path) -> None:
     draw(patient, folder / "asia.png", rg.infer(patient))
     _trellis(folder / "hmm_lm.png")
     _roll(folder / "hmm_music.png")
+    _climbs(folder / "learning.png")
 
 
 def _trellis(target: Path) -> None:
@@ -67,5 +69,23 @@ def _roll(target: Path) -> None:
     axes.set_xlim(-0.2, 8.2)
     axes.set_ylim(-3.8, 18)
     axes.axis("off")
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
+
+
+def _climbs(target: Path) -> None:
+    """Histories of EM from several starts, of a network whose common cause is hidden."""
+    generator = torch.Generator().manual_seed(0)
+    kind = torch.randint(3, (300, 1), generator=generator)
+    shares = torch.rand(3, 6, generator=generator)[kind[:, 0]]
+    rows = torch.bernoulli(shares, generator=generator).long()
+    columns = {f"x{i}": rows[:, i] for i in range(6)}
+    edges = [("kind", name) for name in columns]
+    figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
+    for seed in range(6):
+        network = BayesianNetwork(edges, states={"kind": 3}, limit=60, tolerance=0.0, seed=seed)
+        axes.plot(network.fit(columns).fit_.history[1:], color=BLUE, alpha=0.4 + 0.1 * seed)
+    axes.set(xlabel="step", ylabel="log-likelihood (nats)")
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=100)
     plt.close(figure)
