@@ -2,8 +2,8 @@
 A network fitted to rows with gaps
 ==================================
 
-Entries of a table are missing, some more than others. Rows that lack one could be left out; here all
-of them are used, by expectation maximisation, and the tables come out nearer to the truth.
+Entries of a table are missing at random. Rows that lack one could be left out; here all are used, by
+expectation maximisation, and the fitted network comes out nearer to the truth.
 """
 
 import sys
@@ -33,8 +33,8 @@ def distance(network):
 
 
 # %%
-# 500 rows, of which more and more entries are hidden. Complete rows alone are soon too few: of eight
-# entries all are there in one row of six, if every fifth is missing.
+# 500 rows, of which more and more entries are hidden. Complete rows are soon too few: all eight
+# entries are there in one row of six, if every fifth is missing.
 
 rows = rg.infer(truth).sample(500, generator).to_frame()
 shares = [0.0, 0.1, 0.2, 0.3, 0.4]

@@ -77,6 +77,11 @@ class Batches:
         whole = isinstance(data, Tensor | tuple | dict)
         if not whole and not isinstance(data, Iterable):
             tensors_of(data)
+        if isinstance(data, Iterator):
+            raise ModelError(
+                "Batches are gone through in every step; got an iterator, which ends after one. "
+                "Give a list or a DataLoader."
+            )
         if weights is None:
             _ = count_of(data) if whole else None
             return Batches(data, None, size, generator)
