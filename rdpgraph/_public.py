@@ -60,6 +60,7 @@ from rdpgraph.structures.dependency.projective import ProjectiveDependencies
 from rdpgraph.structures.derivations.model import Derivations
 from rdpgraph.structures.draws import straight_through
 from rdpgraph.structures.grammar.model import Hypertree
+from rdpgraph.structures.parity.model import ParityModel
 from rdpgraph.structures.semimarkov import Segmentation, SemiMarkov
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "MixedBitext",
     "NonProjectiveDependencies",
     "Or",
+    "ParityModel",
     "Plan",
     "Posterior",
     "ProjectiveDependencies",

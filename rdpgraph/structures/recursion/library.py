@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from rdpgraph.errors import UnsupportedError
 from rdpgraph.structures.recursion import building
 
 _FLAGS = (*building.FLAGS, "-march=native")
@@ -42,6 +43,13 @@ _SIGNATURES = {
     "taken": (2, 0, 0, 0),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
+_OF_PARITIES = {
+    "sums": (4, 6, 0, 2),
+    "gradient": (5, 6, 0, 2),
+    "paths": (4, 7, 0, 2),
+    "kept": (5, 10, 1, 2),
+}
+"""The same of functions for float64 alone."""
 _UNUSABLE = ".unusable"
 """Suffix of an empty file beside a library that does not load where it was built."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -88,11 +96,30 @@ def available(dtype: torch.dtype) -> bool:
     return library is not None
 
 
+def require(what: str) -> None:
+    """Refuse what is compiled alone where there is no library.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    if not available(torch.float64):
+        raise UnsupportedError(f"{what} is compiled code. {status()}")
+
+
 @functools.cache
 def function(name: str, dtype: torch.dtype) -> Any:
     """One of the library's functions, which is available."""
-    called = getattr(_loaded()[0], f"chain_{name}_{_NAMES[dtype]}")
-    pointers, sizes, reals, flags = _SIGNATURES[name]
+    return _typed(f"chain_{name}_{_NAMES[dtype]}", *_SIGNATURES[name])
+
+
+@functools.cache
+def parity_function(name: str) -> Any:
+    """One of the library's functions for parity models, in float64."""
+    return _typed(f"parity_{name}", *_OF_PARITIES[name])
+
+
+def _typed(symbol: str, pointers: int, sizes: int, reals: int, flags: int) -> Any:
+    called = getattr(_loaded()[0], symbol)
     called.argtypes = [
         *[ctypes.c_void_p] * pointers,
         *[ctypes.c_int64] * sizes,
@@ -196,6 +223,8 @@ def _opened(file: Path) -> ctypes.CDLL:
     for name in _SIGNATURES:
         for kind in _NAMES.values():
             getattr(library, f"chain_{name}_{kind}")
+    for name in _OF_PARITIES:
+        getattr(library, f"parity_{name}")
     library.chain_panel_width.argtypes = [ctypes.c_int64]
     return library
 

@@ -9,6 +9,9 @@
 #include "descend.h"
 #include "machine.h"
 #pragma GCC pop_options
+#ifndef CHAIN_FLOAT
+#include "parity.h"
+#endif
 
 extern "C" {
 
@@ -112,6 +115,40 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
 CHAIN_KERNELS(float, float)
 #else
 CHAIN_KERNELS(double, double)
+
+#define PARITY \
+  const Parity p{steps, count, weights, stride, syndrome, checks, columns, batch, best != 0}
+#define PARITY_GIVEN const int64_t *steps, const double *weights, const int8_t *syndrome
+#define PARITY_SIZES int64_t count, int64_t stride, int64_t checks, int64_t columns, int64_t batch
+
+void parity_sums(PARITY_GIVEN, double* out, PARITY_SIZES, int64_t final, int best, int threads) {
+  PARITY;
+  by_shots(p, threads, [&](Sweep& sweep) { sweep.sums(out, final); });
+}
+
+void parity_gradient(PARITY_GIVEN, const double* pull, double* grads, PARITY_SIZES, int64_t final,
+                     int best, int threads) {
+  PARITY;
+  by_shots(p, stride ? threads : 1, [&](Sweep& sweep) { sweep.gradient(pull, final, grads); });
+}
+
+void parity_paths(PARITY_GIVEN, uint8_t* found, PARITY_SIZES, int64_t draws, int64_t seed, int best,
+                  int threads) {
+  PARITY;
+  by_shots(p, threads, [&](Sweep& sweep) { sweep.paths(uint64_t(seed), draws, found); });
+}
+
+void parity_kept(PARITY_GIVEN, const uint64_t* masks, double* out, PARITY_SIZES, int64_t words,
+                 int64_t most, int64_t seen, int64_t replicates, int64_t seed, double cost, int best,
+                 int threads) {
+  PARITY;
+  const auto run = words == 1   ? kept_states<1>
+                   : words == 2 ? kept_states<2>
+                   : words <= 4 ? kept_states<4>
+                                : kept_states<8>;
+  run(p, masks, out, most, seen, replicates, seed, cost, threads);
+}
+
 #endif
 
 }

@@ -1,0 +1,160 @@
+"""Detector error models as stim writes them, and check matrices in the alist format."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdpgraph.errors import FileFormatError
+from rdpgraph.io.text import read_text
+
+_LINE = re.compile(r"(?P<name>\w+)(\[[^\]]*\])?\s*(\((?P<args>[^)]*)\))?\s*(?P<rest>.*)$")
+_TARGET = re.compile(r"([DL]?)(\d+)$")
+_MOST = 10_000_000
+
+
+@dataclass(frozen=True)
+class DetectorErrors:
+    """Errors, each with the detectors and observables that it flips.
+
+    Attributes:
+        columns: of each error its detectors and its observables; one that is named twice cancels.
+        rates: the probability of each.
+        num_detectors: how many detectors.
+        num_observables: how many observables.
+    """
+
+    columns: list[tuple[list[int], list[int]]]
+    rates: list[float]
+    num_detectors: int
+    num_observables: int
+
+
+def read_detectors(path: str | os.PathLike[str]) -> DetectorErrors:
+    """The errors of a file of `parse_detectors`."""
+    return parse_detectors(read_text(Path(path)), source=str(path))
+
+
+def parse_detectors(text: str, *, source: str = "A detector error model") -> DetectorErrors:
+    r"""The errors of a model as text: error, detector, logical_observable, shift, repeat.
+
+    Args:
+        text: of a ``.dem`` file.
+        source: its name, for messages.
+
+    Raises:
+        FileFormatError: what is no such text, with its line.
+
+    Example:
+        >>> text = "repeat 2 {\n error(0.1) D0 D1 ^ D1 L0\n shift_detectors 1\n}"
+        >>> parse_detectors(text).columns
+        [([0, 1, 1], [0]), ([1, 2, 2], [0])]
+    """
+    columns: list[tuple[list[int], list[int]]] = []
+    rates: list[float] = []
+    counts = {"D": 0, "L": 0}
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+
+    def refused(number: int, why: str) -> FileFormatError:
+        return FileFormatError(f"{source}, line {number + 1}: {why}; got {lines[number]!r:.80}.")
+
+    def run(first: int, stop: int, shift: int) -> int:
+        at = first
+        while at < stop:
+            parts = _LINE.match(lines[at])
+            number, at = at, at + 1
+            if not lines[number]:
+                continue
+            if parts is None:
+                raise refused(number, "an instruction is wanted")
+            name, rest = parts["name"].lower(), parts["rest"].split()
+            if name == "repeat":
+                if len(rest) != 2 or not rest[0].isdigit() or rest[1] != "{":
+                    raise refused(number, "'repeat COUNT {' is wanted")
+                end = closing(number, stop)
+                for _ in range(int(rest[0])):
+                    shift = run(at, end, shift)
+                    if len(columns) > _MOST:
+                        raise refused(number, f"at most {_MOST:,} errors are read")
+                at = end + 1
+            elif name == "shift_detectors":
+                if rest and not rest[0].isdigit():
+                    raise refused(number, "a number of detectors is wanted")
+                shift += int(rest[0]) if rest else 0
+            elif name in ("error", "detector", "logical_observable"):
+                targets = {"D": list[int](), "L": list[int]()}
+                for target in rest:
+                    read = _TARGET.match(target)
+                    if target != "^" and (read is None or not read[1]):
+                        raise refused(
+                            number, f"targets are D and L with a number, not {target!r:.20}"
+                        )
+                    if read is not None:
+                        place = int(read[2]) + shift * (read[1] == "D")
+                        if place >= _MOST:
+                            raise refused(number, f"numbers are below {_MOST:,}")
+                        targets[read[1]].append(place)
+                        counts[read[1]] = max(counts[read[1]], place + 1)
+                if name == "error":
+                    columns.append((targets["D"], targets["L"]))
+                    rates.append(rate(number, parts["args"]))
+            else:
+                raise refused(number, "error, detector, shift_detectors or repeat is wanted")
+        return shift
+
+    def rate(number: int, args: str | None) -> float:
+        try:
+            chance = float(args or "")
+        except ValueError:
+            raise refused(number, "error(PROBABILITY) is wanted") from None
+        if not 0 <= chance <= 1:
+            raise refused(number, "a probability is from 0 to 1")
+        return chance
+
+    def closing(number: int, stop: int) -> int:
+        depth = 0
+        for at in range(number, stop):
+            depth += lines[at].endswith("{") - (lines[at] == "}")
+            if not depth:
+                return at
+        raise refused(number, "a repeat without a closing brace")
+
+    run(0, len(lines), 0)
+    return DetectorErrors(columns, rates, counts["D"], counts["L"])
+
+
+def parse_alist(text: str, *, source: str = "An alist") -> tuple[list[list[int]], int]:
+    """The checks of each bit, and how many checks there are, of a matrix in the alist format.
+
+    Args:
+        text: of the file: the numbers of bits and checks, the largest degrees, all degrees, and
+            the checks of each bit, from 1; those after it are not needed.
+        source: its name, for messages.
+
+    Raises:
+        FileFormatError: what is no alist.
+
+    Example:
+        >>> parse_alist("3 2 2 2  1 2 1  2 2  1 0 1 2 2 0")
+        ([[0], [0, 1], [1]], 2)
+    """
+    try:
+        numbers = [int(word) for word in text.split()]
+    except ValueError:
+        raise FileFormatError(f"{source} is no alist: that is of whole numbers alone.") from None
+    bits, checks, most = (*numbers[:3], 0, 0, 0)[:3]
+    first = 4 + bits + checks
+    rows = [numbers[first + most * bit : first + most * (bit + 1)] for bit in range(max(bits, 0))]
+    degrees = numbers[4 : 4 + max(bits, 0)]
+    sound = len(numbers) >= first + most * bits and min(bits, checks, most) > 0
+    if not sound or any(not 0 <= check <= checks for row in rows for check in row):
+        raise FileFormatError(
+            f"{source} is no alist: bits, checks, two largest degrees, all degrees, and the checks "
+            "of each bit, padded with 0, are wanted."
+        )
+    columns = [[check - 1 for check in row if check] for row in rows]
+    if [len(row) for row in columns] != degrees:
+        raise FileFormatError(
+            f"{source} is no alist: a bit has another number of checks than it says."
+        )
+    return columns, checks

@@ -1,0 +1,1 @@
+"""Parity models: independent bits, of which parities are observed."""

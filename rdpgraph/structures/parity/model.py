@@ -1,0 +1,396 @@
+"""Parity models: independent bits whose parities are observed, as of codes and their errors."""
+
+import math
+from dataclasses import InitVar, dataclass, field, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph._core.shapes import broadcast_shapes
+from rdpgraph._core.types import ArrayLike
+from rdpgraph.errors import BudgetError, EvidenceError, ModelError
+from rdpgraph.interface.sites import Sites
+from rdpgraph.interface.structure import Structure
+from rdpgraph.io.detectors import parse_detectors, read_detectors
+from rdpgraph.logspace.gradients import by_autograd, expectations
+from rdpgraph.model.factor import Factor, FactorBlock
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.potentials.automaton import Automaton
+from rdpgraph.model.potentials.table import Table, as_states, as_values, checked_log_values
+from rdpgraph.model.restriction import Support, check_support
+from rdpgraph.model.soundness import require_possible
+from rdpgraph.model.variable import VariableArray
+from rdpgraph.structures.draws import checked_count, require_generator
+from rdpgraph.structures.parity import sweeps
+from rdpgraph.structures.parity.cosets import (
+    KeptCosets,
+    ParityCost,
+    checked_syndrome,
+    normalised,
+)
+from rdpgraph.structures.parity.parities import Parities
+from rdpgraph.structures.recursion import library
+
+_MOST_OBSERVABLES = 20
+_MOST_WORDS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ParityModel(Structure):
+    """Independent bits, errors, of which parities are seen: the checks, as far as they are known.
+
+    Sites are errors, with the states 0 (did not happen) and 1. log Z is log P(s), the
+    log-probability of the syndrome; marginals are P(e | s), the mode is the most probable set of
+    errors, samples are drawn from P(e | s). Observables are parities that are asked about:
+    `log_cosets` gives log P(s, l) for all their values.
+
+    Exact answers sweep over the checks: one opens with the first error that flips it, and closes
+    after the last, in an order that leaves few open. A state is what is left to be explained in
+    open checks, so that an answer takes about errors x 2^open, and has no cancellation; `cost()`
+    says how many are open. `kept(states)` answers where that does not fit. Gradients flow to
+    log-odds and to log-potentials. On the CPU answers are compiled; masses that may be more than
+    10^260 apart, and second derivatives, are left to torch.
+
+    Args:
+        checks: (checks, errors) which errors flip which checks, odd entries: dense, or sparse of
+            scipy or torch.
+        log_odds: (*batch, errors) log p - log (1 - p) of each error; -inf and +inf for p = 0 and 1.
+        observables: (observables, errors), as checks; 20 at most.
+        syndrome: (*batch, checks) 0 or 1, and -1 where a check is erased; default: none is known.
+        unary: (*batch, errors, 2) log-potentials (nats) in place of log-odds.
+
+    Raises:
+        ModelError: shapes that do not fit, NaN, no error at all.
+        EvidenceError: a syndrome of another length, or of other numbers.
+
+    Example:
+        >>> flips = ParityModel([[1, 1, 0], [0, 1, 1]], torch.tensor([-2.0, -1.0, -2.0]))
+        >>> flips.condition(torch.tensor([[1, 1], [1, 0], [1, -1]])).mode()
+        tensor([[0, 1, 0],
+                [1, 0, 0],
+                [0, 1, 0]])
+    """
+
+    unary: Tensor = field(kw_only=True, default=None)  # pyright: ignore[reportAssignmentType]
+    checks: Any = None
+    log_odds: InitVar[Any] = None
+    observables: InitVar[Any] = field(kw_only=True, default=None)
+    syndrome: Tensor | None = field(kw_only=True, default=None, metadata={"dims": 1})
+
+    if TYPE_CHECKING:  # what the fields are made of
+
+        def __init__(
+            self,
+            checks: Any,
+            log_odds: ArrayLike | None = None,
+            *,
+            observables: Any = None,
+            syndrome: ArrayLike | None = None,
+            unary: ArrayLike | None = None,
+        ) -> None: ...
+
+    def __post_init__(self, log_odds: Any, observables: Any) -> None:
+        parities = Parities.of(self.checks, observables)
+        object.__setattr__(self, "checks", parities)
+        total = len(parities.columns)
+        given: Any = self.unary
+        if (log_odds is None) == (given is None):
+            raise ModelError("ParityModel needs log_odds, or unary log-potentials, not both.")
+        if log_odds is not None:
+            odds = as_values("ParityModel's log_odds", log_odds)
+            if bool(odds.isnan().any()):
+                raise ModelError("ParityModel needs log-odds that are numbers; got NaN.")
+            both = torch.stack([-odds, odds], -1) if odds.ndim else odds
+            unary = torch.nn.functional.logsigmoid(both)
+        else:
+            unary = as_values("ParityModel's unary", given)
+        checked_log_values("ParityModel's unary", unary)
+        if unary.ndim < 2 or tuple(unary.shape[-2:]) != (total, 2) or not total:
+            shape = tuple(unary.shape if log_odds is None else unary.shape[:-1])
+            raise ModelError(
+                f"ParityModel of {parities} needs log-odds (*batch, errors), one error at least, "
+                f"or unary (*batch, errors, 2); got {shape}."
+            )
+        if parities.num_observables > _MOST_OBSERVABLES:
+            raise ModelError(
+                f"ParityModel tells {_MOST_OBSERVABLES} observables apart at most; got "
+                f"{parities.num_observables}: give those that are asked about."
+            )
+        if self.syndrome is not None:
+            syndrome = checked_syndrome(self.syndrome, parities.num_checks).to(unary.device)
+            object.__setattr__(self, "syndrome", syndrome)
+            try:
+                batch = broadcast_shapes(unary.shape[:-2], syndrome.shape[:-1])
+            except RuntimeError:
+                raise EvidenceError(
+                    f"ParityModel of batch {tuple(unary.shape[:-2])} got syndromes "
+                    f"{tuple(syndrome.shape)}, of another batch."
+                ) from None
+            unary = unary.expand(*batch, total, 2)
+        object.__setattr__(self, "unary", unary)
+
+    @classmethod
+    def from_dem(cls, model: Any, *, dtype: torch.dtype = torch.float64) -> "ParityModel":
+        r"""The errors of a detector error model: of stim, or its text, or a file of it.
+
+        Equal errors stay apart here, and are merged where they are summed over. stim itself is not
+        needed.
+
+        Args:
+            model: a ``stim.DetectorErrorModel``, its text, or the path of a file.
+            dtype: of the log-odds.
+
+        Raises:
+            ModelError: no such model.
+            OSError: the file cannot be read.
+
+        Example:
+            >>> ParityModel.from_dem("error(0.1) D0 L0\nerror(0.2) D0").log_cosets().exp()
+            tensor([0.9000, 0.1000], dtype=torch.float64)
+        """
+        text = model if isinstance(model, str) and ("(" in model or "\n" in model) else None
+        if isinstance(model, PathLike) or (isinstance(model, str) and text is None):
+            read = read_detectors(model)
+        else:
+            read = parse_detectors(str(model))
+        parities = Parities(read.columns, read.num_detectors, read.num_observables)
+        rates = torch.tensor(read.rates, dtype=dtype)
+        return cls(parities, rates.logit())
+
+    @classmethod
+    def from_rates(
+        cls, checks: Any, rates: ArrayLike, *, observables: Any = None,
+        syndrome: ArrayLike | None = None,
+    ) -> "ParityModel":  # fmt: skip
+        """The same from probabilities of errors.
+
+        Args:
+            checks: as of the class.
+            rates: (*batch, errors) in 0..1; above one half is allowed.
+            observables: as of the class.
+            syndrome: as of the class.
+
+        Raises:
+            ModelError: a rate below 0 or above 1.
+        """
+        given = as_values("ParityModel's rates", rates)
+        wrong = given[~((given >= 0) & (given <= 1))]
+        if wrong.numel():
+            raise ModelError(
+                f"ParityModel needs rates of errors from 0 to 1; got {float(wrong[0]):g}."
+            )
+        unary = torch.stack([(-given).log1p(), given.log()], -1)
+        return cls(checks, observables=observables, syndrome=syndrome, unary=unary)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The dims in front."""
+        return tuple(self.unary.shape[:-2])
+
+    def condition(self, syndrome: ArrayLike) -> Self:
+        """The same errors, given other syndromes (*batch, checks); -1: erased."""
+        given = checked_syndrome(syndrome, self.checks.num_checks)
+        return replace(self, syndrome=given)
+
+    def cost(self) -> ParityCost:
+        """The cost of exact answers: open checks, work and memory for a shot."""
+        program = self.checks.program(observables=True, merged=True)
+        return ParityCost(
+            self.checks.open_checks, program.work, 8.0 * 2.0**program.width, self.checks.order,
+            self.checks.undetectable,
+        )  # fmt: skip
+
+    def work(self) -> float:
+        """The multiply-adds of log Z."""
+        program = self.checks.program(observables=False, merged=True)
+        return math.prod(self.batch_shape) * program.work
+
+    def log_partition(self) -> Tensor:
+        """(*batch,) log P(s) in nats; -inf where no errors explain the syndrome."""
+        return self._cosets(observables=False)[..., 0]
+
+    def log_cosets(self) -> Tensor:
+        """(*batch, 2^observables) log P(s, l) nats, with gradients; bit i of l is observable i."""
+        return self._cosets(observables=True)
+
+    def coset_probabilities(self) -> Tensor:
+        """(*batch, 2^observables) P(l | s); uniform where the syndrome is impossible."""
+        return normalised(self.log_cosets())
+
+    def coset_entropy(self) -> Tensor:
+        """(*batch,) the entropy of the observables given the syndrome, nats: how sure a shot is."""
+        chances = self.coset_probabilities()
+        return -torch.where(chances > 0, chances * chances.clamp(min=1e-300).log(), 0.0).sum(-1)
+
+    def kept(
+        self, states: int, *, replicates: int = 0, generator: torch.Generator | None = None,
+        event_cost: float = 0.05,
+    ) -> KeptCosets:  # fmt: skip
+        """Log P(s, l) from the states of largest mass on the way, about ``states`` at each step.
+
+        Without replicates the others are dropped: a certain lower bound. With replicates they are
+        sampled (Fearnhead and Clifford 2003): P(s, l) is unbiased in each. O(errors x states) a
+        shot and replicate, whatever is open. No gradients. Needs the compiled library.
+
+        Args:
+            states: how many are kept; up to half as many more are, before some are left out.
+            replicates: independent runs; 0 for the bound.
+            generator: the randomness of what is sampled.
+            event_cost: what an event that is still to be explained multiplies a state's mass by,
+                when states are compared.
+
+        Raises:
+            ModelError: numbers out of range.
+            BudgetError: more than 512 checks and observables are open.
+            UnsupportedError: there is no compiled library.
+        """
+        if not is_whole(states, 1) or not is_whole(replicates):
+            raise ModelError(
+                "ParityModel.kept needs states >= 1 and replicates >= 0, whole numbers; got "
+                f"{states!r:.40} and {replicates!r:.40}."
+            )
+        if not is_real(event_cost) or not 0 < event_cost <= 1:
+            raise ModelError(
+                f"ParityModel.kept needs an event_cost in 0..1; got {event_cost!r:.40}."
+            )
+        require_generator(generator)
+        parities = self.checks
+        if parities.slots.masks.shape[1] > _MOST_WORDS:
+            raise BudgetError(
+                f"{parities} has {parities.open_checks} checks open at once, and kept states hold "
+                f"{64 * _MOST_WORDS} with observables, however many are kept; split it in windows."
+            )
+        library.require("ParityModel.kept")
+        unary, syndrome = self._parts()
+        seed = int(torch.randint(2**62, (), generator=generator)) if replicates else -1
+        logs = sweeps.kept_cosets(
+            parities, unary.cpu(), syndrome.cpu(), states, max(replicates, 1), seed, event_cost
+        ).to(self.unary)
+        shape = (*self.batch_shape, logs.shape[-1])
+        mean = logs.logsumexp(0) - math.log(len(logs))
+        if replicates < 2:
+            return KeptCosets(mean.reshape(shape), "" if replicates else "lower")
+        there = mean > -math.inf
+        ratios = torch.where(there, logs - torch.where(there, mean, 0.0), -math.inf).exp()
+        error = ratios.std(0) / math.sqrt(replicates)
+        return KeptCosets(mean.reshape(shape), "", error.reshape(shape))
+
+    @by_autograd
+    def entropy(self) -> Tensor:
+        """(*batch,) of the errors given the syndrome, nats: log Z less the expected score."""
+        log_z, (mean,) = expectations(
+            lambda unary: self.with_unary(unary).log_partition(), [self.unary],
+            tracked=self.unary.requires_grad,
+        )  # fmt: skip
+        some = mean.detach() > 0
+        score = (mean * torch.where(some, self.unary, 0.0)).sum((-1, -2))
+        possible = log_z.detach() > -math.inf
+        return torch.where(possible, torch.where(possible, log_z, 0.0) - score, 0.0)
+
+    def mode(self) -> Tensor:
+        """(*batch, errors) the most probable errors.
+
+        Raises:
+            ImpossibleEvidenceError: no errors explain a syndrome.
+        """
+        return self._errors(1, None, best=True)[0]
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, *batch, errors) independent draws of errors given the syndrome.
+
+        Raises:
+            ImpossibleEvidenceError: no errors explain a syndrome.
+        """
+        count = checked_count(count, self.states_shape)
+        require_generator(generator)
+        return self._errors(count, generator, best=False)
+
+    def _errors(self, count: int, generator: torch.Generator | None, *, best: bool) -> Tensor:
+        with torch.no_grad():
+            possible = self.log_partition() > -math.inf
+        require_possible("No errors explain a syndrome", possible)
+        unary, syndrome = self._parts()
+        drawn = sweeps.errors(self.checks, unary, syndrome, count, generator, best=best)
+        return drawn.reshape(count, *self.states_shape)
+
+    def syndrome_of(self, errors: Tensor) -> tuple[Tensor, Tensor]:
+        """(*lead, checks) and (*lead, observables) that errors (*lead, errors) flip, int64."""
+        checks, seen = self.checks.matrices
+        given = errors.double()
+        return tuple((given @ part.to(given.device).T).long() % 2 for part in (checks, seen))  # pyright: ignore
+
+    def score(self, states: Tensor) -> Tensor:
+        """(*lead, *batch) the summed log-potentials of errors; -inf where a check is another.
+
+        Raises:
+            EvidenceError: another shape, or other states than 0 and 1.
+        """
+        states = as_states("Errors", states)
+        shape = self.states_shape
+        fits = tuple(states.shape[states.ndim - len(shape) :]) == shape
+        if not fits or states.is_floating_point():
+            raise EvidenceError(
+                f"ParityModel needs errors as integers (*lead, *{shape}); got {states.dtype} of "
+                f"shape {tuple(states.shape)}."
+            )
+        whole = (states == 0) | (states == 1)
+        some = torch.where(whole, states, 0).long()
+        picked = self.unary.expand(*some.shape, 2).gather(-1, some.unsqueeze(-1)).squeeze(-1)
+        fits = whole.all(-1)
+        if self.syndrome is not None:
+            flipped = self.syndrome_of(some)[0]
+            fits = fits & ((flipped == self.syndrome) | (self.syndrome < 0)).all(-1)
+        return torch.where(fits, picked.sum(-1), -math.inf)
+
+    def factor_graph(self) -> FactorGraph:
+        """The errors as variables, and a factor for each check: the parity of its errors."""
+        sites = VariableArray("site", (len(self.checks.columns),), 2)
+        unary, syndrome = self.unary, self.syndrome
+        factors: list[Factor | FactorBlock] = []
+        turn = torch.tensor([[0, 1], [1, 0]])
+        for check, row in enumerate(self.checks.rows if syndrome is not None else ()):
+            assert syndrome is not None
+            seen = syndrome[..., check : check + 1]
+            seen = seen.expand(*self.batch_shape, 1)
+            zero = torch.zeros_like(seen, dtype=unary.dtype)
+            either = [zero.masked_fill(seen == other, -math.inf) for other in (1, 0)]
+            if row:
+                accept = torch.cat(either, -1)
+                factors.append(Factor([sites[at] for at in row], Automaton(turn, accept, len(row))))
+            else:  # what no error flips
+                unary = unary + either[0].unsqueeze(-1)
+        return FactorGraph([FactorBlock((sites,), Table(unary)), *factors])
+
+    def restrict(self, states: Tensor, log_weights: Tensor) -> Self:
+        """The same on some states of each error, with weights; what estimators solve.
+
+        Raises:
+            ModelError: shapes that do not fit, or a state out of range.
+        """
+        check_support("ParityModel", self.unary, states, log_weights)
+        few = Support(states, log_weights).over(2)
+        return replace(self, unary=self.unary + few.log_weights)
+
+    def sites(self) -> Sites:
+        """The errors; both states of each cost what one does."""
+        means = torch.zeros_like(self.unary[..., :1]).detach()
+        return Sites(
+            self.unary.detach(), restrict=self.restrict, every=True,
+            means=lambda _count, _generator: means,
+        )  # fmt: skip
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """(B or 1, errors, 2) log-potentials and (B, checks) syndromes."""
+        count, checks = math.prod(self.batch_shape), self.checks.num_checks
+        unary = self.unary.reshape(count, *self.unary.shape[-2:])
+        if self.syndrome is None:
+            return unary, torch.full((count, checks), -1, dtype=torch.int8, device=unary.device)
+        return unary, self.syndrome.expand(*self.batch_shape, checks).reshape(count, checks)
+
+    def _cosets(self, *, observables: bool) -> Tensor:
+        unary, syndrome = self._parts()
+        logs = sweeps.log_cosets(self.checks, unary, syndrome, observables=observables)
+        return logs.to(self.unary.dtype).reshape(*self.batch_shape, logs.shape[-1])

@@ -1,0 +1,341 @@
+"""Sparse checks and observables of bits, and the orders in which a sweep closes the checks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.cache import cached_property
+from rdpgraph.errors import ModelError
+from rdpgraph.model.potentials.table import as_values, is_array
+
+OPEN, FLIP, CLOSE = 0, 1, 2
+_WORD = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """The steps of a sweep over the parities of open checks.
+
+    Attributes:
+        steps: (n, 3) int64: what is done; the bit that is closed, or the mask of bits that an error
+            flips; the number of the check or the column. A check that opens is a new top bit, one
+            that closes leaves the bits above it one place down.
+        merges: for each round (2, columns) the pairs of columns that are one; -1: there is none.
+        bits: for each bit that stays open to the end which observable it is.
+        width: the largest number of bits.
+        work: the multiply-adds for one item.
+    """
+
+    steps: Tensor
+    merges: tuple[Tensor, ...]
+    bits: tuple[int, ...]
+    width: int
+    work: float
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """The steps of a sweep over kept states: checks have slots, and errors masks of them.
+
+    Attributes:
+        steps: (n, 3) int64: what is done, the slot, the number of the check or the column.
+        masks: (columns, words) int64: slots from the lowest bit up, observables at the top.
+        merges: as of `Program`.
+    """
+
+    steps: Tensor
+    masks: Tensor
+    merges: tuple[Tensor, ...]
+
+
+class Parities:
+    """Which checks and observables each error flips.
+
+    Args:
+        columns: of each error its checks and its observables; what is named twice cancels.
+        num_checks: how many checks there are.
+        num_observables: how many observables.
+    """
+
+    def __init__(
+        self, columns: Iterable[tuple[Iterable[int], Iterable[int]]], num_checks: int,
+        num_observables: int = 0,
+    ) -> None:  # fmt: skip
+        self.columns = tuple((_odd(checks), _odd(seen)) for checks, seen in columns)
+        self.num_checks, self.num_observables = num_checks, num_observables
+
+    def __repr__(self) -> str:
+        return (
+            f"Parities({self.num_checks} checks, {len(self.columns)} errors, "
+            f"{self.num_observables} observables)"
+        )
+
+    @classmethod
+    def of(cls, checks: Any, observables: Any) -> "Parities":
+        """Read matrices (checks, errors) and (observables, errors): dense, or of scipy or torch.
+
+        Raises:
+            ModelError: no matrix of whole numbers, or numbers of errors that differ.
+        """
+        if isinstance(checks, Parities):
+            return checks
+        rows, shape = _matrix("checks", checks)
+        seen, size = (
+            ([()] * shape[1], (0, shape[1]))
+            if observables is None
+            else _matrix("observables", observables)
+        )
+        if size[1] != shape[1]:
+            raise ModelError(
+                f"ParityModel of {shape[1]} errors needs observables (count, {shape[1]}); got "
+                f"{size}."
+            )
+        return cls(zip(rows, seen, strict=True), shape[0], size[0])
+
+    @cached_property
+    def undetectable(self) -> tuple[int, ...]:
+        """The errors that flip an observable, and no check."""
+        return tuple(at for at, (checks, seen) in enumerate(self.columns) if seen and not checks)
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The errors that flip each check."""
+        rows: list[list[int]] = [[] for _ in range(self.num_checks)]
+        for number, (checks, _) in enumerate(self.columns):
+            for check in checks:
+                rows[check].append(number)
+        return rows
+
+    @cached_property
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """(checks, errors) and (observables, errors) float64, 1 where an error flips one."""
+        both = [
+            torch.zeros(size, len(self.columns), dtype=torch.float64, device="cpu")
+            for size in (self.num_checks, self.num_observables)
+        ]
+        for number, column in enumerate(self.columns):
+            for matrix, rows in zip(both, column, strict=True):
+                matrix[list(rows), number] = 1.0
+        return both[0], both[1]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The checks in the order in which they are closed: that of least work among several.
+
+        Next is the check that leaves the fewest others open; the alternatives begin at other
+        checks and take other ones of equally good. Beside them is the order of the numbers.
+        """
+        touch: list[set[int]] = [{check} for check in range(self.num_checks)]
+        for checks, _ in set(self.columns):
+            for check in checks:
+                touch[check].update(checks)
+        orders = [list(range(self.num_checks))]
+        orders += [_greedy(touch, last=last, up=up) for last in (False, True) for up in (1, -1)]
+        return tuple(min(orders, key=self._work))
+
+    def _work(self, order: Sequence[int]) -> float:
+        opened, work = 0, 0.0
+        for step in self._plan(order):
+            opened += (step[0] == OPEN) - (step[0] == CLOSE)
+            work += 2.0 ** min(opened, 900) if step[0] == FLIP else 0.0
+        return work
+
+    def _plan(self, order: Sequence[int]) -> list[tuple[int, int]]:
+        """The steps as (kind, number of check or column); a column's is before a check closes."""
+        steps = [(FLIP, at) for at, (checks, _) in enumerate(self.columns) if not checks]
+        opened, done = set[int](), set[int]()
+        for check in order:
+            for number in self.rows[check]:
+                if number in done:
+                    continue
+                done.add(number)
+                for other in self.columns[number][0]:
+                    if other not in opened:
+                        opened.add(other)
+                        steps.append((OPEN, other))
+                steps.append((FLIP, number))
+            if check not in opened:
+                opened.add(check)
+                steps.append((OPEN, check))
+            steps.append((CLOSE, check))
+        return steps
+
+    def merged(self, *, observables: bool) -> "Merged":
+        """Columns that are equal as one: independent errors whose parity is all that is seen."""
+        groups: dict[Any, list[int]] = {}
+        for number, (checks, seen) in enumerate(self.columns):
+            groups.setdefault((checks, seen if observables else ()), []).append(number)
+        own = Parities(groups, self.num_checks, self.num_observables)
+        vars(own)["order"] = self.order
+        rows, rounds = list(groups.values()), list[Tensor]()
+        places: list[list[int]] = rows
+        while any(len(row) > 1 for row in places):
+            pairs = [list(zip(row[::2], [*row[1::2], -1], strict=False)) for row in places]
+            flat = [pair for row in pairs for pair in row]
+            rounds.append(torch.tensor(flat, device="cpu").T.contiguous())
+            count = iter(range(len(flat)))
+            places = [[next(count) for _ in row] for row in pairs]
+        if not rounds or any(row != [at] for at, row in enumerate(places)):
+            first = torch.tensor([row[0] for row in places], device="cpu", dtype=torch.long)
+            rounds.append(torch.stack([first, torch.full_like(first, -1)]))
+        return Merged(own, tuple(rounds))
+
+    def program(self, *, observables: bool, merged: bool) -> Program:
+        """The steps of an exact sweep, with observables or without, kept for the next time."""
+        kept: dict[tuple[bool, bool], Program] = vars(self).setdefault("_programs", {})
+        key = observables, merged
+        if key not in kept:
+            own = self.merged(observables=observables) if merged else Merged(self, ())
+            kept[key] = own.parities._program(own.rounds, observables=observables)
+        return kept[key]
+
+    def _program(self, rounds: tuple[Tensor, ...], *, observables: bool) -> Program:
+        bits: list[int] = []  # checks, and observables as -1 - number
+        rows: list[tuple[int, int, int]] = []
+        width, work = 0, 0.0
+        for kind, number in self._plan(self.order):
+            if kind == FLIP:
+                checks, seen = self.columns[number]
+                flipped = [*checks, *(-1 - one for one in seen if observables)]
+                for one in flipped:
+                    if one < 0 and one not in bits:
+                        bits.append(one)
+                        rows.append((OPEN, 0, -1))
+                rows.append((FLIP, sum(1 << bits.index(one) for one in flipped), number))
+                work += 2.0 ** len(bits)
+            elif kind == OPEN:
+                bits.append(number)
+                rows.append((OPEN, 0, number))
+            else:
+                rows.append((CLOSE, bits.index(number), number))
+                bits.remove(number)
+            width = max(width, len(bits))
+            if width > 60:
+                break
+        for one in range(self.num_observables if observables else 0):
+            if -1 - one not in bits:
+                bits.append(-1 - one)
+                rows.append((OPEN, 0, -1))
+        width = max(width, len(bits))
+        if width > 60:
+            width, rows = self.open_checks + len(bits), []
+        steps = torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3)
+        return Program(steps, rounds, tuple(-1 - one for one in bits), width, work)
+
+    @cached_property
+    def open_checks(self) -> int:
+        """The largest number of checks that are open at once."""
+        opened = most = 0
+        for kind, _ in self._plan(self.order):
+            opened += (kind == OPEN) - (kind == CLOSE)
+            most = max(most, opened)
+        return most
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The steps of a sweep over kept states, columns merged, with observables."""
+        merged = self.merged(observables=True)
+        own, words = merged.parities, 1
+        while words * _WORD < self.open_checks + self.num_observables:
+            words *= 2
+        free, slot = list(range(self.open_checks))[::-1], dict[int, int]()
+        masks, rows = [0] * len(own.columns), list[tuple[int, int, int]]()
+        top = words * _WORD - self.num_observables
+        for kind, number in own._plan(self.order):
+            if kind == OPEN:
+                slot[number] = free.pop()
+            if kind == FLIP:
+                checks, seen = own.columns[number]
+                masks[number] = sum(1 << slot[one] for one in checks)
+                masks[number] |= sum(1 << (top + one) for one in seen)
+            rows.append((kind, slot.get(number, 0) if kind != FLIP else 0, number))
+            if kind == CLOSE:
+                free.append(slot.pop(number))
+        low = (1 << _WORD) - 1
+        split = [[_signed(mask >> (_WORD * at) & low) for at in range(words)] for mask in masks]
+        return Slots(
+            torch.tensor(rows, dtype=torch.long, device="cpu").reshape(-1, 3),
+            torch.tensor(split, dtype=torch.long, device="cpu").reshape(-1, words),
+            merged.rounds,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """Parities whose columns differ, and the rounds of pairs by which they became one."""
+
+    parities: Parities
+    rounds: tuple[Tensor, ...] = field(repr=False)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << _WORD) if word >> (_WORD - 1) else word
+
+
+def _odd(numbers: Iterable[int]) -> tuple[int, ...]:
+    """What is named an odd number of times, in order."""
+    left: set[int] = set()
+    for number in numbers:
+        left ^= {number}
+    return tuple(sorted(left))
+
+
+def _greedy(touch: list[set[int]], *, last: bool, up: int) -> list[int]:
+    """Close next the check that opens the fewest, of these one whose neighbours closed first."""
+    count = len(touch)
+    new, age = [len(near) for near in touch], [count] * count
+    pool, opened, closed = set[int](), [False] * count, [False] * count
+    order: list[int] = []
+    left = sorted(range(count), key=lambda check: (new[check], -check if last else check))
+    for start in left:
+        if closed[start]:
+            continue
+        pool.add(start)
+        while pool:
+            best = min(pool, key=lambda check: (new[check], age[check], up * check))
+            pool.remove(best)
+            closed[best] = True
+            for near in touch[best]:
+                age[near] = min(age[near], len(order))
+                if not opened[near]:
+                    opened[near] = True
+                    for other in touch[near]:
+                        new[other] -= 1
+                if not closed[near]:
+                    pool.add(near)
+            order.append(best)
+    return order
+
+
+def _matrix(name: str, given: Any) -> tuple[list[list[int]], tuple[int, int]]:
+    """The rows of the odd entries in each column, and the shape."""
+    if hasattr(given, "tocoo"):
+        coo = given.tocoo()
+        row, column = (torch.as_tensor(part.astype("int64")) for part in (coo.row, coo.col))
+        values, shape = torch.as_tensor(coo.data), tuple(coo.shape)
+    elif isinstance(given, Tensor) and given.layout != torch.strided:
+        coo = given.detach().to_sparse_coo().coalesce().cpu()
+        (row, column), values, shape = coo.indices(), coo.values(), tuple(coo.shape)
+    else:
+        plain = given
+        if is_array(given) or not isinstance(given, Tensor):
+            plain = as_values(f"ParityModel's {name}", given)
+        shape = tuple(plain.shape)
+        row, column = plain.nonzero().T if plain.ndim == 2 else (torch.zeros(0).long(),) * 2
+        values = plain[row, column] if plain.ndim == 2 else plain
+    if len(shape) != 2:
+        raise ModelError(
+            f"ParityModel needs {name} as a matrix (rows, errors), dense or of scipy or torch; got "
+            f"shape {shape}."
+        )
+    values = values.detach().cpu().double()
+    if not bool((values == values.round()).all()):
+        raise ModelError(f"ParityModel needs {name} of whole numbers, odd where a bit is in.")
+    rows: list[list[int]] = [[] for _ in range(shape[1])]
+    odd = values.long() % 2 == 1
+    for r, c in zip(row[odd].tolist(), column[odd].tolist(), strict=True):
+        rows[c].append(r)
+    return rows, (int(shape[0]), int(shape[1]))

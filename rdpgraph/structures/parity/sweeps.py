@@ -1,0 +1,256 @@
+"""Sweeps over the parities of open checks: compiled, and by torch in logarithms."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import BudgetError
+from rdpgraph.logspace.gradients import is_transformed, regradient
+from rdpgraph.logspace.logmatrix import soft_sum
+from rdpgraph.plan.plan import require_room
+from rdpgraph.structures.draws import uniform
+from rdpgraph.structures.parity.parities import CLOSE, FLIP, OPEN, Parities, Program
+from rdpgraph.structures.recursion import library
+
+_RANGE = 600.0
+"""Nats between two masses of one sweep that float64 holds; what may be wider is in logarithms."""
+_MOST_OPEN = 34
+"""Open checks and observables above which no machine has the memory."""
+_SHARED_WORK = 2**18
+"""Multiply-adds below which a second thread costs more than it brings."""
+
+
+def serves(parities: Parities, unary: Tensor) -> bool:
+    """Tell whether the library sweeps over errors with weights in this range."""
+    if unary.device.type != "cpu" or is_transformed() or not library.available(torch.float64):
+        return False
+    odds = (unary[..., 1] - unary[..., 0]).detach()
+    odds = odds[odds.isfinite()].abs()
+    widest = odds.amax().item() if odds.numel() else 0.0
+    return (parities.open_checks + 1) * (widest + 1.0) < _RANGE
+
+
+def require_open(parities: Parities, program: Program, copies: float = 2.0) -> None:
+    """Refuse a sweep whose table does not fit.
+
+    Raises:
+        BudgetError: it does not.
+    """
+    if program.width > _MOST_OPEN:
+        raise BudgetError(
+            f"The sweep of {parities} has {program.width} bits open at once, a table of "
+            f"2^{program.width}; keep some of its states: kept(states)."
+        )
+    require_room(64.0 * copies * 2.0**program.width, f"The sweep of {parities}")
+
+
+def linear(unary: Tensor, merges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """(R, columns, 2) float64 weights of merged columns, and (R,) the log of what they lack."""
+    unary = unary.double()
+    peak = unary.detach().amax(-1, keepdim=True)
+    peak = torch.where(peak > -math.inf, peak, 0.0)
+    weights = (unary - peak).exp()
+    for left, right in merges:
+        one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        a, b = weights[:, left], torch.cat([weights, one.expand(len(weights), 1, 2)], 1)[:, right]
+        even, odd = (a * b).sum(-1), (a * b.flip(-1)).sum(-1)
+        weights = torch.stack([even, odd], -1)
+    return weights, peak.sum((-1, -2))
+
+
+def log_cosets(parities: Parities, unary: Tensor, syndrome: Tensor, *, observables: bool) -> Tensor:
+    """(B, 2^observables) log-masses (nats) of syndromes with each value of the observables.
+
+    Args:
+        parities: what each error flips.
+        unary: (B or 1, errors, 2) log-weights.
+        syndrome: (B, checks) int8, -1 where it is not known.
+        observables: whether they are told apart; else (B, 1).
+    """
+    if not serves(parities, unary):
+        program = parities.program(observables=observables, merged=False)
+        require_open(parities, program, len(syndrome) * float(len(program.steps)) / 8)
+        logs = by_logs(program, unary.double(), syndrome.to(unary.device))[0]
+        return _numbered(logs, program)
+    program = parities.program(observables=observables, merged=True)
+    require_open(parities, program, 2.0 + 4.0 * unary.requires_grad * len(program.steps) ** 0.5)
+    weights, missing = linear(unary, program.merges)
+    values: Any = _Sums.apply(weights, syndrome, program)
+    return _numbered(values + missing.unsqueeze(-1), program)
+
+
+def _numbered(logs: Tensor, program: Program) -> Tensor:
+    """The cosets by their number: bit i of it is observable i."""
+    bits, count = program.bits, len(program.bits)
+    if list(bits) == list(range(count)):
+        return logs
+    place = torch.arange(2**count, device=logs.device)
+    source = sum(((place >> seen) & 1) << at for at, seen in enumerate(bits))
+    return logs[:, source]
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, syndrome: Tensor, program: Program) -> Tensor:
+        out = weights.new_empty(len(syndrome), 2 ** len(program.bits))
+        _call("sums", program, weights, syndrome, out, out.shape[1])
+        ctx.save_for_backward(weights, syndrome)
+        ctx.program = program
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (pull,) = gradients
+        weights, syndrome = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *regradient(_again(ctx.program, syndrome), [weights], pull), None, None
+        own = weights.detach().contiguous()
+        grads = torch.zeros_like(own)
+        pull = pull.double().contiguous()
+        _call("gradient", ctx.program, own, syndrome, pull, pull.shape[1], grads=grads)
+        return grads, None, None
+
+
+def _again(program: Program, syndrome: Tensor) -> Callable[[Tensor], Tensor]:
+    def function(weights: Tensor) -> Tensor:
+        some = weights > 0
+        logs = torch.where(some, torch.where(some, weights, 1.0).log(), -math.inf)
+        return by_logs(program, logs, syndrome)[0]
+
+    return function
+
+
+def _call(
+    name: str, program: Program, weights: Tensor, syndrome: Tensor, values: Tensor, *sizes: int,
+    grads: Tensor | None = None, best: bool = False,
+) -> None:  # fmt: skip
+    """One of the library's sweeps; `values` is its last pointer, or the last but one."""
+    weights, syndrome = weights.detach().contiguous(), syndrome.contiguous()
+    batch, checks = syndrome.shape
+    columns = weights.shape[1]
+    tensors = [program.steps, weights, syndrome, values, *([] if grads is None else [grads])]
+    stride = 0 if len(weights) == 1 else 2 * columns
+    threads = max(1, min(torch.get_num_threads(), int(batch * program.work) // _SHARED_WORK))
+    library.parity_function(name)(
+        *(part.data_ptr() for part in tensors), len(program.steps), stride, checks, columns, batch,
+        *sizes, best, threads,
+    )  # fmt: skip
+
+
+def by_logs(
+    program: Program, unary: Tensor, syndrome: Tensor, *, best: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """(B, final) log-masses in the order of the program's bits, and those before each step.
+
+    Args:
+        program: the steps, whose columns have weights.
+        unary: (B or 1, columns, 2) log-weights, differentiable any number of times.
+        syndrome: (B, checks).
+        best: maxima in place of sums.
+    """
+
+    def total(one: Tensor, other: Tensor) -> Tensor:
+        both = torch.stack([one, other])
+        return both.amax(0) if best else soft_sum(both, 0)
+
+    logs = unary.new_zeros(len(syndrome), 1)
+    before: list[Tensor] = []
+    for kind, bit, number in program.steps.tolist():
+        before.append(logs)
+        if kind == OPEN:
+            logs = torch.cat([logs, torch.full_like(logs, -math.inf)], 1)
+        elif kind == FLIP:
+            even, odd = unary[:, number].split(1, -1)
+            flipped = logs[:, torch.arange(logs.shape[1], device=logs.device) ^ bit]
+            logs = total(logs + even, flipped + odd)
+        else:
+            halves = logs.reshape(len(logs), -1, 2, 1 << bit)
+            seen = syndrome[:, number].reshape(-1, 1, 1)
+            zero = torch.where(seen != 1, halves[:, :, 0], -math.inf)
+            one = torch.where(seen != 0, halves[:, :, 1], -math.inf)
+            logs = total(zero, one).flatten(1)
+    return logs, before
+
+
+@torch.no_grad()
+def errors(
+    parities: Parities, unary: Tensor, syndrome: Tensor, count: int,
+    generator: torch.Generator | None, *, best: bool,
+) -> Tensor:  # fmt: skip
+    """(count, B, errors) int64: the most probable errors, or draws; every item is possible."""
+    program = parities.program(observables=False, merged=False)
+    batch, total = len(syndrome), unary.shape[1]
+    if serves(parities, unary):
+        require_open(parities, program, 4.0 * len(program.steps) ** 0.5)
+        drawn = torch.empty(count, batch, total, dtype=torch.uint8)
+        seed = 0 if best else int(torch.randint(2**62, (), generator=generator))
+        weights = linear(unary, ())[0]
+        _call("paths", program, weights, syndrome, drawn, count, seed, best=best)
+        return drawn.long()
+    require_open(parities, program, batch * float(len(program.steps)) / 8)
+    unary, syndrome = unary.double().detach(), syndrome.to(unary.device)
+    before = by_logs(program, unary, syndrome, best=best)[1]
+    drawn = torch.zeros(count, batch, total, dtype=torch.long, device=unary.device)
+    at = torch.zeros(count, batch, dtype=torch.long, device=unary.device)
+
+    def second(a: Tensor, b: Tensor) -> Tensor:
+        if best:
+            return b > a
+        chance = uniform((count, batch), unary.device, generator)
+        return chance < torch.where(b > -math.inf, (b - torch.logaddexp(a, b)).exp(), 0.0)
+
+    for (kind, bit, number), logs in zip(
+        program.steps.flip(0).tolist(), reversed(before), strict=True
+    ):
+        logs = logs.expand(count, -1, -1)
+        if kind == FLIP:
+            even, odd = unary[:, number].unbind(-1)
+            a = logs.gather(2, at.unsqueeze(2)).squeeze(2) + even
+            b = logs.gather(2, (at ^ bit).unsqueeze(2)).squeeze(2) + odd
+            flipped = second(a, b)
+            drawn[:, :, number] = flipped.long()
+            at = torch.where(flipped, at ^ bit, at)
+        elif kind == CLOSE:
+            low = 1 << bit
+            at = at % low + at // low * (2 * low)
+            a = logs.gather(2, at.unsqueeze(2)).squeeze(2)
+            b = logs.gather(2, (at + low).unsqueeze(2)).squeeze(2)
+            a = torch.where(syndrome[:, number] == 1, -math.inf, a)
+            b = torch.where(syndrome[:, number] == 0, -math.inf, b)
+            at = torch.where(second(a, b), at + low, at)
+    return drawn
+
+
+def kept_cosets(
+    parities: Parities, unary: Tensor, syndrome: Tensor, states: int, replicates: int, seed: int,
+    cost: float,
+) -> Tensor:  # fmt: skip
+    """(replicates, B, 2^observables) log-masses over kept states; compiled alone.
+
+    Args:
+        parities: what each error flips.
+        unary: (B or 1, errors, 2) log-weights.
+        syndrome: (B, checks) int8.
+        states: how many are kept.
+        replicates: how many runs.
+        seed: below 0, what is not kept is dropped; else sampled.
+        cost: what an event that is still to be explained multiplies a state's mass by, when states
+            are compared.
+    """
+    slots = parities.slots
+    weights, missing = linear(unary.detach(), slots.merges)
+    weights, syndrome = weights.contiguous(), syndrome.contiguous()
+    (batch, checks), columns = syndrome.shape, weights.shape[1]
+    seen = parities.num_observables
+    out = weights.new_empty(replicates, batch, 2**seen)
+    work = int(replicates * batch * states * 8.0 * len(slots.steps))
+    library.parity_function("kept")(
+        *(part.data_ptr() for part in (slots.steps, weights, syndrome, slots.masks, out)),
+        len(slots.steps), 0 if len(weights) == 1 else 2 * columns, checks, columns, batch,
+        slots.masks.shape[1], states, seen, replicates, seed, cost, 0,
+        max(1, min(torch.get_num_threads(), work // _SHARED_WORK)),
+    )  # fmt: skip
+    return out + missing.unsqueeze(-1)

@@ -1,0 +1,305 @@
+"""Parity models against enumeration of all errors, and kept states against exact sweeps."""
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.structures.parity import sweeps
+from rdpgraph.testing import check_structure
+from tests.fuzz.parities import checked, drawn
+
+REPETITION = [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+LAST = [[0, 0, 0, 0, 1]]
+
+
+def repetition(rate=0.1, **options):
+    rates = torch.full((5,), rate, dtype=torch.float64)
+    return rg.ParityModel.from_rates(REPETITION, rates, observables=LAST, **options)
+
+
+def memory(distance, rounds, rate):
+    """A repetition code's memory: columns of flips of bits and of measurements."""
+    columns = []
+    for t in range(rounds + 1):
+        for bit in range(distance):
+            checks = [c for c in (bit - 1, bit) if 0 <= c < distance - 1]
+            columns.append(([t * (distance - 1) + c for c in checks], [0] if bit == 0 else []))
+    for t in range(rounds):
+        here = range(t * (distance - 1), (t + 1) * (distance - 1))
+        columns += [([at, at + distance - 1], []) for at in here]
+    text = "\n".join(
+        f"error({rate * (1 + at % 3)}) {' '.join([f'D{d}' for d in ds] + [f'L{o}' for o in obs])}"
+        for at, (ds, obs) in enumerate(columns)
+    )
+    return rg.ParityModel.from_dem(text)
+
+
+def by_flips(model):
+    """P(s, l) over all syndromes, by the vector over all of them: no order, nothing is open."""
+    parities = model.checks
+    n, total = parities.num_checks, parities.num_checks + parities.num_observables
+    masses, index = np.ones(1 << total) * 0, np.arange(1 << total)
+    masses[0] = 1
+    for (checks, seen), (even, odd) in zip(
+        parities.columns, model.unary.exp().tolist(), strict=True
+    ):
+        mask = sum(1 << a for a in checks) | sum(1 << (n + b) for b in seen)
+        masses = even * masses + odd * masses[index ^ mask]
+    return torch.tensor(masses.reshape(-1, 1 << n).T)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_question_of_a_random_model_is_answered_as_by_enumeration(seed):
+    checked(drawn(np.random.default_rng(seed)))
+
+
+@pytest.mark.parametrize(("distance", "rounds"), [(3, 2), (5, 2)])
+def test_all_syndromes_of_repetition_codes(distance, rounds):
+    model = memory(distance, rounds, 0.01)
+    n = model.checks.num_checks
+    every = torch.tensor(list(itertools.product((0, 1), repeat=n))).flip(1)
+    truth = by_flips(model)
+    given = model.condition(every)
+    torch.testing.assert_close(given.log_cosets().exp(), truth, rtol=1e-10, atol=0)
+    chances = truth / truth.sum(1, keepdim=True)
+    assert (given.coset_probabilities() - chances).abs().max() < 1e-9
+
+
+def test_surface_code_by_stim():
+    stim = pytest.importorskip("stim", reason="stim writes the circuit")
+    circuit = stim.Circuit.generated(
+        "surface_code:rotated_memory_z", distance=3, rounds=2,
+        after_clifford_depolarization=0.005, before_measure_flip_probability=0.005,
+    )  # fmt: skip
+    dem = circuit.detector_error_model()
+    model = rg.ParityModel.from_dem(dem)
+    assert model.checks.num_checks == 16
+    truth = by_flips(model)
+    some = torch.tensor(np.random.default_rng(0).integers(0, 2, (200, 16)))
+    number = (some * 2 ** torch.arange(16)).sum(1)
+    given = model.condition(some)
+    torch.testing.assert_close(given.log_cosets().exp(), truth[number], rtol=1e-9, atol=0)
+    same = rg.ParityModel.from_dem(str(dem)).condition(some)
+    assert torch.equal(same.log_partition(), given.log_partition())
+
+
+def test_torch_and_the_library_agree(monkeypatch):
+    model = drawn(np.random.default_rng(5))
+    one = model.log_cosets()
+    monkeypatch.setattr(sweeps, "serves", lambda *_: False)
+    torch.testing.assert_close(model.log_cosets(), one, rtol=1e-10, atol=1e-10)
+    checked(model)
+
+
+def test_masses_far_apart():
+    odds = torch.tensor([-1000.0, -700.0, -900.0, 0.0, -800.0], dtype=torch.float64)
+    model = rg.ParityModel(REPETITION, odds, syndrome=[1, 1, 0, 0])
+    assert model.log_partition() == pytest.approx(-700 - math.log(2) * 1, abs=1e-9)
+    assert model.mode().tolist() == [0, 1, 0, 0, 0]
+
+
+def test_gradients_in_rates_by_differences():
+    model = repetition(syndrome=[[1, 0, 0, 1], [0, 0, -1, 1]])
+    odds = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def logs(odds):
+        return rg.ParityModel(model.checks, odds, syndrome=model.syndrome).log_cosets()
+
+    assert torch.autograd.gradcheck(logs, odds.requires_grad_())
+    assert torch.autograd.gradgradcheck(logs, odds)
+
+
+def test_rates_of_zero_and_one_have_gradients():
+    rates = torch.tensor([0.0, 1.0, 0.2, 0.3, 0.0], dtype=torch.float64)
+    unary = torch.stack([(1 - rates).log(), rates.log()], -1).requires_grad_()
+    model = rg.ParityModel(REPETITION, unary=unary, syndrome=[1, 1, 0, 0])
+    (gradient,) = torch.autograd.grad(model.log_partition(), unary)
+    assert gradient[0].tolist() == pytest.approx([1, 0])
+    assert gradient[1].tolist() == pytest.approx([0, 1])
+    assert not gradient.isnan().any()
+
+
+def test_structure_of_a_batch():
+    check_structure(repetition(syndrome=[[1, 0, 0, 1], [0, 0, -1, 1]]))
+
+
+def test_equal_errors_are_one_and_undetectable_ones_are_named():
+    model = rg.ParityModel.from_rates(
+        [[1, 1, 1, 0]], [0.1, 0.2, 0.3, 0.4], observables=[[1, 1, 0, 1]]
+    )
+    assert model.cost().undetectable == (3,)
+    merged = model.checks.merged(observables=False).parities
+    assert sorted(merged.columns) == [((), ()), ((0,), ())]
+    odd = 0.1 * 0.8 + 0.2 * 0.9
+    odd = odd * 0.7 + 0.3 * (1 - odd)
+    assert model.condition([1]).log_partition().exp() == pytest.approx(odd)
+
+
+def test_entries_count_modulo_two_and_sparse_matrices_are_read():
+    twice = [[2, 1, 0], [1, 1, 3]]
+    odds = [-1.0, -2.0, -3.0]
+    wanted = rg.ParityModel([[0, 1, 0], [1, 1, 1]], odds, syndrome=[1, 0]).log_partition()
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy makes the matrix")
+    for matrix in (
+        twice,
+        np.array(twice),
+        torch.tensor(twice).to_sparse(),
+        sparse.csr_matrix(twice),
+    ):
+        assert rg.ParityModel(matrix, odds, syndrome=[1, 0]).log_partition() == wanted
+
+
+def test_components_do_not_add_open_checks():
+    single = repetition().cost()
+    blocks = torch.block_diag(*[torch.tensor(REPETITION)] * 8)
+    model = rg.ParityModel(blocks, torch.full((40,), -2.0))
+    assert model.cost().open_checks == single.open_checks
+    assert model.cost().work == pytest.approx(
+        8 * rg.ParityModel(REPETITION, [-2.0] * 5).cost().work
+    )
+
+
+def test_draws_follow_the_posterior():
+    model = repetition(0.3, syndrome=[1, 0, -1, 0])
+    found = model.sample(20_000, torch.Generator().manual_seed(1)).double().mean(0)
+    wanted = model.marginals()[:, 1]
+    assert ((found - wanted).abs() < 5 * (wanted * (1 - wanted) / 20_000).sqrt() + 1e-9).all()
+    again = model.sample(5, torch.Generator().manual_seed(1))
+    assert torch.equal(again, model.sample(5, torch.Generator().manual_seed(1)))
+
+
+def test_all_states_kept_are_exact_and_fewer_bound_from_below():
+    model = memory(3, 2, 0.05)
+    given = model.condition(np.random.default_rng(1).integers(-1, 2, (40, 6)))
+    exact = given.log_cosets()
+    torch.testing.assert_close(given.kept(4096).log_cosets, exact, rtol=1e-10, atol=1e-10)
+    assert given.kept(4096).bound == "lower"
+    for states in (1, 2, 4):
+        few = given.kept(states)
+        assert (few.log_cosets <= exact + 1e-9).all()
+    assert (few.log_partition > -math.inf).any()
+    drawn = given.kept(4096, replicates=2, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.log_cosets, exact, rtol=1e-10, atol=1e-10)
+    assert drawn.bound == ""
+    assert drawn.standard_error.max() < 1e-6
+
+
+@pytest.mark.parametrize("states", [2, 3, 6])
+def test_sampled_tails_are_unbiased(states):
+    model = memory(3, 2, 0.1)
+    given = model.condition(torch.tensor([[1, 0, 0, 1, 1, 0], [0, 0, 1, -1, 0, 0]]))
+    count = 20_000
+    found = given.kept(states, replicates=count, generator=torch.Generator().manual_seed(states))
+    ratio = (found.log_cosets - given.log_cosets()).exp()
+    error = found.standard_error * ratio
+    assert ((ratio - 1).abs() < 5 * error + 1e-9).all()
+
+
+@pytest.mark.long
+def test_sampled_tails_are_unbiased_over_many_draws_and_intervals_cover():
+    model = memory(5, 3, 0.05)
+    rng = np.random.default_rng(0)
+    given = model.condition(rng.integers(0, 2, (4, 16)) * rng.integers(0, 2, (4, 16)))
+    exact = given.log_cosets()
+    found = given.kept(12, replicates=100_000, generator=torch.Generator().manual_seed(0))
+    ratio = (found.log_cosets - exact).exp()
+    assert ((ratio - 1).abs() < 5 * found.standard_error * ratio).all()
+    covered = 0
+    for seed in range(200):
+        some = given.kept(12, replicates=50, generator=torch.Generator().manual_seed(seed))
+        ratio = (some.log_cosets - exact).exp()
+        covered += ((ratio - 1).abs() < 2 * some.standard_error * ratio).double().mean().item()
+    assert covered / 200 > 0.85
+
+
+def test_more_than_sixty_four_open_checks_are_kept():
+    rng = np.random.default_rng(0)
+    rows = torch.tensor(rng.random((150, 200)) < 0.06)
+    model = rg.ParityModel.from_rates(rows, torch.full((200,), 0.01), observables=rows[:2])
+    assert model.cost().open_checks > 64
+    with pytest.raises(rg.errors.BudgetError, match="keep some of its states"):
+        model.condition(torch.zeros(150, dtype=torch.int8)).log_partition()
+    bound = model.condition(torch.zeros(150, dtype=torch.int8)).kept(200)
+    assert 200 * math.log(0.99) - 1e-4 <= bound.log_partition <= 0
+    assert bound.log_cosets.argmax() == 0
+
+
+def test_pickled_models_answer_alike():
+    model = repetition(syndrome=[1, 0, 0, 1])
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again.log_cosets(), model.log_cosets())
+
+
+BAD = {
+    "a syndrome of another length": lambda: repetition().condition([1, 0, 0]),
+    "a syndrome of other numbers": lambda: repetition().condition([1, 0, 0, 2]),
+    "a syndrome of floats": lambda: repetition().condition([1.0, 0.0, 0.0, 0.5]),
+    "a rate above one": lambda: repetition(1.1),
+    "a rate below zero": lambda: repetition(-0.1),
+    "log-odds of other errors": lambda: rg.ParityModel(REPETITION, [0.0] * 4),
+    "neither log-odds nor unary": lambda: rg.ParityModel(REPETITION),
+    "no matrix": lambda: rg.ParityModel([1, 0], [0.0]),
+    "no whole numbers": lambda: rg.ParityModel([[0.5, 1]], [0.0, 0.0]),
+    "observables of other errors": lambda: rg.ParityModel([[1, 1]], [0.0, 0.0], observables=[[1]]),
+    "no states": lambda: repetition().kept(0),
+    "replicates of a half": lambda: repetition().kept(3, replicates=0.5),
+    "no generator": lambda: repetition().kept(3, replicates=2, generator=3),
+    "batches that differ": lambda: rg.ParityModel(
+        [[1]], torch.zeros(3, 1), syndrome=torch.zeros(2, 1, dtype=torch.long)
+    ),
+    "no error": lambda: rg.ParityModel(torch.zeros(2, 0), torch.zeros(0)),
+    "text that is no model": lambda: rg.ParityModel.from_dem("error(0.1) D0\nnonsense(3)"),
+    "a probability above one": lambda: rg.ParityModel.from_dem("error(1.5) D0"),
+    "a repeat without an end": lambda: rg.ParityModel.from_dem("repeat 3 {\nerror(.1) D0"),
+    "a file that is not there": lambda: rg.ParityModel.from_dem("nowhere.dem"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_errors_are_one_line(what):
+    with pytest.raises((rg.errors.RdpgraphError, OSError)) as caught:
+        BAD[what]()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_check_that_no_error_flips():
+    model = rg.ParityModel([[1, 1], [0, 0]], [-1.0, -2.0], syndrome=[[1, 1], [1, 0]])
+    log_p = model.log_partition()
+    assert log_p.isinf().tolist() == [True, False]
+    assert model.marginals()[0].abs().sum() == 0
+    with pytest.raises(rg.errors.ImpossibleEvidenceError, match="1 of 2"):
+        model.mode()
+    assert rg.infer(model).log_partition.tolist() == log_p.tolist()
+
+
+def test_text_of_stim_is_read_as_stim_reads_it(tmp_path):
+    stim = pytest.importorskip("stim", reason="stim says what it reads")
+    text = """
+        detector(1, 2) D5  # a comment
+        error[tag](0.125) D0 D1 ^ D1 L0
+        repeat 3 {
+            error(0.25) D0 D2
+            repeat 2 {
+                shift_detectors(0, 1) 1
+                error(1e-3) D1 L1
+            }
+        }
+        shift_detectors 2
+        ERROR(0.5) L2
+        logical_observable L3
+    """
+    file = tmp_path / "model.dem"
+    file.write_text(text)
+    model, dem = rg.ParityModel.from_dem(file), stim.DetectorErrorModel(text)
+    assert (model.checks.num_checks, model.checks.num_observables) == (
+        dem.num_detectors, dem.num_observables,
+    )  # fmt: skip
+    flat = rg.ParityModel.from_dem(dem.flattened())
+    assert flat.checks.columns == model.checks.columns
+    assert torch.equal(flat.unary, model.unary)
