@@ -21,6 +21,7 @@ def make(folder: Path, examples: Path) -> None:
     _trellis(folder / "hmm_lm.png")
     _roll(folder / "hmm_music.png")
     _climbs(folder / "learning.png")
+    _fitted(folder / "hidden_markov.png")
 
 
 def _trellis(target: Path) -> None:
@@ -87,5 +88,32 @@ def _climbs(target: Path) -> None:
         axes.plot(network.fit(columns).fit_.history[1:], color=BLUE, alpha=0.4 + 0.1 * seed)
     axes.set(xlabel="step", ylabel="log-likelihood (nats)")
     axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, dpi=100)
+    plt.close(figure)
+
+
+def _fitted(target: Path) -> None:
+    """Emissions of a fitted model, and the states that it finds."""
+    colors = [BLUE, "#c2571a", "#4b8b3b"]
+    means = torch.tensor([[0.0, 0.0], [3.0, 0.5], [1.0, 3.0]])
+    truth = rg.learn.HMM(
+        3, rg.learn.Gaussian("spherical", means, torch.full((3,), 0.8)),
+        start=torch.full((3,), 1 / 3).log(), transition=(torch.eye(3) * 0.85 + 0.05).log(),
+    )  # fmt: skip
+    data, _ = truth.sample(300, torch.Generator().manual_seed(2))
+    model = rg.learn.HMM(3, rg.learn.Gaussian("full")).fit(data)
+    chances, states = model.predict_proba(data), model.predict(data)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), width_ratios=(1, 1.6))
+    angle = torch.linspace(0, 2 * torch.pi, 100, dtype=torch.float64)
+    for state, color in enumerate(colors):
+        left.scatter(*data[states == state].mT, s=5, color=color, alpha=0.5)
+        factor = torch.linalg.cholesky(model.emission_.covariances[state])
+        ring = 2 * factor @ torch.stack([angle.cos(), angle.sin()])
+        left.plot(*(model.emission_.means[state].unsqueeze(1) + ring), color=color)
+    right.stackplot(range(120), *chances[:120].mT, colors=colors, alpha=0.8)
+    right.scatter(range(120), [-0.06] * 120, c=[colors[s] for s in states[:120]], s=6)
+    right.set_xlabel("step")
+    right.set_ylabel("probability of each state")
+    figure.tight_layout()
     figure.savefig(target, dpi=100)
     plt.close(figure)

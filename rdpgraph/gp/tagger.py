@@ -1,7 +1,6 @@
 """A Bayesian tagger: Gaussian processes over features, a structured likelihood over labels."""
 
 import copy
-import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Self, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import Arguments
 from rdpgraph._core.numbers import is_real
 from rdpgraph.errors import ModelError
 from rdpgraph.gp.estimators import GradientEstimator, Reparameterised
@@ -35,7 +35,7 @@ _CHOICES = {
 }  # fmt: skip
 
 
-class StructuredGP:
+class StructuredGP(Arguments):
     """Tags sequences by a Gaussian process for each label, with the uncertainty of the functions.
 
     The score of a label at a position is a function of the features there, drawn from a Gaussian
@@ -117,30 +117,6 @@ class StructuredGP:
         self.nugget = nugget
         self.scale = scale
         self.predictive_samples = predictive_samples
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002
-        """The arguments by name.
-
-        Args:
-            deep: as scikit-learn calls it; there are no estimators inside.
-        """
-        names = list(inspect.signature(type(self)).parameters)
-        return {name: getattr(self, name) for name in names}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change arguments.
-
-        Raises:
-            ModelError: a name that is none of them.
-        """
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise ModelError(
-                    f"StructuredGP has no parameter {name!r}; it has {', '.join(known)}."
-                )
-            setattr(self, name, value)
-        return self
 
     def fit(
         self,

@@ -4,20 +4,40 @@ Here belong `EM`, which fits any model that is a function of named parameters, t
 estimators of usual models in the manners of scikit-learn.
 """
 
+from rdpgraph.learn.compound import Mixture, Product
+from rdpgraph.learn.densities import Density, Durations
 from rdpgraph.learn.em import EM, Fit, Step
+from rdpgraph.learn.emissions import Bernoulli, Categorical, Emission, Poisson
 from rdpgraph.learn.families import BDeu
+from rdpgraph.learn.gaussian import Gaussian
 from rdpgraph.learn.gradient import fit_by_gradient, standard_errors
+from rdpgraph.learn.hidden import HiddenStates, held_out
+from rdpgraph.learn.markov import HMM, HSMM, left_to_right
 from rdpgraph.learn.network import BayesianNetwork
 from rdpgraph.learn.parameters import Parameter, Probabilities
 
 __all__ = [
     "EM",
+    "HMM",
+    "HSMM",
     "BDeu",
     "BayesianNetwork",
+    "Bernoulli",
+    "Categorical",
+    "Density",
+    "Durations",
+    "Emission",
     "Fit",
+    "Gaussian",
+    "HiddenStates",
+    "Mixture",
     "Parameter",
+    "Poisson",
     "Probabilities",
+    "Product",
     "Step",
     "fit_by_gradient",
+    "held_out",
+    "left_to_right",
     "standard_errors",
 ]

@@ -1,0 +1,217 @@
+"""Emissions that are made of others: products over columns, and mixtures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import ModelError
+from rdpgraph.learn.emissions import (
+    Categorical,
+    Emission,
+    Rows,
+    as_rows,
+    check_columns,
+    check_mass,
+    clusters,
+    fitting,
+    settle,
+    table_of,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Product(Emission):
+    """Emissions of several groups of columns, independent given the state: mixed data.
+
+    Args:
+        parts: emissions, and the columns that each is of.
+
+    Raises:
+        ModelError: a column that is in no part, or in two.
+
+    Example:
+        >>> Product([(Categorical(2), [0]), (Categorical(3), [1])]).given
+        False
+    """
+
+    parts: Sequence[tuple[Emission, Sequence[int]]]
+
+    def __post_init__(self) -> None:
+        columns = [column for _, own in self.parts for column in own]
+        if sorted(columns) != list(range(len(columns))) or not columns:
+            raise ModelError(f"Product needs each column from 0 on in one part; got {columns}.")
+
+    @property
+    def given(self) -> bool:
+        return all(part.given for part, _ in self.parts)
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part, _ in self.parts)
+
+    @property
+    def kept(self) -> int:
+        return sum(part.kept for part, _ in self.parts)
+
+    def blank(self, states: int, observed: Tensor) -> "Product":
+        check_columns(self, observed, sum(len(own) for _, own in self.parts))
+        return Product([(p.blank(states, observed[:, list(own)]), own) for p, own in self.parts])
+
+    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Product":
+        """The parts from the same clusters."""
+        fresh = super().started(states, observed, generator)
+        blank = self.blank(states, observed)
+        return Product(
+            [
+                (old if given.given else new, own)
+                for (given, own), (old, _), (new, _) in zip(
+                    self.parts, blank.parts, fresh.parts, strict=True
+                )
+            ]
+        )
+
+    def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+        """Clusters of the columns that have distances; where none has, those of the symbols."""
+        numbers = [c for part, own in self.parts if not isinstance(part, Categorical) for c in own]
+        if numbers:
+            return clusters(observed[:, numbers], states, generator)
+        weights = observed.new_ones(len(observed), states)
+        for part, own in self.parts:
+            weights = weights * part.responsible(observed[:, list(own)], states, generator)
+        return weights / weights.sum(1, keepdim=True)
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        return torch.stack([p.log_prob(observed[:, list(own)]) for p, own in self.parts]).sum(0)
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """Those of the parts, one after the other."""
+        seen = rows["observed"]
+        each = (
+            part.statistics({**rows, "observed": seen[..., list(own)]}, counts)
+            for part, own in self.parts
+        )
+        return tuple(tensor for tensors in each for tensor in tensors)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Product":
+        rest, parts = list(statistics), list[tuple[Emission, Sequence[int]]]()
+        for part, own in self.parts:
+            parts.append((part.maximised(tuple(rest[: part.kept])), own))
+            del rest[: part.kept]
+        return Product(parts)
+
+    def log_prior(self) -> Tensor:
+        return torch.stack([part.log_prior().cpu() for part, _ in self.parts]).sum()
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        drawn = torch.cat([part.sample(states, generator) for part, _ in self.parts], 1)
+        order = torch.tensor([column for _, own in self.parts for column in own])
+        return drawn[:, order.argsort().to(drawn.device)]
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture(Emission):
+    """Mixture in each state of emissions of one kind, such as Gaussians.
+
+    Component c of state s is number ``s * components + c`` of the emission that it is made of.
+
+    Args:
+        components: of each state.
+        emission: of the components, with tables for all of them or none.
+        log_weights: (states, components) to start from; None: from the data.
+        prior: pseudo-counts of the components.
+
+    Raises:
+        ModelError: a number of components below one.
+    """
+
+    components: int
+    emission: Emission
+    log_weights: Tensor | None = None
+    prior: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settle(self, "log_weights")
+        if not is_whole(self.components, 1):
+            raise ModelError(f"Mixture needs components, at least 1; got {self.components!r:.80}.")
+
+    @property
+    def given(self) -> bool:
+        return self.log_weights is not None and self.emission.given
+
+    @property
+    def size(self) -> int:
+        return self.emission.size + len(table_of(self.log_weights)) * (self.components - 1)
+
+    @property
+    def kept(self) -> int:
+        return 1 + self.emission.kept
+
+    def blank(self, states: int, observed: Tensor) -> "Mixture":
+        weights = self.log_weights
+        if weights is None:
+            weights = observed.new_full((states, self.components), -math.log(self.components))
+        weights = fitting(self, weights, (states, self.components), observed)
+        emission = self.emission.blank(states * self.components, observed)
+        return replace(self, emission=emission, log_weights=weights)
+
+    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Mixture":
+        """Clusters of states, and clusters of components within each of these."""
+        blank = self.blank(states, observed)
+        if self.given:
+            return blank
+        outer = self.emission.blank(states, observed).responsible(observed, states, generator)
+        own = outer.argmax(1)
+        inner = outer.new_full((len(outer), states, self.components), 1 / self.components)
+        for state in range(states):
+            rows = (own == state).nonzero().flatten()
+            if len(rows) > self.components and not bool(observed[rows].isnan().all()):
+                inner[rows, state] = self.emission.blank(self.components, observed).responsible(
+                    observed[rows], self.components, generator
+                )
+        shares = (outer.unsqueeze(2) * inner).flatten(1)
+        parts = blank.emission
+        if not self.emission.given:
+            parts = parts.maximised(parts.statistics(as_rows([observed]), shares.unsqueeze(0)))
+        if self.log_weights is not None:
+            return replace(blank, emission=parts)
+        totals = shares.sum(0).unflatten(0, (states, self.components))
+        return replace(blank, emission=parts, log_weights=totals.log().log_softmax(1))
+
+    def _joint(self, observed: Tensor) -> Tensor:
+        """(rows, states, components)."""
+        weights = table_of(self.log_weights)
+        return self.emission.log_prob(observed).unflatten(1, weights.shape) + weights
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        return self._joint(observed).logsumexp(2)
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """Expected steps of each component, and the statistics of these."""
+        joint = self._joint(rows["observed"].flatten(0, 1))
+        total = joint.logsumexp(2, keepdim=True)
+        shares = (joint - torch.where(total > -math.inf, total, 0.0)).exp()
+        shares = shares * counts.flatten(0, 1).unsqueeze(2)
+        each = shares.flatten(1).unflatten(0, counts.shape[:2])
+        return shares.sum(0), *self.emission.statistics(rows, each)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Mixture":
+        counts, *rest = statistics
+        counts = counts + self.prior * (table_of(self.log_weights) > -math.inf)
+        totals = counts.sum(1, keepdim=True)
+        check_mass(self, totals.squeeze(1), "prior")
+        emission = self.emission.maximised(tuple(rest))
+        return replace(self, emission=emission, log_weights=(counts / totals).log())
+
+    def log_prior(self) -> Tensor:
+        weights = table_of(self.log_weights)
+        own = torch.where(weights > -math.inf, self.prior * weights, 0.0).sum()
+        return own.cpu() + self.emission.log_prior().cpu()
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        shares = table_of(self.log_weights).exp()[states]
+        chosen = torch.multinomial(shares, 1, generator=generator).squeeze(1)
+        return self.emission.sample(states * self.components + chosen, generator)

@@ -1,0 +1,222 @@
+"""Emissions and durations by any family of `torch.distributions`, fitted by gradient."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, biject_to
+
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.learn.emissions import Emission, Rows, check_mass
+from rdpgraph.learn.parameters import Parameter
+
+
+@dataclass(frozen=True, eq=False)
+class Density(Emission):
+    """Any family of `torch.distributions`, its parameters maximised by gradient.
+
+    Families have no sums that say all of their data, so rows and their weights are kept until the
+    maximisation (L-BFGS in unconstrained parameters): memory follows the data. Of a family of
+    vectors, such as `MultivariateNormal`, rows are seen or missing as a whole.
+
+    Args:
+        family: gives a distribution of parameters by name.
+        parameters: by name, each a number or of a shape that broadcasts to (states, columns), or
+            (states, ...) for a family of vectors: where the fit starts from.
+        fixed: names of those that stay.
+
+    Raises:
+        ModelError: parameters that the family does not take.
+
+    Example:
+        >>> Density(torch.distributions.Laplace, {"loc": 0.0, "scale": 1.0}).given
+        False
+    """
+
+    family: Callable[..., Distribution]
+    parameters: Mapping[str, Any]
+    fixed: Sequence[str] = ()
+    states: int = 0
+
+    def __post_init__(self) -> None:
+        tables = {
+            name: torch.as_tensor(given, dtype=torch.float64)
+            for name, given in self.parameters.items()
+        }
+        object.__setattr__(self, "parameters", tables)
+        if any(table.requires_grad for table in tables.values()):
+            return  # on the way of `climbed`, which may leave what the family takes
+        try:
+            self.family(**tables)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"Density's parameters do not fit its family: {error}") from None
+
+    @property
+    def given(self) -> bool:
+        return self.states > 0
+
+    @property
+    def kept(self) -> int:
+        return 2
+
+    @property
+    def size(self) -> int:
+        return sum(t.numel() for name, t in self.parameters.items() if name not in self.fixed)
+
+    @property
+    def _vectors(self) -> bool:
+        return bool(self.family(**self.parameters).event_shape)
+
+    def blank(self, states: int, observed: Tensor) -> "Density":
+        if self.states not in (0, states):
+            raise ModelError(f"Density was fitted with {self.states} states; got {states}.")
+        tables = dict(self.parameters)
+        if not self.states:
+            columns = () if self._vectors else (observed.shape[1],)
+            for name, table in tables.items():
+                lead = torch.ones(states, *columns)
+                dims = table.ndim if self._vectors else 0
+                own = table.expand(states, *table.shape[-dims:]) if dims else table.expand_as(lead)
+                tables[name] = own.to(observed).clone()
+        return replace(self, parameters=tables, states=states)
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        own = self.family(**self.parameters, validate_args=False)
+        seen = ~observed.isnan()
+        vectors = bool(own.event_shape)
+        if vectors and bool((seen.any(1) & ~seen.all(1)).any()):
+            raise EvidenceError(
+                "Density of vectors needs rows that are seen or missing as a whole; "
+                'Gaussian("full") takes rows with entries missing.'
+            )
+        # Some value that the family has: one that was seen.
+        known = observed[seen.all(1)][:1]
+        filled = torch.where(seen, observed, known if len(known) else own.mean.detach()[:1])
+        values = own.log_prob(filled.unsqueeze(1))
+        return (
+            torch.where(seen[:, :1], values, 0.0)
+            if vectors
+            else values.where(seen.unsqueeze(1), 0.0).sum(2)
+        )
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """Rows and weights themselves, sparse at their places, so that sums hold all of them."""
+        lengths, places = rows["lengths"], rows["places"]
+        steps = torch.arange(counts.shape[1], device=counts.device)
+        inside = (steps < lengths.unsqueeze(1)) & ~rows["observed"].isnan().all(2)
+        at = (places[:, :1] + steps)[inside].unsqueeze(0)
+        total = int(places[0, 1])
+        return tuple(
+            torch.sparse_coo_tensor(
+                at, part[inside], (total, part.shape[2]), check_invariants=False
+            )
+            for part in (rows["observed"], counts)
+        )
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Density":
+        observed, weights = (part.coalesce().values() for part in statistics)
+        check_mass(self, weights.sum(0), "other starting parameters")
+        total = weights.sum()
+
+        def gain(own: "Density") -> Tensor:
+            values = own.log_prob(observed)
+            return torch.where(weights > 0, weights * values, 0.0).sum() / total
+
+        return self.climbed(gain)
+
+    def climbed(self, gain: Callable[["Density"], Tensor]) -> "Density":
+        """The best that L-BFGS meets from here, by a differentiable gain; this one included."""
+        limits: Any = self.family(**self.parameters).arg_constraints
+        maps = {name: biject_to(limits[name]) for name in self.parameters if name not in self.fixed}
+        if not maps:
+            return self
+        own = [to.inv(self.parameters[name]).detach().clone() for name, to in maps.items()]
+        leaves = [table.requires_grad_() for table in own]
+        optimizer = torch.optim.LBFGS(leaves, max_iter=50, line_search_fn="strong_wolfe")
+        best, least = self, math.inf
+
+        def loss() -> Tensor:
+            nonlocal best, least
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                mapped = {name: maps[name](leaf) for name, leaf in zip(maps, leaves, strict=True)}
+                result = -gain(replace(self, parameters={**self.parameters, **mapped}))
+                result.backward()
+            if float(result.detach()) < least:
+                tables = {name: table.detach() for name, table in mapped.items()}
+                best = replace(self, parameters={**self.parameters, **tables})
+                least = float(result.detach())
+            return result.detach()
+
+        optimizer.step(loss)
+        return best
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Drawn by the family, from a seed that the generator gives."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        chosen = {name: table[states] for name, table in self.parameters.items()}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            drawn = self.family(**chosen).sample()
+        return drawn if drawn.ndim == 2 else drawn.unsqueeze(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Durations(Parameter):
+    """Durations of 1 to D steps by a family: a table (D, states) with few parameters.
+
+    Args:
+        density: of the number of steps after the first, 0 to D - 1, beyond which it is cut off.
+        longest: D.
+
+    Raises:
+        ModelError: no such number, or a density of vectors.
+
+    Example:
+        >>> rates = Density(torch.distributions.Poisson, {"rate": [[2.0], [5.0]]}, states=2)
+        >>> Durations(rates, 3).value(None).exp().sum(0)
+        tensor([1., 1.], dtype=torch.float64)
+    """
+
+    density: Density
+    longest: int
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.longest, 1):
+            raise ModelError(f"Durations need the longest, at least 1; got {self.longest!r:.80}.")
+
+    @property
+    def size(self) -> int:
+        """The number of free parameters."""
+        return self.density.size
+
+    def spread(self, states: int, like: Tensor) -> "Durations":
+        """The same for so many states, on a device."""
+        column = torch.zeros(1, 1, dtype=torch.float64, device=like.device)
+        return replace(self, density=self.density.blank(states, column))
+
+    def value(self, rows: Any) -> Tensor:
+        """(D, states) log-probabilities."""
+        del rows
+        device = next(iter(self.density.parameters.values())).device
+        further = torch.arange(self.longest, dtype=torch.float64, device=device)
+        return self.density.log_prob(further.unsqueeze(1)).log_softmax(0)
+
+    def statistics(self, rows: Any, counts: Tensor) -> tuple[Tensor, ...]:
+        """(D, states) the expected number of segments of each length."""
+        del rows
+        return (counts,)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Durations":
+        (counts,) = statistics
+        total = counts.sum().clamp(min=1e-300)
+
+        def gain(density: Density) -> Tensor:
+            table = replace(self, density=density).value(None)
+            return torch.where(counts > 0, counts * table, 0.0).sum() / total
+
+        return replace(self, density=self.density.climbed(gain))

@@ -1,0 +1,398 @@
+"""Emissions: distributions of what is observed at a step, one for each hidden state."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rdpgraph._core.numbers import is_real, is_whole
+from rdpgraph.errors import EvidenceError, ModelError
+from rdpgraph.learn.parameters import Parameter
+
+Rows = Mapping[str, Tensor]
+"""Sequences: "observed" (B, T, columns), NaN where missing or beyond an end; "lengths" (B,);
+"places" (B, 2), the number of the first step of each among all, and that of all."""
+
+_LLOYD, _SAMPLED, _SOFT = 10, 2**14, 0.1  # steps, rows, and the share of other clusters
+
+
+class Emission(Parameter):
+    """Distribution of the columns of a step in each state, fitted by weighted maximum likelihood.
+
+    NaN is a missing entry (for symbols and counts -1 as well), which counts for nothing: the
+    log-likelihood is that of what was seen, 0 where nothing was. Without tables, they are drawn
+    from data by `started`.
+    """
+
+    @abstractmethod
+    def log_prob(self, observed: Tensor) -> Tensor:
+        """(rows, states) log-likelihoods (nats) of rows (rows, columns)."""
+
+    @abstractmethod
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(n, columns) a draw in each of (n,) states."""
+
+    @abstractmethod
+    def blank(self, states: int, observed: Tensor) -> Self:
+        """The same with tables for so many states, equal for all; given ones stay.
+
+        Raises:
+            ModelError: the tables given, or the columns, do not fit.
+        """
+
+    tables: ClassVar[tuple[str, ...]]
+    """Names of the fields that are drawn from data where they are None."""
+
+    @property
+    def kept(self) -> int:
+        """The number of tensors that `statistics` gives."""
+        return 1
+
+    @property
+    def given(self) -> bool:
+        """Whether it has its tables."""
+        return all(getattr(self, name) is not None for name in self.tables)
+
+    @property
+    def size(self) -> int:
+        """The number of free parameters, which `aic` and `bic` count."""
+        return sum(table_of(getattr(self, name)).numel() for name in self.tables)
+
+    def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+        """(rows, states) weights to draw tables from: clusters by k-means++, softened."""
+        return clusters(observed, states, generator)
+
+    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> Self:
+        """The same with tables for so many states, drawn from rows unless they are given.
+
+        Raises:
+            ModelError: as for `blank` and `maximised`.
+        """
+        blank = self.blank(states, observed)
+        if self.given:
+            return blank
+        weights = blank.responsible(observed, states, generator)
+        return blank.maximised(blank.statistics(as_rows([observed]), weights.unsqueeze(0)))
+
+    def value(self, rows: Rows) -> Tensor:
+        """(B, T, states) log-likelihoods of each step."""
+        observed = rows["observed"]
+        return self.log_prob(observed.flatten(0, 1)).unflatten(0, observed.shape[:2])
+
+
+class LinearEmission(Emission):
+    """Exponential family: log-likelihoods are products of features of a row and of a state."""
+
+    @abstractmethod
+    def features(self, observed: Tensor) -> Tensor:
+        """(rows, k) of a row, zero where nothing was seen."""
+
+    @abstractmethod
+    def natural(self) -> Tensor:
+        """(states, k) what each feature counts in a state; -inf: it is impossible."""
+
+    def base(self, observed: Tensor) -> Tensor | float:
+        """(rows, 1) what all states have in common."""
+        del observed
+        return 0.0
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        features, natural = self.features(observed), self.natural()
+        dead = natural == -math.inf
+        result = features @ natural.masked_fill(dead, 0.0).mT + self.base(observed)
+        if bool(dead.any()):
+            result = result.masked_fill(
+                (features != 0).to(natural) @ dead.to(natural).mT > 0, -math.inf
+            )
+        return result
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """(states, k) the features of all steps, weighted by the probabilities of the states."""
+        return (counts.flatten(0, 1).mT @ self.features(rows["observed"].flatten(0, 1)),)
+
+
+@dataclass(frozen=True, eq=False)
+class Categorical(Emission):
+    """Symbols 0 to V - 1 in one column.
+
+    Args:
+        symbols: V.
+        log_values: (states, V) log-probabilities to start from; -inf stays. None: from the data.
+        prior: pseudo-counts of symbols, a number or (states, V).
+
+    Raises:
+        ModelError: tables of another shape.
+    """
+
+    tables = ("log_values",)
+    symbols: int
+    log_values: Tensor | None = None
+    prior: Tensor | float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.symbols, 1):
+            raise ModelError(f"Categorical needs a number of symbols; got {self.symbols!r:.80}.")
+        settle(self, "log_values")
+        table = self.log_values
+        if table is not None and (table.ndim != 2 or table.shape[1] != self.symbols):
+            raise ModelError(
+                f"Categorical of {self.symbols} symbols needs log_values (states, "
+                f"{self.symbols}); got {tuple(table.shape)}."
+            )
+
+    @property
+    def size(self) -> int:
+        return int((table_of(self.log_values) > -math.inf).sum(1).sub(1).sum())
+
+    def blank(self, states: int, observed: Tensor) -> "Categorical":
+        check_columns(self, observed, 1)
+        check_whole(self, observed, self.symbols - 1)
+        table = self.log_values
+        if table is None:
+            table = observed.new_full((states, self.symbols), -math.log(self.symbols))
+        return replace(self, log_values=fitting(self, table, (states, self.symbols), observed))
+
+    def responsible(self, observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+        """Drawn for each symbol, as clusters of symbols have no distance."""
+        draws = torch.rand(self.symbols + 1, states, generator=generator, dtype=torch.float64) + 0.1
+        return (draws / draws.sum(1, keepdim=True)).to(observed)[self._places(observed)]
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        table = table_of(self.log_values)
+        padded = torch.cat([table.mT, table.new_zeros(1, len(table))])
+        return padded.index_select(0, self._places(observed))
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """(states, V) the expected number of times that a state shows a symbol."""
+        places = self._places(rows["observed"].flatten(0, 1))
+        total = counts.new_zeros(self.symbols + 1, counts.shape[2])
+        return (total.index_add_(0, places, counts.flatten(0, 1))[:-1].mT,)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Categorical":
+        table = table_of(self.log_values)
+        counts = statistics[0].clamp(min=0.0) + self.prior
+        counts = torch.where(table > -math.inf, counts, 0.0)
+        totals = counts.sum(1, keepdim=True)
+        check_mass(self, totals.squeeze(1), "prior")
+        return replace(self, log_values=(counts / totals).log())
+
+    def log_prior(self) -> Tensor:
+        table = table_of(self.log_values)
+        prior = torch.as_tensor(self.prior).to(table)
+        return torch.where((table > -math.inf) & (prior > 0), prior * table, 0.0).sum()
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        shares = table_of(self.log_values).exp()[states]
+        return torch.multinomial(shares, 1, generator=generator).to(shares)
+
+    def _places(self, observed: Tensor) -> Tensor:
+        column = observed[:, 0]
+        return torch.where(column >= 0, column, self.symbols).long()
+
+
+@dataclass(frozen=True, eq=False)
+class Poisson(LinearEmission):
+    """Counts in one or more columns, independent given the state.
+
+    Args:
+        rates: (states, columns) to start from; None: from the data.
+        shape: of the prior, a Gamma distribution of which the mode is taken; 1 adds nothing.
+        rate: of that prior, in pseudo-rows.
+    """
+
+    tables = ("rates",)
+    rates: Tensor | None = None
+    shape: float = field(default=1.0, kw_only=True)
+    rate: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settle(self, "rates")
+        if not self.shape >= 1 or not self.rate >= 0:
+            raise ModelError(
+                f"Poisson needs a prior of shape at least 1 and rate at least 0; got {self.shape} "
+                f"and {self.rate}."
+            )
+
+    def blank(self, states: int, observed: Tensor) -> "Poisson":
+        check_whole(self, observed, math.inf)
+        rates = self.rates
+        if rates is None:
+            rates = observed.new_ones(states, observed.shape[1])
+        return replace(self, rates=fitting(self, rates, (states, observed.shape[1]), observed))
+
+    def features(self, observed: Tensor) -> Tensor:
+        seen = observed >= 0
+        return torch.cat([torch.where(seen, observed, 0.0), seen.to(observed)], 1)
+
+    def natural(self) -> Tensor:
+        rates = table_of(self.rates)
+        return torch.cat([rates.log(), -rates], 1)
+
+    def base(self, observed: Tensor) -> Tensor:
+        return -torch.where(observed >= 0, (observed + 1).lgamma(), 0.0).sum(1, keepdim=True)
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Poisson":
+        total, weight = statistics[0].clamp(min=0.0).chunk(2, 1)
+        check_mass(self, (weight + self.rate).amin(1), "rate")
+        return replace(self, rates=(total + self.shape - 1) / (weight + self.rate))
+
+    def log_prior(self) -> Tensor:
+        rates = table_of(self.rates)
+        shape = torch.full_like(rates, self.shape - 1)
+        return (torch.special.xlogy(shape, rates) - self.rate * rates).sum()
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.poisson(table_of(self.rates)[states], generator)
+
+
+@dataclass(frozen=True, eq=False)
+class Bernoulli(LinearEmission):
+    """Zeros and ones in one or more columns, independent given the state.
+
+    Args:
+        chances: (states, columns) the probabilities of one to start from; None: from the data.
+        prior: pseudo-counts of one and of zero each.
+    """
+
+    tables = ("chances",)
+    chances: Tensor | None = None
+    prior: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settle(self, "chances")
+        if not is_real(self.prior) or not self.prior >= 0:
+            raise ModelError(f"Bernoulli needs a prior of at least 0; got {self.prior!r:.80}.")
+
+    def blank(self, states: int, observed: Tensor) -> "Bernoulli":
+        check_whole(self, observed, 1.0)
+        chances = self.chances
+        if chances is None:
+            chances = observed.new_full((states, observed.shape[1]), 0.5)
+        return replace(self, chances=fitting(self, chances, (states, observed.shape[1]), observed))
+
+    def features(self, observed: Tensor) -> Tensor:
+        return torch.cat([(observed == 1).to(observed), (observed == 0).to(observed)], 1)
+
+    def natural(self) -> Tensor:
+        chances = table_of(self.chances)
+        return torch.cat([chances, 1 - chances], 1).log()
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Bernoulli":
+        ones, zeros = (statistics[0].clamp(min=0.0) + self.prior).chunk(2, 1)
+        check_mass(self, (ones + zeros).amin(1), "prior")
+        return replace(self, chances=ones / (ones + zeros))
+
+    def log_prior(self) -> Tensor:
+        natural = self.natural()
+        return torch.where(natural > -math.inf, self.prior * natural, 0.0).sum()
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.bernoulli(table_of(self.chances)[states], generator=generator)
+
+
+def as_rows(sequences: Sequence[Tensor], places: Sequence[int] = (0,), total: int = 0) -> Rows:
+    """Sequences (steps, columns) as a batch, and where each begins among all steps."""
+    lengths = [len(each) for each in sequences]
+    device = sequences[0].device
+    return {
+        "observed": pad_sequence(list(sequences), batch_first=True, padding_value=math.nan),
+        "lengths": torch.tensor(lengths, device=device),
+        "places": torch.tensor([(at, total or sum(lengths)) for at in places], device=device),
+    }
+
+
+def clusters(observed: Tensor, states: int, generator: torch.Generator) -> Tensor:
+    """(rows, states) one for the cluster of a row, by k-means++ and Lloyd's steps, softened.
+
+    Columns are brought to one scale; missing entries count as their mean. Of many rows a random
+    part finds the centres. Arthur and Vassilvitskii 2007, "k-means++".
+    """
+    known = observed[~observed.isnan().all(1)]
+    if not len(known):
+        raise EvidenceError("Emissions are drawn from data; every entry of these is missing.")
+    means = known.nanmean(0)
+    scale = (known - means).square().nanmean(0).sqrt()
+    scale = torch.where(scale > 0, scale, 1.0)
+    points = ((known - means) / scale).nan_to_num(0.0)
+    picked = torch.randperm(len(points), generator=generator)[:_SAMPLED].to(points.device)
+    points = points[picked]
+    centres = points[:1]
+    for _ in range(states - 1):
+        gaps = torch.cdist(points, centres).amin(1).square()
+        gaps = gaps if bool(gaps.sum() > 0) else torch.ones_like(gaps)
+        centres = torch.cat(
+            [centres, points[torch.multinomial(gaps.cpu(), 1, generator=generator)]]
+        )
+    for _ in range(_LLOYD):
+        own = torch.nn.functional.one_hot(torch.cdist(points, centres).argmin(1), states).to(points)
+        count = own.sum(0).unsqueeze(1)
+        centres = torch.where(count > 0, own.mT @ points / count.clamp(min=1.0), centres)
+    nearest = torch.cdist(((observed - means) / scale).nan_to_num(0.0), centres).argmin(1)
+    hard = torch.nn.functional.one_hot(nearest, states).to(observed)
+    return (1 - _SOFT) * hard + _SOFT / states
+
+
+def table_of(table: Tensor | None) -> Tensor:
+    """The table of an emission that has one.
+
+    Raises:
+        ModelError: it has none.
+    """
+    if table is None:
+        raise ModelError("This emission has no tables yet: fit it, or ask its started(...).")
+    return table
+
+
+def fitting(emission: Emission, table: Tensor, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A table on the device of the data, checked.
+
+    Raises:
+        ModelError: it is of another shape.
+    """
+    if tuple(table.shape) != shape:
+        raise ModelError(
+            f"{type(emission).__name__} needs tables of shape {shape} by states and columns; "
+            f"got {tuple(table.shape)}."
+        )
+    return table.to(like)
+
+
+def settle(emission: Emission, *names: str) -> None:
+    """Tables as float64, where there are any."""
+    for name in names:
+        given = getattr(emission, name)
+        if given is not None:
+            object.__setattr__(emission, name, torch.as_tensor(given, dtype=torch.float64))
+
+
+def check_columns(emission: Emission, observed: Tensor, count: int) -> None:
+    """Refuse data of another number of columns."""
+    if observed.shape[1] != count:
+        raise EvidenceError(
+            f"{type(emission).__name__} is of {count} columns; the data has {observed.shape[1]}."
+        )
+
+
+def check_whole(emission: Emission, observed: Tensor, most: float) -> None:
+    """Refuse entries that are no whole numbers up to some, -1 or NaN."""
+    wrong = observed[(observed % 1 != 0) & ~observed.isnan() | (observed < -1) | (observed > most)]
+    if len(wrong):
+        raise EvidenceError(
+            f"{type(emission).__name__} needs whole numbers of 0 to {most:g} (-1 or NaN where "
+            f"missing); got {float(wrong[0]):g}."
+        )
+
+
+def check_mass(emission: Emission, weights: Tensor, remedy: str) -> None:
+    """Refuse states (states,) that no step is in."""
+    lost = (weights <= 0).nonzero().flatten()
+    if len(lost):
+        raise ModelError(
+            f"{type(emission).__name__} has lost all mass in state {int(lost[0])}: no step is in "
+            f"it. Set {remedy}, or take fewer states."
+        )

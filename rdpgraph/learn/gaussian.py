@@ -1,0 +1,311 @@
+"""Gaussian emissions, with covariances of four kinds and entries that are missing."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rdpgraph.errors import ModelError
+from rdpgraph.learn.emissions import Emission, Rows, check_mass, fitting, settle, table_of
+
+Kind = Literal["spherical", "diagonal", "full", "tied"]
+
+_BLOCK = 2**18
+"""Numbers that are made at a time, which stay in a cache."""
+_APART = 1e6
+"""Squared distance of a mean from the common one, in variances, up to which squares are expanded:
+what cancels is this part of rounding."""
+_SINGULAR = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Emission):
+    """Real columns, normally distributed in each state.
+
+    Entries that are missing (NaN) are left out: log-likelihoods are those of the entries that were
+    seen. Covariances that are full or tied are maximised from conditional means and covariances of
+    the missing entries given the others of their row and the state; each pattern of missing entries
+    costs a matrix inverse.
+
+    Args:
+        covariance: "spherical" (one variance for each state), "diagonal", "full", or "tied" (one
+            full covariance for all states).
+        means: (states, columns) to start from; None: from the data.
+        covariances: (states,), (states, columns), (states, columns, columns), or (columns, columns)
+            by kind, to start from; None: from the data.
+        mean_prior: (columns,) or a number: the mean of the prior of means.
+        mean_weight: of that prior, in rows.
+        covariance_prior: a sum of squares, a number for the diagonal or (columns, columns), that
+            is added to those of the data.
+        covariance_weight: the number of rows that it stands for.
+
+    Raises:
+        ModelError: a kind that is none of these, or a negative weight.
+    """
+
+    tables = "means", "covariances"
+    covariance: Kind = "diagonal"
+    means: Tensor | None = None
+    covariances: Tensor | None = None
+    mean_prior: Tensor | float = field(default=0.0, kw_only=True)
+    mean_weight: float = field(default=0.0, kw_only=True)
+    covariance_prior: Tensor | float = field(default=0.0, kw_only=True)
+    covariance_weight: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        settle(self, "means", "covariances", "mean_prior", "covariance_prior")
+        if self.covariance not in get_args(Kind):
+            raise ModelError(
+                f"Gaussian needs a covariance of {', '.join(get_args(Kind))}; got "
+                f"{self.covariance!r:.80}."
+            )
+        for name in ("mean_weight", "covariance_weight"):
+            if not getattr(self, name) >= 0:
+                raise ModelError(f"Gaussian needs {name} of at least 0; got {getattr(self, name)}.")
+
+    @property
+    def kept(self) -> int:
+        return 3
+
+    @property
+    def size(self) -> int:
+        states, columns = table_of(self.means).shape
+        square = columns * (columns + 1) // 2
+        each = {"spherical": states, "diagonal": states * columns, "full": states * square}
+        return states * columns + each.get(self.covariance, square)
+
+    @property
+    def _diagonal(self) -> bool:
+        return self.covariance in ("spherical", "diagonal")
+
+    def blank(self, states: int, observed: Tensor) -> "Gaussian":
+        columns = observed.shape[1]
+        means, covariances = self.means, self.covariances
+        if means is None:
+            means = observed.nanmean(0).nan_to_num(0.0).expand(states, columns)
+        if covariances is None:
+            spread = (observed - observed.nanmean(0)).square().nanmean(0).nan_to_num(0.0)
+            spread = torch.where(spread > 0, spread, 1.0)
+            covariances = {
+                "spherical": spread.mean().expand(states),
+                "diagonal": spread.expand(states, columns),
+                "full": spread.diag().expand(states, columns, columns),
+                "tied": spread.diag(),
+            }[self.covariance]
+        shape = {
+            "spherical": (states,), "diagonal": (states, columns),
+            "full": (states, columns, columns), "tied": (columns, columns),
+        }[self.covariance]  # fmt: skip
+        return replace(
+            self,
+            means=fitting(self, means, (states, columns), observed),
+            covariances=fitting(self, covariances, shape, observed),
+            mean_prior=torch.as_tensor(self.mean_prior).to(observed),
+            covariance_prior=torch.as_tensor(self.covariance_prior).to(observed),
+        )
+
+    def started(self, states: int, observed: Tensor, generator: torch.Generator) -> "Gaussian":
+        """As of any emission; one of two tables that is given stays."""
+        new = super().started(states, observed, generator)
+        blank = self.blank(states, observed)
+        return replace(
+            new,
+            means=new.means if self.means is None else blank.means,
+            covariances=new.covariances if self.covariances is None else blank.covariances,
+        )
+
+    def log_prob(self, observed: Tensor) -> Tensor:
+        means = table_of(self.means)
+        result = observed.new_zeros(len(observed), len(means))
+        if self._diagonal:
+            precision = 1 / self._variances
+            level = (2 * math.pi / precision).log()
+            if self._close:
+                near = means - self._shift
+                level = level + near.square() * precision
+                natural = torch.cat([level, -2 * near * precision, precision], 1)
+                return self._features(observed) @ natural.mul_(-0.5).mT
+            for part in _parts(observed, means):
+                terms = (observed[part].unsqueeze(1) - means).square() * precision + level
+                result[part] = terms.nansum(2) * -0.5
+            return result
+        for rows, seen in _patterns(observed):
+            factor = torch.linalg.cholesky(self._table[:, seen][:, :, seen])
+            unit = torch.eye(factor.shape[1]).to(factor).expand_as(factor)
+            white = torch.linalg.solve_triangular(factor, unit, upper=False)
+            levels = factor.diagonal(dim1=1, dim2=2).log().sum(1)
+            levels = levels + 0.5 * factor.shape[1] * math.log(2 * math.pi)
+            for part in _parts(rows, means):
+                apart = (observed[rows[part]][:, seen] - means[:, None, seen]) @ white.mT
+                result[rows[part]] = (-0.5 * apart.square().sum(2) - levels.unsqueeze(1)).mT
+        return result
+
+    def statistics(self, rows: Rows, counts: Tensor) -> tuple[Tensor, ...]:
+        """Sums of weights, and of first and second moments about the means as they are.
+
+        Weights are (states, columns) where covariances are diagonal or spherical: those of entries
+        that were seen. Otherwise (states,): those of steps of which something was.
+        """
+        observed, weights = rows["observed"].flatten(0, 1), counts.flatten(0, 1)
+        means = table_of(self.means)
+        if self._diagonal and self._close:
+            near = means - self._shift
+            mass, first, second = (weights.mT @ self._features(observed)).chunk(3, 1)
+            return mass, first - near * mass, second - near * (2 * first - near * mass)
+        if self._diagonal:
+            sums = means.new_zeros(3, *means.shape)
+            for part in _parts(observed, means):
+                apart = observed[part].unsqueeze(1) - means
+                moments = torch.stack([(~apart.isnan()).to(apart), apart, apart.square()])
+                sums += torch.einsum("rn,krnc->knc", weights[part], moments.nan_to_num(0.0))
+            return tuple(sums)
+        states, columns = means.shape
+        mass, first = means.new_zeros(states), torch.zeros_like(means)
+        second = means.new_zeros(states, columns, columns)
+        for places, seen in _patterns(observed):
+            some = not bool(seen.all())
+            # Conditional means of the entries that are missing, and what is left of covariances.
+            gain = self._table[:, :, seen] @ torch.linalg.inv(self._table[:, seen][:, :, seen])
+            for part in _parts(places, means):
+                own = weights[places[part]].mT.unsqueeze(1)
+                apart = observed[places[part]][:, seen] - means[:, None, seen]
+                apart = apart @ gain.mT if some else apart
+                mass += own.sum((1, 2))
+                first += (own @ apart).squeeze(1)
+                second += (apart.mT * own) @ apart
+            if some:
+                rest = self._table - gain @ self._table[:, seen]
+                second += weights[places].sum(0)[:, None, None] * rest
+        return mass, first, second
+
+    def maximised(self, statistics: tuple[Tensor, ...]) -> "Gaussian":
+        """By mode of a normal prior of means and an inverse Wishart one of covariances.
+
+        Raises:
+            ModelError: a state has lost all mass, or its covariance is singular.
+        """
+        mass, first, second = statistics
+        rows = mass if self._diagonal else mass.unsqueeze(1)
+        check_mass(self, (rows + self.mean_weight).amin(1), "mean_weight")
+        old, weight = table_of(self.means), self.covariance_weight
+        ahead = self.mean_prior - old
+        step = (first + self.mean_weight * ahead) / (rows + self.mean_weight)
+        means, gap = old + step, ahead - step
+        # Below this, a variance is rounding.
+        floor = (8 * torch.finfo(means.dtype).eps * means).square()
+        if self._diagonal:
+            squares = second - step * (2 * first - rows * step) + self.mean_weight * gap.square()
+            squares = squares + self._prior.diagonal()
+            if self.covariance == "spherical":
+                squares, second, rows = (p.sum(1, keepdim=True) for p in (squares, second, rows))
+                weight = weight * means.shape[1]
+            check_mass(self, (rows + weight).amin(1), "covariance_weight")
+            table = squares / (rows + weight)
+            sound = (table > floor + _SINGULAR * second / rows.clamp(min=1e-300)).all(1)
+            covariances = table.squeeze(1) if self.covariance == "spherical" else table
+        else:
+            cross = first.unsqueeze(2) * step.unsqueeze(1)
+            squares = second - cross - cross.mT + rows.unsqueeze(2) * _outer(step)
+            squares = squares + self.mean_weight * _outer(gap)
+            if self.covariance == "tied":
+                squares, second, rows = (p.sum(0, keepdim=True) for p in (squares, second, rows))
+                floor = floor.amax(0, keepdim=True)
+            check_mass(self, (rows + weight).amin(1), "covariance_weight")
+            table = (squares + self._prior) / (rows + weight).unsqueeze(2)
+            variances = table.diagonal(dim1=1, dim2=2)
+            least = _SINGULAR * second.diagonal(dim1=1, dim2=2) / rows.clamp(min=1e-300)
+            sound = (variances > floor + least).all(1)
+            scale = torch.where(sound.unsqueeze(1), variances, 1.0).rsqrt()
+            factor, info = torch.linalg.cholesky_ex(table * _outer(scale))
+            pivots = factor.diagonal(dim1=1, dim2=2).square()
+            sound &= (info == 0) & (pivots > _SINGULAR).all(1)
+            covariances = table[0] if self.covariance == "tied" else table
+        if not bool(sound.all()):
+            state = int((~sound).nonzero()[0])
+            where = "all states" if self.covariance == "tied" else f"state {state}"
+            raise ModelError(
+                f"Gaussian's {self.covariance} covariance of {where} is singular, from "
+                f"{float(rows[state].amax()):.4g} rows: set covariance_prior, a sum of squares "
+                "such as 1e-2, or take fewer states."
+            )
+        return replace(self, means=means, covariances=covariances)
+
+    def log_prior(self) -> Tensor:
+        means, table = table_of(self.means), self._table
+        inverse = torch.linalg.inv(table)
+        gap = (means - self.mean_prior).unsqueeze(1)
+        total = self.mean_weight * (gap @ inverse @ gap.mT).sum()
+        if self.covariance == "tied":
+            table, inverse = table[:1], inverse[:1]
+        levels = torch.linalg.slogdet(table).logabsdet.sum()
+        return -0.5 * (total + (inverse * self._prior).sum() + self.covariance_weight * levels)
+
+    def sample(self, states: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        means = table_of(self.means)[states]
+        noise = torch.randn(means.shape, generator=generator, dtype=means.dtype).to(means)
+        factor = torch.linalg.cholesky(self._table)[states]
+        return means + (factor @ noise.unsqueeze(2)).squeeze(2)
+
+    @property
+    def _variances(self) -> Tensor:
+        """(states, columns) where there are no others."""
+        given = table_of(self.covariances)
+        return given.unsqueeze(1).expand_as(table_of(self.means)) if given.ndim == 1 else given
+
+    @property
+    def _table(self) -> Tensor:
+        """(states, columns, columns)."""
+        if self._diagonal:
+            return self._variances.diag_embed()
+        means = table_of(self.means)
+        return table_of(self.covariances).expand(*means.shape, means.shape[1])
+
+    @property
+    def _prior(self) -> Tensor:
+        """(columns, columns) the sum of squares of the prior."""
+        given = torch.as_tensor(self.covariance_prior)
+        columns = table_of(self.means).shape[1]
+        return given if given.ndim == 2 else torch.eye(columns).to(given) * given
+
+    @property
+    def _shift(self) -> Tensor:
+        return table_of(self.means).mean(0)
+
+    @property
+    def _close(self) -> bool:
+        """Whether squares about one mean may be expanded."""
+        near = table_of(self.means) - self._shift
+        return bool((near.square() <= _APART * self._variances).all())
+
+    def _features(self, observed: Tensor) -> Tensor:
+        """(rows, 3 columns): seen, values and squares about the common mean, 0 where missing."""
+        apart = observed - self._shift
+        seen = ~apart.isnan()
+        apart = torch.where(seen, apart, 0.0)
+        return torch.cat([seen.to(apart), apart, apart.square()], 1)
+
+
+def _outer(rows: Tensor) -> Tensor:
+    return rows.unsqueeze(-1) * rows.unsqueeze(-2)
+
+
+def _parts(rows: Tensor, means: Tensor) -> list[slice]:
+    """Slices of rows of which the values for all states and columns are made at a time."""
+    width = max(1, _BLOCK // means.numel())
+    return [slice(at, at + width) for at in range(0, len(rows), width)]
+
+
+def _patterns(observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows that have the same entries, and (columns,) which; not those that have none."""
+    seen = ~observed.isnan()
+    whole, some = seen.all(1), seen.any(1)
+    if bool(whole.any()):
+        yield whole.nonzero().flatten(), whole.new_ones(observed.shape[1])
+    rest = (some & ~whole).nonzero().flatten()
+    if len(rest):
+        kinds, places, counts = seen[rest].unique(dim=0, return_inverse=True, return_counts=True)
+        groups = rest[places.argsort()].split(counts.tolist())
+        yield from zip(groups, kinds, strict=True)

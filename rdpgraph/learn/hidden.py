@@ -1,0 +1,296 @@
+"""Hidden Markov and semi-Markov models that are fitted to sequences."""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rdpgraph._core.arguments import Arguments
+from rdpgraph._core.numbers import is_whole
+from rdpgraph.errors import EvidenceError, ImpossibleEvidenceError, ModelError
+from rdpgraph.learn.densities import Durations
+from rdpgraph.learn.em import EM, Fit
+from rdpgraph.learn.emissions import Emission, Rows, as_rows
+from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.sequences import batches_of, sequences_of
+
+Values = dict[str, Tensor]
+
+
+@dataclass(eq=False, kw_only=True)
+class HiddenStates(Arguments, ABC):
+    """Base of models of sequences whose steps are in hidden states.
+
+    Sequences are X of shape (steps, columns), end to end, and their lengths; or a list of arrays.
+    NaN or None is a missing entry, also -1 of symbols and counts; steps may be missing as a whole.
+    Answers are tensors of all steps, end to end. `structure` has all other questions.
+    """
+
+    states: int = field(kw_only=False)
+    emission: Emission = field(kw_only=False)
+    start: Any = None
+    transition: Any = None
+    start_prior: Any = 0.0
+    transition_prior: Any = 0.0
+    starts: int = 1
+    limit: int = 100
+    tolerance: float = 1e-4
+
+    @property
+    @abstractmethod
+    def _complete(self) -> bool:
+        """Whether the arguments give all tables beside those of the start and the emission."""
+
+    @abstractmethod
+    def _model(self, values: Values, rows: Rows) -> Any:
+        """The structure of a batch."""
+
+    @abstractmethod
+    def _tables(self, like: Tensor, generator: torch.Generator | None) -> dict[str, Parameter]:
+        """The parameters to start from, except for the emission."""
+
+    @abstractmethod
+    def _path(self, structure: Any) -> tuple[Tensor, Tensor]:
+        """(B, T) the most probable states, and (B,) their log-probabilities with the data."""
+
+    @abstractmethod
+    def _marginals(self, structure: Any) -> Tensor:
+        """(B, T, states)."""
+
+    @property
+    def _width(self) -> int:
+        """Log-values that a step takes."""
+        return self.states
+
+    def fit(self, X: Any, lengths: Any = None, *, generator: torch.Generator | None = None) -> Self:
+        """Fit by expectation maximisation: the best of some starts.
+
+        Tables that the arguments give are where the first start begins, and their entries of -inf
+        stay; others are drawn from the data, differently in each start.
+
+        Args:
+            X: (steps, columns) of all sequences, end to end; or a list of arrays.
+            lengths: of the sequences.
+            generator: draws the starts; None: one of torch's default seed.
+
+        Raises:
+            EvidenceError: data that does not fit the emission.
+            ImpossibleEvidenceError: a sequence of probability zero; the message has its number.
+            ModelError: an argument that does not fit, or a state that has lost all mass or whose
+                covariance is singular: the message has its number, and the prior to set.
+        """
+        for name in ("states", "starts"):
+            if not is_whole(getattr(self, name), 1):
+                raise ModelError(f"{type(self).__name__} needs {name}, at least 1; got "
+                                 f"{getattr(self, name)!r:.80}.")  # fmt: skip
+        if not isinstance(self.emission, Emission):
+            raise ModelError(
+                f"{type(self).__name__} needs an emission, such as learn.Gaussian(); got "
+                f"{type(self.emission).__name__}."
+            )
+        sequences = sequences_of(X, lengths)
+        observed = torch.cat(sequences)
+        if not len(observed):
+            raise EvidenceError(f"{type(self).__name__} is fitted to sequences; X has no step.")
+        generator = generator or torch.Generator()
+        batches = list(batches_of(sequences, self._width))
+        fits: list[Fit] = []
+        for number in range(self.starts):
+            tables = self._tables(observed, generator if number else None)
+            emission = self.emission.started(self.states, observed, generator)
+            parameters = {**tables, "emission": emission}
+            em = EM(self._model, parameters, tolerance=self.tolerance, limit=self.limit)
+            try:
+                fits.append(em.fit([rows for rows, _ in batches]))
+            except ImpossibleEvidenceError:
+                self._explained(parameters, batches)
+                raise
+        self.fit_: Fit = max(fits, key=lambda fit: fit.history[-1])
+        self.n_features_in_ = observed.shape[1]
+        return self
+
+    @property
+    def emission_(self) -> Any:
+        """The emission that was fitted."""
+        return self._fitted()["emission"]
+
+    @property
+    def start_(self) -> Tensor:
+        """(states,) log-probabilities of the first state."""
+        return self._fitted()["start"].value(None)
+
+    def structure(self, X: Any, lengths: Any = None) -> Any:
+        """The `Chain` or `SemiMarkov` of all sequences, (B,), padded; its log Z is their score."""
+        sequences = sequences_of(X, lengths)
+        places = [0] * len(sequences)
+        return self._of(as_rows(sequences, places, sum(map(len, sequences))))
+
+    def score(self, X: Any, lengths: Any = None) -> float:
+        """The log-likelihood of all sequences (nats)."""
+        return float(sum(self._each(X, lengths, lambda model: model.log_partition())))
+
+    def predict(self, X: Any, lengths: Any = None) -> Tensor:
+        """(steps,) the most probable sequences of states."""
+        return self.decode(X, lengths)[1]
+
+    def decode(self, X: Any, lengths: Any = None) -> tuple[float, Tensor]:
+        """The log-probability of data and most probable states together, and these, (steps,)."""
+        total = 0.0
+
+        def ask(model: Any) -> Tensor:
+            nonlocal total
+            path, scores = self._path(model)
+            total += float(scores.sum())
+            return path
+
+        states = torch.cat(self._each(X, lengths, ask))
+        return total, states
+
+    def predict_proba(self, X: Any, lengths: Any = None) -> Tensor:
+        """(steps, states) the probability of each state, given the whole sequence."""
+        return torch.cat(self._each(X, lengths, self._marginals))
+
+    def sample(self, steps: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """(steps, columns) a sequence, and (steps,) its states."""
+        rows = {
+            "observed": torch.full((1, steps, 1), math.nan, dtype=torch.float64),
+            "lengths": torch.tensor([steps]),
+        }
+        parameters = self._fitted()
+        values = {name: p.value(rows) for name, p in parameters.items() if name != "emission"}
+        values["emission"] = torch.zeros(1, steps, self.states, dtype=torch.float64)
+        drawn = self._model(values, rows).sample(1, generator)
+        states = (drawn if isinstance(drawn, Tensor) else drawn.labels).reshape(steps)
+        return self.emission_.sample(states, generator), states
+
+    def aic(self, X: Any, lengths: Any = None) -> float:
+        """Akaike's criterion, 2 k - 2 log-likelihood; smaller is better."""
+        return 2 * self._size() - 2 * self.score(X, lengths)
+
+    def bic(self, X: Any, lengths: Any = None) -> float:
+        """Bayes' criterion, k log(steps) - 2 log-likelihood; smaller is better."""
+        steps = sum(len(each) for each in sequences_of(X, lengths))
+        return self._size() * math.log(steps) - 2 * self.score(X, lengths)
+
+    def _size(self) -> int:
+        """The number of free parameters."""
+        return sum(
+            own.size if isinstance(own, Emission | Durations) else _free(own)
+            for own in self._fitted().values()
+        )
+
+    def _fitted(self) -> dict[str, Parameter]:
+        """Those of the fit, or those given, if all are.
+
+        Raises:
+            ModelError: neither.
+        """
+        fit = getattr(self, "fit_", None)
+        if fit is not None:
+            return fit.parameters
+        if self.start is not None and self.emission.given and self._complete:
+            like = torch.zeros((), dtype=torch.float64)
+            return {**self._tables(like, None), "emission": self.emission}
+        raise ModelError(
+            f"{type(self).__name__} is not fitted: call fit(X, lengths), or give all tables."
+        )
+
+    def _of(self, rows: Rows) -> Any:
+        values = {name: own.value(rows) for name, own in self._fitted().items()}
+        return self._model(values, rows)
+
+    def _each(self, X: Any, lengths: Any, ask: Callable[[Any], Tensor]) -> list[Tensor]:
+        """Answers for each sequence, of its steps where they are of steps."""
+        sequences = sequences_of(X, lengths)
+        answers: list[Tensor] = [torch.empty(0)] * len(sequences)
+        for rows, numbers in batches_of(sequences, self._width):
+            for number, answer in zip(numbers, ask(self._of(rows)), strict=True):
+                answers[number] = answer[: len(sequences[number])] if answer.ndim else answer
+        return answers
+
+    def _explained(
+        self, parameters: dict[str, Parameter], batches: Sequence[tuple[Rows, list[int]]]
+    ) -> None:
+        """Name a sequence that the parameters do not explain.
+
+        Raises:
+            ImpossibleEvidenceError: there is one.
+        """
+        for rows, numbers in batches:
+            values = {name: own.value(rows) for name, own in parameters.items()}
+            dead = (self._model(values, rows).log_partition() == -math.inf).nonzero().flatten()
+            if len(dead):
+                raise ImpossibleEvidenceError(
+                    f"{type(self).__name__} gives sequence {numbers[int(dead[0])]} probability "
+                    "zero at the start: check its values and the entries of -inf, or give a prior."
+                )
+
+    def _start_table(
+        self, name: str, shape: tuple[int, ...], like: Tensor, prior: Any,
+        generator: torch.Generator | None, over: int = -1,
+    ) -> Probabilities:  # fmt: skip
+        """A table as it is given, or uniform; drawn where there is a generator."""
+        given = getattr(self, name)
+        if given is None or is_whole(given):
+            given = torch.full(shape, -math.log(shape[over]))
+        table = torch.as_tensor(given, dtype=torch.float64, device=like.device)
+        if tuple(table.shape) != shape:
+            raise ModelError(
+                f"{type(self).__name__} needs {name} of log-probabilities {shape}; got "
+                f"{tuple(table.shape)}."
+            )
+        prior = prior.to(table) if isinstance(prior, Tensor) else prior
+        own = Probabilities(table, over=over, prior=prior)
+        return own if generator is None else own.drawn(generator)
+
+
+def held_out(
+    model: HiddenStates, X: Any, lengths: Any = None, *, states: Sequence[int], folds: int = 3,
+    generator: torch.Generator | None = None,
+) -> dict[int, float]:  # fmt: skip
+    """The mean log-likelihood of a step (nats) of sequences left out of fits, by number of states.
+
+    ``max(scores, key=lambda count: scores[count])`` is the choice of a number.
+
+    Args:
+        model: whose other arguments are taken; it is not changed.
+        X: as for `fit`.
+        lengths: as for `fit`.
+        states: the numbers to compare.
+        folds: parts of the sequences, each left out once.
+        generator: shuffles the sequences, and draws starts.
+
+    Raises:
+        EvidenceError: fewer sequences than folds.
+    """
+    sequences = sequences_of(X, lengths)
+    if not is_whole(folds, 2) or len(sequences) < folds:
+        raise EvidenceError(
+            f"held_out needs at least 2 folds and a sequence for each; got {folds!r:.80} folds "
+            f"and {len(sequences)} sequences. Give lengths."
+        )
+    generator = generator or torch.Generator()
+    order = torch.randperm(len(sequences), generator=generator).tolist()
+    result: dict[int, float] = {}
+    for count in states:
+        total = 0.0
+        for fold in range(folds):
+            own = copy.copy(model).set_params(states=count)
+            out = set(order[fold::folds])
+            kept = [each for number, each in enumerate(sequences) if number not in out]
+            own.fit(kept, generator=generator)
+            total += own.score([sequences[number] for number in sorted(out)])
+        result[count] = total / sum(map(len, sequences))
+    return result
+
+
+def _free(parameter: Parameter) -> int:
+    """The entries that are not determined by the others of their slice."""
+    assert isinstance(parameter, Probabilities)
+    possible = (parameter.log_values > -math.inf).sum(parameter.over)
+    return int((possible - 1).clamp(min=0).sum())
