@@ -2,8 +2,8 @@
 A network fitted to rows with gaps
 ==================================
 
-Entries of a table are missing at random. Rows that lack one could be left out; here all are used, by
-expectation maximisation, and the fitted network comes out nearer to the truth.
+Entries of a table are missing at random. Rows that lack one could be left out; here all are used,
+by expectation maximisation, and the fitted network comes out nearer to the truth.
 """
 
 import sys
