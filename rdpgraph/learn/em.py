@@ -197,8 +197,9 @@ class EM:
             if len(history) - first > 1:
                 gain = history[-1] - history[-2]
                 slack = _ROUNDING * (abs(history[-1]) + scored.weight)
-                fell = scored.exact and self.stepwise is None and gain < -slack
-                converged = gain < self.tolerance * scored.weight
+                rises = scored.exact and self.stepwise is None
+                fell = rises and gain < -slack
+                converged = (gain if rises else abs(gain)) < self.tolerance * scored.weight
             if self.stepwise is not None:
                 parameters, averages = scored.parameters, scored.averages
             elif converged:

@@ -158,6 +158,19 @@ def test_stepwise_updates_come_to_the_same_likelihood():
     assert fit.history[-1] == pytest.approx(whole.history[-1], rel=2e-3)
 
 
+def test_estimates_are_said_to_be_such():
+    def ring(values, rows):
+        pairs = [(A, B), (B, C), (C, A)]
+        tables = [values["b"], values["c"], values["a"].expand(2, 2).T]
+        factors = [rg.Factor(s, rg.Table(t)) for s, t in zip(pairs, tables, strict=True)]
+        return rg.FactorGraph(factors).condition(dict(zip("abc", rows.T, strict=True)))
+
+    fit = EM(ring, start(), limit=2, scheduler=rg.Loopy()).fit(rows_with_gaps())
+    assert not fit.status.exact
+    assert "estimated" in fit.status.remedy
+    assert EM(ring, start(), limit=2).fit(rows_with_gaps()).status.exact
+
+
 def test_further_starts_find_a_better_maximum():
     hidden = {"a": Probabilities(table(2)), "c": Probabilities(table(2, 2, seed=1))}
 
