@@ -75,16 +75,6 @@ def backward(factors: Factors, swept: Forward, gradient: Tensor) -> tuple[Tensor
     return marginals, ahead
 
 
-def edge_gradient(matrix: Tensor, states: Tensor, ahead: Tensor) -> Tensor:
-    """(N, N) sums of edge marginals, of one matrix for all steps."""
-    matrix, states, ahead = _dense(matrix), _dense(states), _dense(ahead)
-    count = len(matrix)
-    steps = states.numel() // count
-    result = torch.empty_like(matrix) if steps else torch.zeros_like(matrix)
-    _call("edges", states, ahead, matrix, result, steps, count, _threads(steps * count * count))
-    return result
-
-
 def prefixes(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """(B, T, N) the best score of what ends in each state, less a constant for each step."""
     unary, transition, lengths = _dense(unary), _dense(transition), _dense(lengths)

@@ -75,7 +75,7 @@ class _Scaled(torch.autograd.Function):
         with ctx.products:
             marginals, ahead = backward(own, swept, gradient)
             needed = any(ctx.needs_input_grad[2:])
-            edges = _edges(own, states, ahead) if needed else (None,) * ctx.sides
+            edges = own.edges(states, ahead) if needed else (None,) * ctx.sides
         return None, marginals, *edges, None
 
 
@@ -105,13 +105,6 @@ def backward(factors: StepFactors, swept: Forward, gradient: Tensor) -> tuple[Te
     if isinstance(factors, Factors) and native.serves(factors):
         return native.backward(factors, swept, gradient)
     return sweeps.backward(factors, swept, gradient)
-
-
-def _edges(factors: StepFactors, states: Tensor, ahead: Tensor) -> tuple[Tensor, ...]:
-    """Sums of edge marginals, likewise."""
-    if isinstance(factors, Factors) and native.serves(factors):
-        return (native.edge_gradient(factors.matrix, states, ahead),)
-    return factors.edges(states, ahead)
 
 
 def _certified(factors: Factors, floor: float) -> tuple[Factors, Forward]:

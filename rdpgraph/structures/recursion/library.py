@@ -31,7 +31,6 @@ _SIGNATURES = {
     "level": (5, 3, 0, 0),
     "forward": (12, 3, 3, 2),
     "backward": (9, 3, 0, 1),
-    "edges": (4, 2, 0, 1),
     "prefixes": (5, 3, 0, 1),
     "trace": (5, 6, 0, 1),
     "best": (4, 4, 0, 1),

@@ -53,11 +53,6 @@ def test_sweeps_agree(size, dtype, threads, monkeypatch):
     expected = sweeps.backward(case, plain, gradient)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
     torch.testing.assert_close(found, expected, **close)
-    torch.testing.assert_close(
-        native.edge_gradient(case.matrix, compiled.states, found[1]),
-        case.edges(plain.states, expected[1])[0],
-        **close,
-    )
 
 
 @needs_kernel

@@ -39,10 +39,6 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     backward<Real>(states, scales, emission, matrix, lengths, gradient, marginals, ahead, packed, \
                    batch, steps, count, threads);                                                 \
   }                                                                                               \
-  void chain_edges_##name(const Real* states, const Real* ahead, const Real* matrix, Real* result, \
-                          int64_t steps, int64_t count, int threads) {                            \
-    edges<Real>(states, ahead, matrix, result, steps, count, threads);                            \
-  }                                                                                               \
   void chain_level_##name(const Real* unary, const Real* transition, Real* emission, Real* matrix, \
                           Real* offset, int64_t batch, int64_t steps, int64_t count) {            \
     level<Real>(unary, transition, emission, matrix, offset, batch, steps, count);                \

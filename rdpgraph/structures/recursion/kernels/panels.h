@@ -86,9 +86,8 @@ template <typename Step> void by_rows(int64_t rows, Step step) {
   }
 }
 
-// Rows (`stride` apart, their entries `hop` apart) times one panel of some depth; (rows, width)
-// into `result`.
-template <typename Real, int rows, int64_t hop = 1>
+// Rows (`stride` apart) times one panel of some depth; (rows, width) into `result`.
+template <typename Real, int rows>
 __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
                                         const Real* __restrict panel, int64_t depth,
                                         Real* __restrict result) {
@@ -100,7 +99,7 @@ __attribute__((noinline)) void multiply(const Real* left, int64_t stride,
     std::memcpy(&high, panel + k * width<Real>() + lanes<Real>(), sizeof(Lane));
 #pragma GCC unroll 8
     for (int row = 0; row < rows; ++row) {
-      const Real value = left[row * stride + k * hop];
+      const Real value = left[row * stride + k];
       sums[row][0] += value * low;
       sums[row][1] += value * high;
     }
