@@ -84,8 +84,9 @@ def _climbs(target: Path) -> None:
     edges = [("kind", name) for name in columns]
     figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
     for seed in range(6):
-        network = BayesianNetwork(edges, states={"kind": 3}, limit=60, tolerance=0.0, seed=seed)
-        axes.plot(network.fit(columns).fit_.history[1:], color=BLUE, alpha=0.4 + 0.1 * seed)
+        network = BayesianNetwork(edges, states={"kind": 3}, limit=60, tolerance=0.0)
+        network.fit(columns, generator=torch.Generator().manual_seed(seed))
+        axes.plot(network.fit_.history[1:], color=BLUE, alpha=0.4 + 0.1 * seed)
     axes.set(xlabel="step", ylabel="log-likelihood (nats)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, dpi=100)

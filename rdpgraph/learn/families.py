@@ -86,6 +86,7 @@ class Families:
             ModelError: no structure, a cycle, or a hidden variable without states.
         """
         nodes, edges = edges_of(structure)
+        edges = list(dict.fromkeys(edges))
         parents: dict[str, list[str]] = {name: [] for name in dict.fromkeys([*nodes, *states])}
         for parent, child in edges:
             parents[child].append(parent)

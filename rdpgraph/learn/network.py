@@ -1,14 +1,15 @@
 """Bayesian networks as estimators: fitted to tables with gaps, asked by `infer`."""
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rdpgraph._core.arguments import Arguments
 from rdpgraph.errors import ImpossibleEvidenceError, ModelError
 from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables
@@ -20,12 +21,14 @@ from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.variable import Variable, names_of
+from rdpgraph.schedulers import Scheduler
 
 _BATCH = 4096
 """Rows whose log Z is computed together, where ``batch_size`` does not say."""
 
 
-class BayesianNetwork:
+@dataclass(eq=False)
+class BayesianNetwork(Arguments):
     """A Bayesian network that is fitted to data; then ``graph_`` is a `FactorGraph` like any other.
 
     Its manners are those of scikit-learn: `get_params`, `set_params` and `clone`; what `fit` finds
@@ -46,7 +49,7 @@ class BayesianNetwork:
         limit: of EM's steps.
         starts: of EM; of several the best is taken.
         batch_size: rows whose log Z is computed together; None: 4096.
-        seed: of the tables that EM starts from next to hidden variables.
+        scheduler: as for `infer`, of rows with gaps.
         progress: called with a `Step` after every step of EM.
 
     Attributes:
@@ -62,63 +65,33 @@ class BayesianNetwork:
         >>> rain = network.graph_.condition({"wet": "yes"})
     """
 
-    def __init__(
+    structure: Any
+    _: KW_ONLY
+    states: Mapping[str, Any] | None = None
+    prior: Any = 0.0
+    fixed: Any = ()
+    tolerance: float = 1e-6
+    limit: int = 200
+    starts: int = 1
+    batch_size: int | None = None
+    scheduler: Scheduler | None = None
+    progress: Callable[[Step], None] | None = None
+
+    def fit(
         self,
-        structure: Any,
+        data: Any,
+        y: Any = None,
         *,
-        states: Mapping[str, Any] | None = None,
-        prior: Any = 0.0,
-        fixed: Any = (),
-        tolerance: float = 1e-6,
-        limit: int = 200,
-        starts: int = 1,
-        batch_size: int | None = None,
-        seed: int = 0,
-        progress: Callable[[Step], None] | None = None,
-    ) -> None:
-        self.structure = structure
-        self.states = states
-        self.prior = prior
-        self.fixed = fixed
-        self.tolerance = tolerance
-        self.limit = limit
-        self.starts = starts
-        self.batch_size = batch_size
-        self.seed = seed
-        self.progress = progress
-
-    def get_params(self, *, deep: bool = True) -> dict[str, Any]:
-        """The arguments by name."""
-        del deep  # none of them has parameters of its own
-        names = list(inspect.signature(type(self)).parameters)
-        return {name: getattr(self, name) for name in names}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change arguments; the next `fit` takes them.
-
-        Raises:
-            ModelError: an argument that there is not.
-        """
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise ModelError(f"BayesianNetwork has no {name!r}; it has {', '.join(known)}.")
-            setattr(self, name, value)
-        return self
-
-    def __sklearn_tags__(self) -> Any:
-        """Tags that scikit-learn asks for."""
-        from sklearn.base import BaseEstimator  # pyright: ignore  # it is who asks
-
-        return BaseEstimator.__sklearn_tags__(self)  # pyright: ignore
-
-    def fit(self, data: Any, y: Any = None, *, weights: Any = None) -> Self:
+        weights: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> Self:
         """Fit all tables.
 
         Args:
             data: a DataFrame, or a mapping from names to columns; None, NaN and -1 are missing.
             y: nothing; for pipelines.
             weights: of the rows; None: one each.
+            generator: draws tables next to hidden variables and of further starts; None: of seed 0.
 
         Raises:
             ModelError: a column that is no variable, a hidden variable without states, edges that
@@ -128,22 +101,28 @@ class BayesianNetwork:
         """
         del y
         families = Families.read(self.structure, self.states or {}, columns(data))
+        named = {*self.fixed, *(self.prior if isinstance(self.prior, Mapping) else ())}
+        if unknown := named - set(families.scopes):
+            raise ModelError(
+                f"The fixed tables or priors name {min(unknown)!r}, which is no variable of "
+                f"{', '.join(families.scopes)}."
+            )
         rows = distinct_rows(data, families.domain, weights)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = generator or torch.Generator().manual_seed(0)
         parameters = {
             name: families.start(name, rows, self.prior, self.fixed, generator)
             for name in families.scopes
         }
         em = EM(
             families.model, parameters, tolerance=self.tolerance, limit=self.limit,
-            starts=self.starts, progress=self.progress,
+            starts=self.starts, scheduler=self.scheduler, progress=self.progress,
         )  # fmt: skip
         batches, masses = families.batches(rows, self.batch_size or _BATCH)
         try:
             self.fit_: Fit = em.fit(batches, masses, generator=generator)
         except ImpossibleEvidenceError:
             graph = families.graph({name: own.log_values for name, own in parameters.items()})
-            for part, values in self._answers(data, _log_partition, graph):
+            for part, values in self._answers(data, self._log_partition, graph):
                 _refuse_dead(part, values == -math.inf)
             raise
         tables = {name: own.value(None) for name, own in self.fit_.parameters.items()}
@@ -157,6 +136,9 @@ class BayesianNetwork:
         if not hasattr(self, "graph_"):
             raise ModelError("This BayesianNetwork is not fitted; call fit(data) first.")
         return self.graph_
+
+    def _log_partition(self, graph: FactorGraph) -> Tensor:
+        return infer(graph, self.scheduler).log_partition
 
     def _answers(
         self, data: Any, ask: Callable[[FactorGraph], Tensor], graph: FactorGraph | None = None
@@ -203,7 +185,7 @@ class BayesianNetwork:
         parts = [np.zeros((0, sum(v.size for v in wanted)))]
 
         def ask(graph: FactorGraph) -> Tensor:
-            answer = infer(graph)
+            answer = infer(graph, self.scheduler)
             dead = answer.log_partition == -math.inf
             if bool(dead.any()):
                 return torch.where(dead, math.nan, 0.0)[:, None].expand(-1, parts[0].shape[1])
@@ -244,7 +226,7 @@ class BayesianNetwork:
         """(rows,) log-probabilities of what each row has (nats); -inf where that is impossible."""
         parts = [
             values[torch.from_numpy(part.inverse)]
-            for part, values in self._answers(data, _log_partition)
+            for part, values in self._answers(data, self._log_partition)
         ]
         return torch.cat(parts)
 
@@ -325,10 +307,6 @@ class BayesianNetwork:
         graph = self.to_networkx()
         near = {*graph.predecessors(name), *graph.successors(name)}
         return near.union(*map(graph.predecessors, graph.successors(name))) - {name}
-
-
-def _log_partition(graph: FactorGraph) -> Tensor:
-    return infer(graph).log_partition
 
 
 def _refuse_dead(part: Distinct, dead: Tensor) -> None:

@@ -90,7 +90,7 @@ def frame_of_states(
     lead: tuple[int, ...] = ()
     for entry, own in states.items():
         lead = tuple(own.shape[: own.ndim - len(entry.shape)])
-        rows = own.detach().cpu().reshape([math.prod(lead), -1]).numpy()
+        rows = own.detach().cpu().reshape([math.prod(lead), math.prod(entry.shape)]).numpy()
         names = domain.states_of(entry)
         for column, member in zip(rows.T, _member_names(entry), strict=True):
             if isinstance(names, tuple):

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python tests/benchmarks/learning.py [--network alarm.bif] [--rows 10000]
 
 Rows are drawn from the network, and a part of their entries is hidden. pyAgrum fits them as they
-are, from uniform tables as we do. pgmpy drops rows with gaps: it has a second task, complete rows
+are, from the same tables as we do. pgmpy drops rows with gaps: it has a second task, complete rows
 without the column of the variable that has most children. Each prints CPU seconds in all and for a
 step, and the log-likelihood of the fitted tables, computed by this library. ``--steps`` ends peers
 early: ratios are then of the seconds for a step. alarm comes as BIF inside the pgmpy wheel.
@@ -50,13 +50,8 @@ def uniform(truth):
 
 def ours(start, rows, steps):
     begin = time.process_time()
-    edges = [(p.name, x.name) for x in start.variables for p in start.parents(x)]
-    states = {x.name: x.states for x in start.variables}
-    # Uniform tables are a saddle where a column is hidden: edges alone draw random ones there.
-    whole = len(rows.columns) == len(states)
-    network = BayesianNetwork(
-        start if whole else edges, states=states, prior=PRIOR if whole else 0.0, limit=steps
-    ).fit(rows)
+    prior = PRIOR if len(rows.columns) == len(start.variables) else 0.0  # pgmpy's EM has none
+    network = BayesianNetwork(start, prior=prior, limit=steps).fit(rows)
     spent = time.process_time() - begin
     return spent, network.fit_.steps, network.graph_
 
@@ -82,6 +77,7 @@ def agrum(start, rows, steps):
 
 def pgmpy_of(start, rows, steps):
     from pgmpy import config
+    from pgmpy.factors.discrete import TabularCPD
     from pgmpy.models import DiscreteBayesianNetwork
     from pgmpy.parameter_estimator import DiscreteEM
 
@@ -89,10 +85,24 @@ def pgmpy_of(start, rows, steps):
     edges = [(p.name, x.name) for x in start.variables for p in start.parents(x)]
     hidden = {x.name: x.size for x in start.variables if x.name not in rows}
     network = DiscreteBayesianNetwork(edges, latents=set(hidden))
-    states = {x.name: list(x.states) for x in start.variables if x.name in rows}
+    states = {
+        x.name: list(range(x.size) if x.name in hidden else x.states) for x in start.variables
+    }
+    begun = {}
+    for x in start.variables:
+        names = [p.name for p in start.parents(x)]
+        table = start.cpt(x).movedim(-1, 0).reshape(x.size, -1).tolist()
+        sizes = [p.size for p in start.parents(x)]
+        begun[x.name] = TabularCPD(
+            x.name, x.size, table, names, sizes, {name: states[name] for name in (x.name, *names)}
+        )
     begin = time.process_time()
     em = DiscreteEM(
-        state_names=states, latent_card=hidden, max_iter=steps, seed=0, show_progress=False
+        state_names={name: own for name, own in states.items() if name in rows},
+        latent_card=hidden,
+        max_iter=steps,
+        init_cpds=begun,
+        show_progress=False,
     ).fit(network, rows)
     spent = time.process_time() - begin
     tables = {cpd.variable: cpd for cpd in em.parameters_}
@@ -108,7 +118,7 @@ def compared(task, start, rows, fits, steps):
     base = None
     for name, fit in fits.items():
         try:
-            spent, made, graph = fit(start, rows, steps if base else 200)
+            spent, made, graph = fit(start, rows, steps if base else 500)
         except ImportError as error:
             print(f"{task:8} {name:9} {error}")
             continue
@@ -140,6 +150,10 @@ def main():
     if options.task != "gaps":
         parents = [p.name for x in truth.variables for p in truth.parents(x)]
         column = rows.drop(columns=max(parents, key=parents.count))
+        edges = [(p.name, x.name) for x in truth.variables for p in truth.parents(x)]
+        states = {x.name: x.states for x in truth.variables}
+        # Uniform tables are a saddle where a column is hidden: those beside it are drawn.
+        start = BayesianNetwork(edges, states=states, limit=0).fit(column).graph_
         compared("hidden", start, column, {"rdpgraph": ours, "pgmpy": pgmpy_of}, options.steps)
 
 

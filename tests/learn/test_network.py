@@ -205,6 +205,8 @@ def test_manners_of_scikit_learn():
         ({"fixed": {"rain": [0.5, 0.4, 0.1]}}, {}, r"shape \(2,\)"),
         ({"fixed": {"rain": [1.0, 0.0]}}, {}, "explains row 3 of the data"),
         ({}, {"rain": [0.5] * 60}, "holds 0.5"),
+        ({"fixed": ("snow",)}, {}, "name 'snow', which is no variable"),
+        ({"prior": {"snow": 1.0}}, {}, "name 'snow', which is no variable"),
         ({"prior": -1.0}, {}, "at least 0 pseudo-counts"),
     ],
 )
