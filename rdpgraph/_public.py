@@ -21,7 +21,17 @@ from rdpgraph.estimate.pruning.estimator import RandomizedPruning
 from rdpgraph.estimate.randomized import Randomized
 from rdpgraph.estimate.redrawn import Redrawn
 from rdpgraph.infer import explain, infer
-from rdpgraph.io import draw, from_networkx, read, to_networkx, write
+from rdpgraph.io import (
+    draw,
+    from_networkx,
+    from_pgmpy,
+    from_pyagrum,
+    read,
+    to_networkx,
+    to_pgmpy,
+    to_pyagrum,
+    write,
+)
 from rdpgraph.model.factor import Factor, FactorBlock
 from rdpgraph.model.graph import FactorGraph
 from rdpgraph.model.potentials.automaton import (
@@ -117,6 +127,8 @@ __all__ = [
     "explain",
     "extend",
     "from_networkx",
+    "from_pgmpy",
+    "from_pyagrum",
     "infer",
     "learn",
     "loopy",
@@ -126,6 +138,8 @@ __all__ = [
     "read",
     "straight_through",
     "to_networkx",
+    "to_pgmpy",
+    "to_pyagrum",
     "trees",
     "write",
 ]

@@ -90,6 +90,7 @@ RUNS = {
             "TREES": (1, 3), "BITEXT": (2, 2), "FRAMES": 5, "LABELS": 2, "BATCH": 2, "CLASSES": 4,
         },
     ),
+    "semicrf": Tiny("--steps 6 --tags 2 --durations 3"),
     "small": Tiny("asia --repeats 1 --rounds 1"),
     "uai": Tiny("", {"SHARED": Path("absent")}),
     "uai2022": Tiny("", {"SHARED": Path("absent")}),

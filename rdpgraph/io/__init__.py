@@ -1,4 +1,4 @@
-"""Models, evidence and results in files: UAI, BIF, networkx."""
+"""Models, evidence and results in files, and models of other libraries as objects."""
 
 from rdpgraph.io.bif import format_bif, parse_bif, read_bif, write_bif
 from rdpgraph.io.evidence import (
@@ -13,7 +13,9 @@ from rdpgraph.io.evidence import (
 )
 from rdpgraph.io.files import FORMATS, FileFormat, read, write
 from rdpgraph.io.graphs import from_networkx, to_networkx
+from rdpgraph.io.pgmpy import from_pgmpy, to_pgmpy
 from rdpgraph.io.pictures import draw
+from rdpgraph.io.pyagrum import from_pyagrum, to_pyagrum
 from rdpgraph.io.text import read_text, write_text_atomically
 from rdpgraph.io.uai import format_uai, parse_uai, read_uai, write_uai
 
@@ -28,6 +30,8 @@ __all__ = [
     "format_pr",
     "format_uai",
     "from_networkx",
+    "from_pgmpy",
+    "from_pyagrum",
     "parse_bif",
     "parse_evidence",
     "parse_query",
@@ -39,6 +43,8 @@ __all__ = [
     "read_text",
     "read_uai",
     "to_networkx",
+    "to_pgmpy",
+    "to_pyagrum",
     "write",
     "write_bif",
     "write_text_atomically",

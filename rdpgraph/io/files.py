@@ -13,7 +13,9 @@ from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.io.bif import format_bif, parse_bif
 from rdpgraph.io.tables import require_graph
 from rdpgraph.io.text import LIMIT, WAIT, Bytes, PathLike, fail, read_bytes, write_text_atomically
+from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
 from rdpgraph.io.uai import format_uai, parse_uai
+from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
 from rdpgraph.model.graph import FactorGraph
 
 ENTRY_POINTS = "rdpgraph.formats"
@@ -150,6 +152,10 @@ FORMATS.add(FileFormat(".uai", parse_uai, _uai_of, ("markov", "bayes")))
 FORMATS.add(
     FileFormat(".bif", parse_bif, format_bif, ("network", "variable", "probability", "property"))
 )
+for _suffix in (".xmlbif", ".bifxml", ".xml"):
+    FORMATS.add(FileFormat(_suffix, parse_xmlbif, format_xmlbif))
+FORMATS.add(FileFormat(".wcsp", parse_wcsp, format_wcsp))
+FORMATS.add(FileFormat(".cfn", parse_cfn, format_cfn))
 
 
 def read(
@@ -158,8 +164,9 @@ def read(
     """The model of a file: UAI, BIF or a registered `FileFormat`, plain or gzipped.
 
     Args:
-        path: a file that ends in ``.uai`` or ``.bif``, with ``.gz`` or not; under any other name,
-            that of a pipe such as ``/dev/stdin`` for one, the first words decide.
+        path: a file that ends in ``.uai``, ``.bif``, ``.xmlbif``, ``.wcsp`` or ``.cfn``, with
+            ``.gz`` or not; under any other name, that of a pipe such as ``/dev/stdin`` for one, the
+            first words decide on UAI and BIF.
         dtype: of the log-values.
         limit: the most bytes of text, unpacked; memory is a few times the text.
         wait: how long a pipe may be silent, in seconds.

@@ -3,7 +3,8 @@
 import math
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.model.conditional import Network
+from rdpgraph.model.factor import Factor
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.potentials.table import Table
+from rdpgraph.model.variable import States, Variable
 
 Array = NDArray[np.floating[Any]]
 
@@ -194,3 +197,35 @@ def alike(
         return [slice(None)]
     order = np.argsort(codes, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+
+
+def graph_of(
+    states: Mapping[str, States], tables: Iterable[tuple[Sequence[str], Any]]
+) -> FactorGraph:
+    """The graph of variables by name and of tables of values >= 0, with a dim for each name."""
+    variables = {name: Variable(name, each) for name, each in states.items()}
+    factors = [
+        Factor(tuple(variables[name] for name in scope), Table.from_probabilities(values))
+        for scope, values in tables
+    ]
+    return FactorGraph(factors, variables=variables.values())
+
+
+def probabilities(
+    graph: FactorGraph, form: str
+) -> tuple[list[tuple[tuple[Variable, ...], Array]], bool]:
+    """Scopes and values >= 0 of all factors, and whether they are P(first | others).
+
+    Raises:
+        UnsupportedError: the graph is batched, holds evidence, or has values beyond float64's.
+    """
+    conditionals: list[Conditional] | None = None
+    if graph.num_factors == graph.num_variables:
+        with suppress(UnsupportedError):
+            conditionals = conditional_tables(graph)
+    if conditionals is not None:
+        parts = [((each.child, *each.parents), each.log_values) for each in conditionals]
+    else:
+        parts = list(factor_tables(graph))
+    tables = [(scope, values_of(scope, log_values, form)) for scope, log_values in parts]
+    return tables, conditionals is not None

@@ -1,5 +1,6 @@
 """Random files, then mutated: the same as a minimal reader says, or refused in one line."""
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 
 import rdpgraph as rg
 from rdpgraph.io import parse_bif, parse_evidence, parse_uai
+from rdpgraph.io.toulbar import parse_cfn, parse_wcsp
+from rdpgraph.io.xmlbif import parse_xmlbif
 from tests.fuzz import readers
 from tests.fuzz.compare import holds
 
@@ -213,9 +216,101 @@ def _same_grammar(found: rg.trees.Grammar, rules: dict[tuple[str, ...], float]) 
     )
 
 
+def _costs(rng: np.random.Generator, cost: Callable[[], str]) -> Any:
+    """Sizes, and functions as scopes, a default cost and some tuples with their costs."""
+    sizes = [int(n) for n in rng.integers(1, 4, size=int(rng.integers(0, 4)))]
+    functions: list[tuple[list[int], str, dict[tuple[int, ...], str]]] = []
+    for _ in range(int(rng.integers(0, 4))):
+        scope = [
+            int(n) for n in rng.permutation(len(sizes))[: int(rng.integers(0, len(sizes) + 1))]
+        ]
+        places = np.ndindex(*(sizes[n] for n in scope))
+        listed = {place: cost() for place in places if rng.random() < 0.5}
+        functions.append((scope, cost(), listed))
+    return sizes, functions
+
+
+def _wcsp(rng: np.random.Generator) -> str:
+    sizes, functions = _costs(rng, lambda: str(rng.integers(8)))
+    words = ["name", len(sizes), max(sizes, default=0), len(functions), rng.integers(1, 9), *sizes]
+    for scope, default, listed in functions:
+        words += [len(scope), *scope, default, len(listed)]
+        for place, cost in listed.items():
+            words += [*place, cost]
+    gaps = [" ", "\n", "\t", "  "]
+    return "".join(f"{word}{gaps[int(rng.integers(4))]}" for word in words)
+
+
+def _cfn(rng: np.random.Generator) -> str:
+    sizes, functions = _costs(rng, lambda: f"{rng.normal():.3g}")
+    variables: dict[str, Any] = {
+        f"v {n}": size if rng.random() < 0.5 else [f"s{k}" for k in range(size)]
+        for n, size in enumerate(sizes)
+    }
+    written: list[Any] = []
+    for scope, default, listed in functions:
+        dims = [sizes[n] for n in scope]
+        names = [n if rng.random() < 0.5 else f"v {n}" for n in scope]
+        rows = [
+            [
+                k if isinstance(variables[f"v {n}"], int) or rng.random() < 0.5 else f"s{k}"
+                for n, k in zip(scope, place, strict=True)
+            ]
+            + [float(cost)]
+            for place, cost in listed.items()
+        ]
+        dense = [float(listed.get(place, default)) for place in np.ndindex(*dims)]
+        sparse = {"defaultcost": float(default), "costs": [each for row in rows for each in row]}
+        written.append({"scope": names, **(sparse if rng.random() < 0.5 else {"costs": dense})})
+    bound = f"{rng.choice(['<', '>'])}{rng.normal():.3f}"
+    listed = written if rng.random() < 0.5 else {f"f{n}": f for n, f in enumerate(written)}
+    whole = {"problem": {"name": "x", "mustbe": bound}, "variables": variables, "functions": listed}
+    return json.dumps(whole, indent=int(rng.integers(0, 3)))
+
+
+def _xmlbif(rng: np.random.Generator) -> str:
+    names = ["a", "b &amp; c", "d-1", "e"][: int(rng.integers(1, 5))]
+    sizes = {name: int(rng.integers(1, 4)) for name in names}
+    parts = ['<?xml version="1.0"?>\n<!-- no -->\n' if rng.random() < 0.5 else ""]
+    parts.append("<BIF VERSION='0.3'><NETWORK><NAME>x</NAME><PROPERTY>p</PROPERTY>\n")
+    for name in names:
+        states = "".join(f"<OUTCOME>s{n}</OUTCOME>" for n in range(sizes[name]))
+        parts.append(f"<VARIABLE TYPE='nature'><NAME> {name}</NAME>{states}</VARIABLE>\n")
+    for place in rng.permutation(len(names)).tolist():
+        parents = [p for p in rng.permutation(place).tolist() if rng.random() < 0.6]
+        given = "".join(f"<GIVEN>{names[p]}</GIVEN>" for p in parents)
+        count = sizes[names[place]] * math.prod(sizes[names[p]] for p in parents)
+        table = _spaced_plainly(rng, [_number(rng) for _ in range(count)])
+        parts.append(f"<DEFINITION>{given}<FOR>{names[place]}</FOR><TABLE>{table}</TABLE>")
+        parts.append("</DEFINITION>\n")
+    return "".join([*parts, "</NETWORK></BIF>"])
+
+
+def _spaced_plainly(rng: np.random.Generator, words: list[str]) -> str:
+    return "".join(word + [" ", "\n", "\t "][int(rng.integers(3))] for word in words)
+
+
+def _same_logs(found: rg.FactorGraph, wanted: readers.Costs) -> bool:
+    names = [variable.name for variable in found.variables]
+    if [v.size for v in found.variables] != wanted.sizes or names != wanted.names:
+        return False
+    got = list(found.factors())
+    if len(got) != len(wanted.factors):
+        return False
+    for factor, (scope, logs) in zip(got, wanted.factors, strict=True):
+        table = factor.potential.table(len(scope)).reshape(-1)
+        expected = torch.tensor(logs, dtype=torch.float64)
+        if [v.name for v in factor.variables] != scope or not torch.equal(table, expected):
+            return False
+    return True
+
+
 KINDS: dict[str, Any] = {
     "UAI": (_uai, parse_uai, readers.uai, _same_model),
     "BIF": (_bif, parse_bif, readers.bif, _same_model),
+    "XMLBIF": (_xmlbif, parse_xmlbif, readers.xmlbif, _same_model),
+    "wcsp": (_wcsp, parse_wcsp, readers.wcsp, _same_logs),
+    "cfn": (_cfn, parse_cfn, readers.cfn, _same_logs),
     "evidence": (_evidence, parse_evidence, readers.evidence, lambda a, b: a == b),
     "grammar": (_grammar, rg.trees.parse_grammar, readers.grammar, _same_grammar),
 }

@@ -3,9 +3,12 @@
 They are slack where the library may be strict: whatever it accepts, they must accept, as the same.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass
+from itertools import product
+from xml.dom import minidom
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -303,3 +306,100 @@ def _values(words: list[str], count: int) -> list[float]:
     if len(values) != count or min(values) < 0:
         raise Refused("other values")
     return values
+
+
+@dataclass
+class Costs:
+    """Sizes of variables, their names, and factors as scopes with their log-values."""
+
+    sizes: list[int]
+    names: list[str]
+    factors: list[tuple[list[str], list[float]]]
+
+
+def wcsp(text: str) -> Costs:
+    """A cost function network of whole costs."""
+    words = Words(text.split())
+    words.take()
+    count, _, functions, bound = (_integer(words.take()) for _ in range(4))
+    sizes = [_integer(words.take()) for _ in range(count)]
+    factors: list[tuple[list[str], list[float]]] = []
+    for _ in range(functions):
+        scope = [_integer(words.take()) for _ in range(_integer(words.take()))]
+        if any(not 0 <= n < count for n in scope):
+            raise Refused("a scope")
+        default = _integer(words.take())
+        table: dict[tuple[int, ...], int] = {}
+        for _ in range(_integer(words.take())):
+            place = tuple(_integer(words.take()) for _ in scope)
+            if place in table or any(s >= sizes[n] for n, s in zip(scope, place, strict=True)):
+                raise Refused("a tuple")
+            table[place] = _integer(words.take())
+        places = product(*(range(sizes[n]) for n in scope))
+        costs = [table.get(place, default) for place in places]
+        logs = [-math.inf if cost >= bound else -float(cost) for cost in costs]
+        factors.append(([str(n) for n in scope], logs))
+    if words.left:
+        raise Refused("more words")
+    return Costs(sizes, [str(n) for n in range(count)], factors)
+
+
+def _integer(word: str) -> int:
+    if not re.fullmatch("-?[0-9]+", word) or int(word) < 0:
+        raise Refused(f"{word!r} is no whole number")
+    return int(word)
+
+
+def cfn(text: str) -> Costs:
+    """A cost function network in JSON."""
+    whole = json.loads(text)
+    bound = whole["problem"]["mustbe"]
+    sign, limit = {"<": 1.0, ">": -1.0}[bound[0]], number(bound[1:])
+    names = list(whole["variables"])
+    given = list(whole["variables"].values())
+    states = [list(map(str, range(s))) if isinstance(s, int) else s for s in given]
+    factors: list[tuple[list[str], list[float]]] = []
+    functions = whole["functions"]
+    for function in functions.values() if isinstance(functions, dict) else functions:
+        scope = [n if isinstance(n, int) else names.index(n) for n in function["scope"]]
+        costs = function["costs"]
+        if "defaultcost" in function:
+            table: dict[tuple[int, ...], float] = {}
+            for at in range(0, len(costs), len(scope) + 1):
+                row = costs[at : at + len(scope) + 1]
+                place = tuple(
+                    s if isinstance(s, int) else states[n].index(s)
+                    for n, s in zip(scope, row[:-1], strict=True)
+                )
+                table[place] = row[-1]
+            places = product(*(range(len(states[n])) for n in scope))
+            costs = [table.get(place, function["defaultcost"]) for place in places]
+        if len(costs) != math.prod(len(states[n]) for n in scope):
+            raise Refused("a table")
+        logs = [-math.inf if sign * c >= sign * limit else -sign * float(c) for c in costs]
+        factors.append(([names[n] for n in scope], logs))
+    return Costs([len(each) for each in states], names, factors)
+
+
+def xmlbif(text: str) -> Model:
+    """A Bayesian network in XML; factors over (parents..., child)."""
+    model = Model({}, {}, [])
+
+    def texts(element: minidom.Element, tag: str) -> list[str]:
+        every = (n for n in element.childNodes if getattr(n, "tagName", "") == tag)
+        return [
+            "".join(part.data for part in each.childNodes if hasattr(part, "data")).strip()
+            for each in every
+        ]
+
+    root = minidom.parseString(text).documentElement
+    for variable in root.getElementsByTagName("VARIABLE"):
+        (name,), states = texts(variable, "NAME"), texts(variable, "OUTCOME")
+        model.sizes[name], model.states[name] = len(states), tuple(states)
+    for given in root.getElementsByTagName("DEFINITION"):
+        scope = (*texts(given, "GIVEN"), *texts(given, "FOR"))
+        values = [number(word) for word in texts(given, "TABLE")[0].split()]
+        if len(values) != math.prod(model.sizes[name] for name in scope) or min(values) < 0:
+            raise Refused("other values")
+        model.factors.append((scope, values))
+    return model

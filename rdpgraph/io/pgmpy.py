@@ -1,0 +1,96 @@
+"""Models to and from objects of pgmpy."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from rdpgraph.errors import ModelError
+from rdpgraph.io.tables import all_variables, graph_of, probabilities, require_graph
+from rdpgraph.model.graph import FactorGraph
+from rdpgraph.model.variable import names_of
+
+
+def from_pgmpy(model: Any) -> FactorGraph:
+    """The factor graph of a discrete Bayesian network, Markov network or factor graph of pgmpy.
+
+    Variables and states keep their names; a node that is no string becomes ``str(node)``. Factors
+    of a network are over (x, *parents).
+
+    Raises:
+        ModelError: another object, a variable without a table, tables that name a variable's
+            states differently, or two nodes of one name.
+    """
+    given: Any = getattr(model, "get_cpds", None) or getattr(model, "get_factors", None)
+    if given is None or not hasattr(model, "nodes"):
+        raise ModelError(
+            "from_pgmpy needs a discrete Bayesian network, Markov network or factor graph of "
+            f"pgmpy; got {type(model).__name__}."
+        )
+    tables = list(given())
+    states: dict[Any, list[Any]] = {}
+    for table in tables:
+        if not hasattr(table, "state_names"):
+            raise ModelError(f"from_pgmpy needs tables of values; got a {type(table).__name__}.")
+        for node in table.variables:
+            named = list(table.state_names[node])
+            if states.setdefault(node, named) != named:
+                raise ModelError(
+                    f"Variable {node!r} has the states {states[node]!r:.80} in one table and "
+                    f"{named!r:.80} in another; name them alike."
+                )
+    # A factor graph of pgmpy has its factors among its nodes.
+    nodes = [node for node in model.nodes if not any(node is table for table in tables)]
+    lacking = [node for node in nodes if node not in states]
+    if lacking:
+        raise ModelError(f"Variable {lacking[0]!r} needs a table, which says its states.")
+    if len({str(node) for node in nodes}) < len(nodes):
+        raise ModelError("Nodes need names that differ as text; relabel those that do not.")
+    return graph_of(
+        {
+            str(node): len(states[node])
+            if states[node] == list(range(len(states[node])))
+            else tuple(states[node])
+            for node in nodes
+        },
+        [(tuple(map(str, table.variables)), torch.as_tensor(table.values)) for table in tables],
+    )
+
+
+def to_pgmpy(graph: FactorGraph) -> Any:
+    """A ``DiscreteBayesianNetwork`` of pgmpy where the graph is one, else a Markov network.
+
+    A factor over no variable is multiplied into another one, and variables without a factor get one
+    of ones.
+
+    Raises:
+        ModelError: no FactorGraph.
+        UnsupportedError: a batch, evidence, or values beyond the range of float64; pgmpy lacks.
+    """
+    require_graph("to_pgmpy", graph)
+    tables, directed = probabilities(graph, "pgmpy")
+    from pgmpy.factors.discrete import DiscreteFactor, TabularCPD
+    from pgmpy.models import DiscreteBayesianNetwork, DiscreteMarkovNetwork
+
+    variables = all_variables(graph)
+    names = {variable.name: list(names_of(variable.states)) for variable in variables}
+    model: Any = DiscreteBayesianNetwork() if directed else DiscreteMarkovNetwork()
+    model.add_nodes_from(names)
+    if not directed:
+        covered = {variable.name for scope, _ in tables for variable in scope}
+        tables += [((v,), np.ones(v.size)) for v in variables if v.name not in covered]
+        constant = np.prod([values for scope, values in tables if not scope])
+        tables = [(scope, values) for scope, values in tables if scope]
+        tables[:1] = [(scope, values * constant) for scope, values in tables[:1]]
+    for scope, values in tables:
+        words, sizes = [variable.name for variable in scope], list(values.shape)
+        held = {name: names[name] for name in words}
+        if directed:
+            model.add_edges_from((parent, words[0]) for parent in words[1:])
+            rows = values.reshape(sizes[0], -1)
+            cpd = TabularCPD(words[0], sizes[0], rows, words[1:], sizes[1:], state_names=held)
+            model.add_cpds(cpd)
+        else:
+            model.add_edges_from((one, two) for one in words for two in words if one < two)
+            model.add_factors(DiscreteFactor(words, sizes, values, state_names=held))
+    return model

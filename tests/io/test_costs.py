@@ -1,0 +1,160 @@
+"""XMLBIF and the files of toulbar2: written, read and written again; refused in a line."""
+
+import math
+
+import pytest
+import torch
+
+import rdpgraph as rg
+from rdpgraph.errors import FileFormatError, UnsupportedError
+from rdpgraph.io.toulbar import format_cfn, format_wcsp, parse_cfn, parse_wcsp
+from rdpgraph.io.xmlbif import format_xmlbif, parse_xmlbif
+
+XML = """<?xml version="1.0"?>
+<!DOCTYPE BIF [ <!ELEMENT BIF ( NETWORK )*> ]>
+<BIF VERSION="0.3"><NETWORK><NAME>n</NAME>
+<VARIABLE TYPE="nature"><NAME>a &lt; b</NAME><OUTCOME>no</OUTCOME><OUTCOME>yes</OUTCOME></VARIABLE>
+<VARIABLE TYPE="nature"><NAME>c</NAME><OUTCOME>x</OUTCOME><OUTCOME>y z</OUTCOME></VARIABLE>
+<DEFINITION><FOR>c</FOR><GIVEN>a &lt; b</GIVEN>
+<TABLE>0.1 0.9 <!-- no --> 1e-3 0.999</TABLE></DEFINITION>
+<DEFINITION><FOR>a &lt; b</FOR><TABLE>0.25 0.75</TABLE></DEFINITION>
+</NETWORK></BIF>
+"""
+WCSP = "name 3 3 3 10\n2 3 2\n2 1 0 0 2\n 2 0 7\n 1 1 10\n0 4 0\n1 2 5 1\n 0 0\n"
+CFN = """{"problem": {"name": "x", "mustbe": "<12.5"},
+"variables": {"a": ["r", "g"], "b": 3},
+"functions": {"f": {"scope": ["a", "b"], "defaultcost": 0.25, "costs": ["g", 0, -1.5, 0, 2, 12.5]},
+"g": {"scope": ["b"], "costs": [0, 1.125, 2]}, "h": {"scope": [], "costs": [-3]}}}"""
+
+
+def tables(graph):
+    return [
+        ([v.name for v in factor.variables], factor.potential.table(len(factor.variables)))
+        for factor in graph.factors()
+    ]
+
+
+def same(one, other):
+    assert [(v.name, v.states) for v in one.variables] == [
+        (v.name, v.states) for v in other.variables
+    ]
+    for (scope, table), (again, values) in zip(tables(one), tables(other), strict=True):
+        assert scope == again
+        assert torch.equal(table, values)
+
+
+def test_xmlbif_holds_names_states_and_conditionals(tmp_path):
+    graph = parse_xmlbif(XML)
+    assert graph["c"].states == ("x", "y z")
+    torch.testing.assert_close(
+        rg.infer(graph.condition({"a < b": "yes"})).marginal("c"),
+        torch.tensor([0.001, 0.999], dtype=torch.float64),
+    )
+    rg.write(graph, tmp_path / "m.xmlbif.gz")
+    again = rg.read(tmp_path / "m.xmlbif.gz")
+    assert format_xmlbif(again) == format_xmlbif(graph)
+    rg.write(rg.read("examples/asia.bif"), tmp_path / "asia.xml")
+    ours, theirs = rg.read(tmp_path / "asia.xml"), rg.read("examples/asia.bif")
+    torch.testing.assert_close(rg.infer(ours).marginal("dysp"), rg.infer(theirs).marginal("dysp"))
+
+
+def test_pyagrum_reads_our_xmlbif(tmp_path):
+    pytest.importorskip("pyagrum")
+    import pyagrum
+
+    rg.write(rg.read("examples/asia.bif"), path := tmp_path / "asia.bifxml")
+    engine = pyagrum.LazyPropagation(pyagrum.loadBN(str(path)))
+    expected = rg.infer(rg.read("examples/asia.bif")).marginal("dysp")
+    torch.testing.assert_close(torch.from_numpy(engine.posterior("dysp").toarray()), expected)
+
+
+def test_wcsp_costs_are_minus_log_values():
+    graph = parse_wcsp(WCSP)
+    pair = torch.tensor([[0.0, 0.0], [0.0, -math.inf], [-7.0, 0.0]], dtype=torch.float64)
+    (scope, table), (_, constant), (_, last) = tables(graph)
+    assert scope == ["1", "0"]
+    assert torch.equal(table, pair)
+    assert constant == -4
+    assert last.tolist() == [0.0, -5.0]
+    same(graph, parse_wcsp(format_wcsp(graph)))
+
+
+def test_cfn_holds_any_log_values():
+    graph = parse_cfn(CFN)
+    pair = [[-0.25, -0.25, -math.inf], [1.5, -0.25, -0.25]]
+    assert tables(graph)[0][1].tolist() == pair
+    assert tables(graph)[2][1] == 3
+    same(graph, parse_cfn(format_cfn(graph)))
+    turned = parse_cfn(CFN.replace('"<12.5"', '">-1.5"'))  # the highest sum is the best
+    assert tables(turned)[0][1].tolist() == [[0.25, 0.25, 12.5], [-math.inf, 0.25, 0.25]]
+    x, y = rg.VariableArray("x", (2,), 3), rg.Variable("y", ("u", "v"))
+    source = torch.Generator().manual_seed(0)
+    logs = 1e3 * torch.randn(3, 3, 2, generator=source, dtype=torch.float64)
+    logs[0, 0, 0] = -math.inf
+    graph = rg.FactorGraph([rg.Factor((x[0], x[1], y), rg.Table(logs))])
+    again = parse_cfn(format_cfn(graph))
+    same(again, parse_cfn(format_cfn(again)))
+    assert torch.equal(tables(again)[0][1], logs)
+
+
+@pytest.mark.parametrize("kind", ["wcsp", "cfn"])
+def test_toulbar2_finds_the_mode_in_our_files(kind, tmp_path):
+    toulbar = pytest.importorskip("pytoulbar2")
+    graph = parse_wcsp(WCSP) if kind == "wcsp" else parse_cfn(CFN)
+    rg.write(graph, path := tmp_path / f"m.{kind}")
+    network = toulbar.CFN(vac=0)
+    network.Read(str(path))
+    states, cost, _ = network.Solve()
+    assert cost == pytest.approx(-float(graph.score(rg.infer(graph).mode())))
+    mode = rg.infer(graph).mode()
+    assert [int(state) for state in states] == [int(mode[v]) for v in graph.variables]
+
+
+BROKEN = {
+    "no XML": (parse_xmlbif, XML[:200]),
+    "entities": (parse_xmlbif, XML.replace("<!ELEMENT BIF ( NETWORK )*>", '<!ENTITY a "b">')),
+    "no BIF": (parse_xmlbif, "<a/>"),
+    "a value": (parse_xmlbif, XML.replace("0.25", "nan")),
+    "few values": (parse_xmlbif, XML.replace("0.25", "")),
+    "a variable twice": (parse_xmlbif, XML.replace("<NAME>c<", "<NAME>a &lt; b<")),
+    "a strange parent": (parse_xmlbif, XML.replace("<GIVEN>a &lt; b<", "<GIVEN>q<")),
+    "no definition": (parse_xmlbif, XML.replace("<FOR>a &lt; b</FOR>", "<FOR>c</FOR>")),
+    "a cycle": (
+        parse_xmlbif,
+        XML.replace("</FOR><TABLE>0.25", "</FOR><GIVEN>c</GIVEN><TABLE>0.2 0.1 0.25"),
+    ),
+    "a global function": (parse_wcsp, WCSP.replace("1 2 5 1\n 0 0", "2 0 1 -1 salldiff var 0")),
+    "few numbers": (parse_wcsp, WCSP[:-4]),
+    "many numbers": (parse_wcsp, WCSP + "1"),
+    "a state": (parse_wcsp, WCSP.replace("2 0 7", "3 0 7")),
+    "a shared function": (parse_wcsp, WCSP.replace("1 2 5 1", "-1 2 5 1")),
+    "huge tables": (parse_wcsp, "x 3 9999 1 9\n999 999 999\n3 0 1 2 0 0\n"),
+    "no JSON": (parse_cfn, CFN[:-1]),
+    "deep JSON": (parse_cfn, "[" * 100_000),
+    "NaN": (parse_cfn, CFN.replace("1.125", "NaN")),
+    "infinity": (parse_cfn, CFN.replace("1.125", "1e999")),
+    "a bound": (parse_cfn, CFN.replace("<12.5", "12.5")),
+    "a name": (parse_cfn, CFN.replace('["b"]', '["q"]')),
+    "few costs": (parse_cfn, CFN.replace("1.125, ", "")),
+    "a global": (parse_cfn, CFN.replace('"costs": [-3]', '"type": "salldiff"')),
+    "a name twice": (parse_cfn, CFN.replace('"b": 3', '"a": 3')),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_does_not_fit_is_refused_in_a_line(what):
+    parse, text = BROKEN[what]
+    with pytest.raises(FileFormatError) as caught:
+        parse(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 600
+
+
+def test_what_cannot_be_written_is_refused_in_a_line():
+    x = rg.Variable("x ", 2)
+    graph = rg.FactorGraph.bayesian_network([(x, (), [0.5, 0.5])])
+    for form in (format_xmlbif, format_wcsp):
+        with pytest.raises(UnsupportedError) as caught:
+            form(graph)
+        assert "\n" not in str(caught.value)
