@@ -63,6 +63,9 @@ RUNS = {
     "dependencies": Tiny("", {"BATCH": 1, "WORDS": (3, 5)}),
     "distributed": Tiny("--side 4 --sweeps 2 --repeats 1 --rounds 1"),
     "evidence": Tiny("--repeats 1 --side 9"),
+    "hidden": Tiny(
+        "--steps 2 --rounds 1", {"SIZES": ((2, 20),), "SEQUENCES": 3}, needs="hmmlearn"
+    ),
     "hypertree": Tiny(
         "", {"BATCH": 2, "WORDS": 4, "SIZES": ((2, 3),), "LARGE": (1, 4, 5, 6, 2)}
     ),

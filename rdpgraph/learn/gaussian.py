@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from rdpgraph._core.cache import cached_property
 from rdpgraph.errors import ModelError
 from rdpgraph.learn.emissions import Emission, Rows, check_mass, fitting, settle, table_of
 
@@ -19,6 +20,8 @@ _APART = 1e6
 """Squared distance of a mean from the common one, in variances, up to which squares are expanded:
 what cancels is this part of rounding."""
 _SINGULAR = 1e-12
+_FEW = 8
+"""Columns of which all products are made at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +135,13 @@ class Gaussian(Emission):
                 terms = (observed[part].unsqueeze(1) - means).square() * precision + level
                 result[part] = terms.nansum(2) * -0.5
             return result
-        for rows, seen in _patterns(observed):
+        if self._close:
+            inverse, near = torch.linalg.inv(self._table), (means - self._shift).unsqueeze(2)
+            level = torch.linalg.slogdet(2 * math.pi * self._table).logabsdet.unsqueeze(1)
+            level = level + (near.mT @ inverse @ near).squeeze(2)
+            natural = torch.cat([level, -2 * (inverse @ near).squeeze(2), inverse.flatten(1)], 1)
+            result = self._features(observed) @ natural.mul_(-0.5).mT
+        for rows, seen in _patterns(observed, whole=not self._close):
             factor = torch.linalg.cholesky(self._table[:, seen][:, :, seen])
             unit = torch.eye(factor.shape[1]).to(factor).expand_as(factor)
             white = torch.linalg.solve_triangular(factor, unit, upper=False)
@@ -165,7 +174,14 @@ class Gaussian(Emission):
         states, columns = means.shape
         mass, first = means.new_zeros(states), torch.zeros_like(means)
         second = means.new_zeros(states, columns, columns)
-        for places, seen in _patterns(observed):
+        if self._close:
+            near = means - self._shift
+            sums = weights.mT @ self._features(observed)
+            mass, first, second = sums.split([1, columns, columns**2], 1)
+            second = second.unflatten(1, (columns, columns)) - _outer(first, near)
+            mass, first = mass.squeeze(1), first - near * mass
+            second = second - _outer(near, first)
+        for places, seen in _patterns(observed, whole=not self._close):
             some = not bool(seen.all())
             # Conditional means of the entries that are missing, and what is left of covariances.
             gain = self._table[:, :, seen] @ torch.linalg.inv(self._table[:, seen][:, :, seen])
@@ -173,12 +189,12 @@ class Gaussian(Emission):
                 own = weights[places[part]].mT.unsqueeze(1)
                 apart = observed[places[part]][:, seen] - means[:, None, seen]
                 apart = apart @ gain.mT if some else apart
-                mass += own.sum((1, 2))
-                first += (own @ apart).squeeze(1)
-                second += (apart.mT * own) @ apart
+                mass = mass + own.sum((1, 2))
+                first = first + (own @ apart).squeeze(1)
+                second = second + (apart.mT * own) @ apart
             if some:
                 rest = self._table - gain @ self._table[:, seen]
-                second += weights[places].sum(0)[:, None, None] * rest
+                second = second + weights[places].sum(0)[:, None, None] * rest
         return mass, first, second
 
     def maximised(self, statistics: tuple[Tensor, ...]) -> "Gaussian":
@@ -208,8 +224,8 @@ class Gaussian(Emission):
             covariances = table.squeeze(1) if self.covariance == "spherical" else table
         else:
             cross = first.unsqueeze(2) * step.unsqueeze(1)
-            squares = second - cross - cross.mT + rows.unsqueeze(2) * _outer(step)
-            squares = squares + self.mean_weight * _outer(gap)
+            squares = second - cross - cross.mT + rows.unsqueeze(2) * _outer(step, step)
+            squares = squares + self.mean_weight * _outer(gap, gap)
             if self.covariance == "tied":
                 squares, second, rows = (p.sum(0, keepdim=True) for p in (squares, second, rows))
                 floor = floor.amax(0, keepdim=True)
@@ -219,7 +235,7 @@ class Gaussian(Emission):
             least = _SINGULAR * second.diagonal(dim1=1, dim2=2) / rows.clamp(min=1e-300)
             sound = (variances > floor + least).all(1)
             scale = torch.where(sound.unsqueeze(1), variances, 1.0).rsqrt()
-            factor, info = torch.linalg.cholesky_ex(table * _outer(scale))
+            factor, info = torch.linalg.cholesky_ex(table * _outer(scale, scale))
             pivots = factor.diagonal(dim1=1, dim2=2).square()
             sound &= (info == 0) & (pivots > _SINGULAR).all(1)
             covariances = table[0] if self.covariance == "tied" else table
@@ -270,26 +286,35 @@ class Gaussian(Emission):
         columns = table_of(self.means).shape[1]
         return given if given.ndim == 2 else torch.eye(columns).to(given) * given
 
-    @property
+    @cached_property
     def _shift(self) -> Tensor:
         return table_of(self.means).mean(0)
 
-    @property
+    @cached_property
     def _close(self) -> bool:
-        """Whether squares about one mean may be expanded."""
+        """Whether squares about one mean may be expanded, and are few."""
         near = table_of(self.means) - self._shift
-        return bool((near.square() <= _APART * self._variances).all())
+        if self._diagonal:
+            return bool((near.square() <= _APART * self._variances).all())
+        inverse = torch.linalg.inv(self._table).diagonal(dim1=1, dim2=2).sum(1)
+        size = near.square().sum(1) + self._table.diagonal(dim1=1, dim2=2).sum(1)
+        return near.shape[1] <= _FEW and bool((size * inverse <= _APART).all())
 
     def _features(self, observed: Tensor) -> Tensor:
-        """(rows, 3 columns): seen, values and squares about the common mean, 0 where missing."""
+        """(rows, k): seen, values and squares about the common mean.
+
+        Zero in entries that are missing, where covariances are diagonal; otherwise in rows of which
+        one is, and squares are products of all pairs.
+        """
         apart = observed - self._shift
-        seen = ~apart.isnan()
+        seen = ~(apart if self._diagonal else apart.sum(1, keepdim=True)).isnan()
         apart = torch.where(seen, apart, 0.0)
-        return torch.cat([seen.to(apart), apart, apart.square()], 1)
+        squares = apart.square() if self._diagonal else _outer(apart, apart).flatten(1)
+        return torch.cat([seen.to(apart), apart, squares], 1)
 
 
-def _outer(rows: Tensor) -> Tensor:
-    return rows.unsqueeze(-1) * rows.unsqueeze(-2)
+def _outer(one: Tensor, other: Tensor) -> Tensor:
+    return one.unsqueeze(-1) * other.unsqueeze(-2)
 
 
 def _parts(rows: Tensor, means: Tensor) -> list[slice]:
@@ -298,14 +323,20 @@ def _parts(rows: Tensor, means: Tensor) -> list[slice]:
     return [slice(at, at + width) for at in range(0, len(rows), width)]
 
 
-def _patterns(observed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows that have the same entries, and (columns,) which; not those that have none."""
-    seen = ~observed.isnan()
-    whole, some = seen.all(1), seen.any(1)
-    if bool(whole.any()):
-        yield whole.nonzero().flatten(), whole.new_ones(observed.shape[1])
-    rest = (some & ~whole).nonzero().flatten()
+def _patterns(observed: Tensor, *, whole: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows that have the same entries, and (columns,) which; not those that have none.
+
+    Args:
+        observed: the rows.
+        whole: whether those without gaps are among them.
+    """
+    gaps = observed.sum(1).isnan()
+    if whole and not bool(gaps.all()):
+        yield (~gaps).nonzero().flatten(), gaps.new_ones(observed.shape[1])
+    rest = gaps.nonzero().flatten()
+    seen = ~observed[rest].isnan()
+    rest, seen = rest[seen.any(1)], seen[seen.any(1)]
     if len(rest):
-        kinds, places, counts = seen[rest].unique(dim=0, return_inverse=True, return_counts=True)
+        kinds, places, counts = seen.unique(dim=0, return_inverse=True, return_counts=True)
         groups = rest[places.argsort()].split(counts.tolist())
         yield from zip(groups, kinds, strict=True)

@@ -1,6 +1,5 @@
 """Sequences of observations, as users give them, in batches of similar lengths."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError
 from rdpgraph.learn.emissions import Rows, as_rows
 
-_CELLS = 2**17
+_CELLS = 120_000
 """Log-likelihoods of a batch on a CPU: half as many or twice take up to a quarter longer."""
 _LEAST = 8
 """Sequences that the kernels advance together."""
@@ -87,7 +86,7 @@ def batches_of(sequences: Sequence[Tensor], width: int) -> Iterator[tuple[Rows, 
     aim = _CELLS if sequences[0].device.type == "cpu" else _MOST
     while order:
         cells = max(1, len(sequences[order[0]]) * width)
-        count = max(1, min(max(_LEAST, math.ceil(aim / cells)), _MOST // cells))
+        count = max(1, min(max(_LEAST, aim // cells), _MOST // cells))
         chosen, order = order[:count], order[count:]
         places = [begins[number] for number in chosen]
         yield as_rows([sequences[n] for n in chosen], places, max(1, begins[-1])), chosen

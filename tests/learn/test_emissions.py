@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,7 +149,7 @@ def test_nothing_near_the_maximum_is_better(name: str) -> None:
     }.get(name, {"mean_prior": 0.2, "mean_weight": 0.5, "covariance_prior": 0.3,
                  "covariance_weight": 0.7})  # fmt: skip
     emission, observed, _ = example(name)
-    emission = type(emission)(**{**vars(emission), **prior})
+    emission = replace(emission, **prior)
     counts = weights()
 
     def objective(own):
@@ -168,7 +169,7 @@ def test_nothing_near_the_maximum_is_better(name: str) -> None:
                 tables[field] = (table + noise).log_softmax(1)
             else:
                 tables[field] = table + noise if field == "means" else table * (1 + noise)
-        assert objective(type(best)(**{**vars(best), **tables})) < top
+        assert objective(replace(best, **tables)) < top
 
 
 @pytest.mark.parametrize("kind", ["full", "tied"])
