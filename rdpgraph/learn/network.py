@@ -15,6 +15,7 @@ from rdpgraph.infer import infer
 from rdpgraph.io.tables import all_variables
 from rdpgraph.learn.em import EM, Fit, Step
 from rdpgraph.learn.families import Families, edges_of
+from rdpgraph.learn.gradient import standard_errors
 from rdpgraph.learn.rows import Distinct, columns, distinct_rows, read_rows
 from rdpgraph.model.evidence import MISSING, states_given
 from rdpgraph.model.factor import Factor
@@ -234,6 +235,26 @@ class BayesianNetwork(Arguments):
         """The mean log-likelihood of the rows (nats)."""
         del y
         return float(self.log_likelihood(data).mean())
+
+    def standard_errors(self, data: Any, *, weights: Any = None) -> dict[str, Tensor]:
+        """Standard errors of all tables, (*parents, states), by the observed information of data.
+
+        Infinite where the data says nothing of a probability. It takes a pass back for each free
+        parameter.
+
+        Args:
+            data: what the network was fitted to.
+            weights: of the rows; None: one each.
+
+        Raises:
+            ModelError: the fit is at no maximum.
+        """
+        families = Families.read(self._graph, {}, {})
+        rows = distinct_rows(data, families.domain, weights)
+        batches, masses = families.batches(rows, self.batch_size or _BATCH)
+        em = EM(families.model, self.fit_.parameters, scheduler=self.scheduler)
+        errors = standard_errors(em, self.fit_, batches, masses)
+        return {name: own for name, (own,) in errors.items()}
 
     def aic(self, data: Any) -> float:
         """The criterion of Akaike: less is better."""

@@ -137,6 +137,20 @@ def test_scores_are_log_likelihoods():
     assert network.bic(table) == pytest.approx(7 * np.log(60) - 2 * float(values.sum()))
 
 
+def test_standard_errors_are_binomial_and_gaps_widen_them():
+    table = frame(200)
+    network = BayesianNetwork(EDGES, tolerance=1e-12, limit=1000).fit(table)
+    p = network.graph_.cpt("rain")
+    full = network.standard_errors(table)
+    torch.testing.assert_close(full["rain"], (p * (1 - p) / 200).sqrt())
+    counts = pandas.crosstab(table["rain"], table["lawn"]).sum(axis=1).to_numpy()
+    q = network.graph_.cpt("lawn")
+    torch.testing.assert_close(full["lawn"], (q * (1 - q) / torch.tensor(counts)[:, None]).sqrt())
+    gaps = frame(200, gaps=0.3)
+    wider = network.fit(gaps).standard_errors(gaps)
+    assert bool((wider["rain"] > full["rain"]).all())
+
+
 def test_weights_repeat_rows():
     table = frame(20, gaps=0.2)
     weights = np.arange(20)
