@@ -15,6 +15,7 @@ from rdpgraph.learn.hidden import HiddenStates, held_out
 from rdpgraph.learn.markov import HMM, HSMM, left_to_right
 from rdpgraph.learn.network import BayesianNetwork
 from rdpgraph.learn.parameters import Parameter, Probabilities
+from rdpgraph.learn.saved import load, save
 
 __all__ = [
     "EM",
@@ -39,5 +40,7 @@ __all__ = [
     "fit_by_gradient",
     "held_out",
     "left_to_right",
+    "load",
+    "save",
     "standard_errors",
 ]
