@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import differentiable_property
 from rdpgraph.distributed.slices import Summed, part_of
-from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
+from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.estimate.estimator import Estimator, Model, Problem
@@ -176,8 +176,8 @@ class SpreadReplicated(Summed):
         """The estimates of Z of all ranks."""
         self.wire.asked("log_partition")
         values = self.wire.agreed(lambda: self.local.replicates.log_partitions)
-        split = Split(self.wire, self.counts)
-        return Replicates(split.known(values[: split.local].mT).mT)
+        here = values[: self.counts[self.wire.rank]]
+        return Replicates(self.wire.gathered(here, self.counts))
 
     def log_partitions(self) -> Tensor:
         """(replicates, B) log Z of the replicates of all ranks, nats."""

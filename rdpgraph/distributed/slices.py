@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
-from rdpgraph.distributed.wire import Split, Wire, fingerprint_of
+from rdpgraph.distributed.wire import Wire, fingerprint_of
 from rdpgraph.engines.exact.sliced import SlicedSolution, chosen
 from rdpgraph.engines.reduction.network import Network, reduce_graph
 from rdpgraph.engines.solution import Solution
@@ -56,11 +56,8 @@ def pooled(replicates: Replicates, mesh: "DeviceMesh") -> Replicates:
         mesh: of one dim.
     """
     wire, values = Wire.of(mesh), replicates.log_partitions
-    counts = tuple(wire.told(len(values)))
-    flat = values.reshape(len(values), math.prod(values.shape[1:]))
-    columns = Split(wire, counts).known(flat.mT)
-    whole = columns.mT.reshape([sum(counts), *values.shape[1:]])
-    return Replicates(whole, replicates.equal)
+    counts = wire.told(len(values))
+    return Replicates(wire.gathered(values, counts), replicates.equal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +211,9 @@ class SpreadSolution(Summed):
     @cached_property
     def _logs(self) -> Tensor:
         """(slices, B) log Z of every slice, on every rank."""
-        split = Split(self.wire, tuple(map(len, self.parts)))
-        here = self.wire.agreed(lambda: self.local.logs.detach())[: split.local]
-        return (split.gather(here.mT) if self.wire.ranks > 1 else here.mT).mT
+        here = self.wire.agreed(lambda: self.local.logs.detach())
+        counts = list(map(len, self.parts))
+        return self.wire.gathered(here[: counts[self.wire.rank]], counts)
 
     def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
         """(count, B, V) independent draws, the same on every rank.

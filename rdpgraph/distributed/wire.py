@@ -6,7 +6,7 @@ what they have gathered, and the gradient is that of one of them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -119,9 +119,29 @@ class Wire:
 
     def stacked(self, local: Tensor) -> Tensor:
         """(R, ...) what every rank has, of one shape, from which all compute the same."""
-        flat = local.reshape(1, -1)
-        split = Split(self, (flat.shape[1],) * self.ranks)
-        return split.known(flat).reshape([self.ranks, *local.shape])
+        return self.gathered(local.unsqueeze(0), (1,) * self.ranks)
+
+    def gathered(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all ranks in order, of which some may have none; all compute the same of it.
+
+        By one all-to-all of exact sizes, nothing of which is padding.
+
+        Args:
+            rows: of this rank.
+            counts: by rank how many rows it has.
+        """
+        if self.ranks == 1:
+            return rows
+        start, each = sum(counts[: self.rank]), math.prod(rows.shape[1:])
+
+        def there(rows: Tensor) -> Tensor:
+            arrived = rows.new_empty(sum(counts), *rows.shape[1:])
+            sizes, leaving = [count * each for count in counts], [rows.numel()] * self.ranks
+            sent = rows.detach().reshape(-1).repeat(self.ranks)
+            dist.all_to_all_single(arrived.view(-1), sent, sizes, leaving, group=self.group)
+            return arrived
+
+        return _linear(there, lambda whole: whole[start : start + len(rows)], rows)
 
     def total(self, values: Tensor) -> Tensor:
         """`summed` without gradient."""
@@ -134,46 +154,6 @@ class Wire:
         total = values.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, how, group=self.group)
         return total
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """A dim whose entries lie in order on the ranks, which may hold unequally many, or none.
-
-    They are gathered by one all-to-all of exact sizes, nothing of which is padding.
-
-    Attributes:
-        wire: the ranks.
-        sizes: how many entries each holds.
-    """
-
-    wire: Wire
-    sizes: tuple[int, ...]
-
-    @property
-    def local(self) -> int:
-        """How many entries this rank holds."""
-        return self.sizes[self.wire.rank]
-
-    def part(self, whole: Tensor) -> Tensor:
-        """This rank's entries of the last dim."""
-        start = sum(self.sizes[: self.wire.rank])
-        return whole[..., start : start + self.local]
-
-    def known(self, local: Tensor) -> Tensor:
-        """(B, N) from every rank's (B, n), of which all ranks compute the same."""
-        return _linear(self.gather, self.part, local) if self.wire.ranks > 1 else local
-
-    def gather(self, local: Tensor) -> Tensor:
-        """`known` without gradient."""
-        batch = len(local)
-        sizes = [batch * size for size in self.sizes]
-        flat = local.detach().reshape(-1).repeat(self.wire.ranks)
-        arrived = local.new_empty(sum(sizes))
-        leaving = [batch * self.local] * self.wire.ranks
-        dist.all_to_all_single(arrived, flat, sizes, leaving, group=self.wire.group)
-        parts = zip(arrived.split(sizes), self.sizes, strict=True)
-        return torch.cat([part.view(batch, size) for part, size in parts], 1)
 
 
 def _as_it_is(gradient: Tensor) -> Tensor:

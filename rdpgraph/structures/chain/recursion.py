@@ -86,8 +86,8 @@ def first_safe(attempts: Sequence[tuple[torch.dtype, Attempt]], *parts: Tensor) 
 
     Args:
         attempts: routes to try in turn, and the types they work in.
-        parts: what a route takes: as for `log_partition`, of the states of one process (B, T, n)
-            and (N, n), or low-rank factors in place of the transition.
+        parts: what a route takes: as for `log_partition`, or low-rank factors in place of the
+            transition.
     """
     (dtype, route), *others = attempts
     typed = [part.to(dtype) if part.is_floating_point() else part for part in parts]
