@@ -20,7 +20,7 @@ from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Valu
 from rdpgraph.errors import BudgetError
 from rdpgraph.plan.clock import Allowance
 
-EXACTLY = 0.5
+_EXACTLY = 0.5
 """The part of the time that exact log Z may take before it is given up."""
 _DRAWN = 0.7
 """The part of what is left then that estimates take."""
@@ -53,14 +53,12 @@ class BestKnown(Delegate):
         drawn: gives estimates with their errors and bounds, from seconds.
         exactly: gives log Z alone from seconds, or raises `BudgetError`; None: it does not fit.
         allowance: seconds, those of the messages.
-        exact_part: that of the time which exact log Z may take.
     """
 
     messages: FirstConverged
     drawn: Callable[[float], MiniBucketSolution] = field(repr=False)
     exactly: Callable[[float], Solution] | None = field(repr=False)
     allowance: Allowance
-    exact_part: float = EXACTLY
 
     def _ask(self, question: Question[Value]) -> Value:
         return question(self.messages)
@@ -71,7 +69,7 @@ class BestKnown(Delegate):
             return None
         try:
             with self.allowance.spending(), torch.no_grad():
-                solution = self.exactly(self.exact_part * self.allowance.left())
+                solution = self.exactly(_EXACTLY * self.allowance.left())
                 solution.log_partition()
         except BudgetError:
             return None

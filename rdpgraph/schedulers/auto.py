@@ -11,8 +11,9 @@ import torch
 import rdpgraph.structures  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers them
 from rdpgraph._core.cache import cached_property
 from rdpgraph._core.portable import tensors_in
+from rdpgraph.engines.counting.solution import CountedFirst
 from rdpgraph.engines.exact.engine import UP, ExactSolution
-from rdpgraph.engines.log_partition import EXACTLY, BestKnown
+from rdpgraph.engines.log_partition import BestKnown
 from rdpgraph.engines.loopy.counting import Bethe, CountingNumbers, Fractional
 from rdpgraph.engines.loopy.propagation import Sweep
 from rdpgraph.engines.loopy.schedules import Flooding, RandomSubsets
@@ -34,7 +35,7 @@ from rdpgraph.plan.plan import ELEMENTS_PER_SECOND, Budget, Plan, duration
 from rdpgraph.plan.scheduler import PASSES, SEARCHING
 from rdpgraph.plan.tree import ContractionTree
 from rdpgraph.schedulers.contraction import exactly, plan_network, solved
-from rdpgraph.schedulers.counting import counting_of
+from rdpgraph.schedulers.counting import CountOf, counting_of
 from rdpgraph.schedulers.join import JoinGraph
 from rdpgraph.schedulers.loopy import ForMessages, Loopy
 from rdpgraph.schedulers.scheduler import (
@@ -75,9 +76,8 @@ _BOUNDED = 400
 _FORWARD = 0.25
 """The part of the time in which log Z alone is exact, as predicted."""
 
-_COUNTED = 0.9
+_COUNTED = 0.8
 """The part of the time that a count may take: messages are far off where hard zeros rule."""
-
 _JOINED, _CALM = 0.24, 1e-3
 """The part of the time that messages between clusters take, and their tolerance."""
 
@@ -104,7 +104,7 @@ class Auto(Scheduler):
     go straight to `Loopy`. `status` says what the answer is worth.
 
     Log Z is exact where that alone fits. With seconds, that of models whose factors are mostly
-    constraints is counted, as by `Counting`, in nine tenths of what is left of them at most. Else
+    constraints is counted, as by `Counting`, in four fifths of what is left of them at most. Else
     it is the estimate of `MiniBuckets`, unless its error is above half a nat and messages say what
     contradicts neither bounds nor estimate; it has no gradients then. Marginals are those of
     messages, and of `MiniBuckets` where its estimates are precise and contradict messages by three
@@ -193,9 +193,8 @@ class Auto(Scheduler):
         if plan.fits:
             self._spend(allowance, begin)
             # Predictions fail where others use the machine, unless operations are counted.
-            sure = plan.num_slices == 1 and plan.seconds < _SURE * seconds
-            taken = Allowance(math.inf, 0.0, counter)
-            sure = sure or counter is not None
+            quick = plan.num_slices == 1 and plan.seconds < _SURE * seconds
+            sure, taken = quick or counter is not None, Allowance(math.inf, 0.0, counter)
             return plan, partial(_exact_first, run, route.solution, sure, taken)
         short = plan.remedy.split(";")[0] if counter is None else _advice(plan)
         why = f"exact inference {short}"
@@ -208,10 +207,10 @@ class Auto(Scheduler):
             clusters = part.plan_network(graph, network, why, deadline=deadline)
             route = replace(route, clusters=clusters)
         self._spend(allowance, begin)
-        forward, counting = _forward(network, plan, budget), ""
-        if forward is None and self.seconds is not None:
-            forward, counting = counting_of(network, budget.memory_bytes)
-        return replace(route, forward=forward, counting=counting).planned(why)
+        route = replace(route, forward=_forward(network, plan, budget))
+        if route.forward is None and self.seconds is not None:
+            route = replace(route, counting=counting_of(network, budget.memory_bytes))
+        return route.planned(why)
 
     def _allowance(self, network: Network, counter: Counter | None) -> Allowance:
         """The seconds for approximate answers."""
@@ -238,8 +237,8 @@ class _Approximate:
         progress: told of every sweep and move.
         remedy: what would do better than all of them.
         clusters: the plan of messages between clusters and what carries it out, or None.
-        forward: gives log Z alone where that fits or may be counted, or None.
-        counting: why log Z is counted or not; empty where width decides.
+        forward: gives log Z alone where that fits, or None.
+        counting: why log Z is counted or not, and what counts it from seconds, or None.
     """
 
     network: Network
@@ -250,7 +249,7 @@ class _Approximate:
     remedy: str = ""
     clusters: tuple[Plan, Callable[[], Solution]] | None = None
     forward: Callable[[float], Solution] | None = None
-    counting: str = ""
+    counting: tuple[str, CountOf | None] = ("", None)
 
     @cached_property
     def _for_messages(self) -> ForMessages:
@@ -258,15 +257,19 @@ class _Approximate:
 
     def planned(self, why: str) -> tuple[Plan, Callable[[], Solution]]:
         """The plan, and what carries it out."""
-        if _is_estimated(self.network):
-            exactly = self.counting or ("exact" if self.forward else "estimated by populations")
-            why += f"; log Z alone is {exactly}"
+        if self.counting[0] or _is_estimated(self.network):
+            exactly = "exact" if self.forward else "estimated by populations"
+            why += f"; log Z alone is {self.counting[0] or exactly}"
         if self.clusters is not None:
             return replace(self.clusters[0], why=why), self.solution
         return self._for_messages.plan(why, self.allowance.seconds), self.solution
 
     def solution(self, spent: float = 0.0) -> Solution:
         """The answers, after so many seconds that others took."""
+        if self.counting[1] is not None:
+            part = _COUNTED * (self.allowance.left() - spent)
+            others = replace(self, counting=("", None)).solution
+            return CountedFirst(self.counting[1](part), others)
         network, hard = self.network, self.network.possible is not None
         allowance = replace(self.allowance, spent=self.allowance.spent + spent)
         loopy = tuple(partial(self._attempt, settings) for settings in (_HARD if hard else _SOFT))
@@ -284,8 +287,7 @@ class _Approximate:
         )
         if not _is_estimated(network):
             return messages
-        part = _COUNTED if self.forward is not None and self.counting else EXACTLY
-        return BestKnown(messages, self._drawn, self.forward, allowance, part)
+        return BestKnown(messages, self._drawn, self.forward, allowance)
 
     def _attempt(self, settings: "_Try", left: float) -> Solution:
         schedule = Flooding()

@@ -4,6 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
+
+import torch
 
 from rdpgraph.engines.counting.counter import has_counter, require_counter
 from rdpgraph.engines.counting.solution import CountedSolution
@@ -20,6 +23,9 @@ from rdpgraph.schedulers.scheduler import (
     reduced,
     require_budget,
 )
+from rdpgraph.structures.recursion.library import available, function
+
+CountOf: TypeAlias = Callable[[float], Solution]
 
 _HARD = 0.75
 """The part of the factors that are constraints alone from which `Auto` counts."""
@@ -27,28 +33,36 @@ _HARD = 0.75
 
 @dataclass(frozen=True)
 class Counting(Scheduler):
-    """Exact log Z of models with many hard zeros, by a model counter, whatever the width.
+    """Exact answers of models with many hard zeros, by counts and circuits, whatever the width.
 
     Evidence and hard zeros reduce the model; what is left becomes weighted clauses: a variable of
     two states is a literal, any other has one for each state, impossible configurations are
     clauses, and literals that hold for configurations of equal value carry its weight. `Or`,
-    `Xor`, `Cardinality` and other automata are clauses without their tables. The counter (pyganak)
-    branches, propagates, learns clauses and keeps the counts of components that it meets again,
-    with 128 bits for weights. It runs in a process of its own, which the clock or its memory ends.
+    `Xor`, `Cardinality` and other automata are clauses without their tables.
+
+    Log Z of one row of evidence is the answer of a counter (pyganak), unless a circuit is compiled
+    in a tenth of the time: it branches, propagates, learns clauses and keeps the counts of
+    components that it meets again, with 128 bits for weights. It runs in a process of its own,
+    which the clock or its memory ends. All else needs a circuit: the same search without learning,
+    all of whose branches are kept. It is compiled once for a set of clauses, whatever their
+    weights, and answers batches of evidence and weights; log Z of it has gradients, other answers
+    have none. Marginal modes are not answered.
 
     Cost: unknown before; of planning problems with a thousand variables seconds to minutes, though
-    their width is hundreds. Models without hard zeros are better contracted.
+    their width is hundreds. Fewer models have a circuit that fits than are counted. All marginals
+    are two passes over the circuit; max-marginals and the marginals of a factor take a row of
+    evidence for each state. Models without hard zeros are better contracted.
 
     Source: Chavira and Darwiche (2008), On probabilistic inference by weighted model counting;
-    Sharma, Roy, Soos and Meel (2019), GANAK.
+    Sharma, Roy, Soos and Meel (2019), GANAK; Darwiche (2003), A differential approach to inference.
 
     Args:
         seconds: for an answer.
-        memory: bytes for the counter; None: 60% of what the machine has available.
+        memory: bytes for the counter or the circuit; None: 60% of what the machine has available.
 
     Raises:
         ModelError: a limit that is no number above zero, or infinite seconds.
-        UnsupportedError: (`plan`) pyganak is not installed.
+        UnsupportedError: (`plan`) there is neither pyganak nor a compiled library.
     """
 
     seconds: float = 60.0
@@ -61,32 +75,44 @@ class Counting(Scheduler):
 
     def plan(self, graph: FactorGraph) -> tuple[Plan, Callable[[], Solution]]:
         """Evidence and hard zeros; a count begins when an answer is asked for."""
-        require_counter()
+        compiler = _compiler()
+        if compiler is None:
+            require_counter()
         network = reduced(graph, self.seconds)
         budget = budget_of(self.memory, self.seconds)
         hard, joint = _constraints(network)
         why = (
-            "log Z by a model counter, as asked for, in a time that is not predicted: "
+            "a model counter and a circuit, as asked for, in a time that is not predicted: "
             f"{hard:,} of {joint:,} factors are constraints alone"
         )
         plan = asked_plan("counting", why, network, budget)
-        return plan, partial(_counted, network, budget.memory_bytes, self.seconds)
+        allowance = Allowance(self.seconds)
+        return plan, partial(CountedSolution, network, budget.memory_bytes, allowance, compiler)
+
+
+def _compiler() -> Callable[..., None] | None:
+    return _compile if available(torch.float64) else None
+
+
+def _compile(*arguments: Any) -> None:
+    """Ask the machine's library for a circuit."""
+    function("compile", torch.float64)(*arguments)
+
+
+def counting_of(network: Network, memory: float) -> tuple[str, CountOf | None]:
+    """Why log Z is counted or not, and what counts it from seconds; nothing where width decides."""
+    hard, joint = _constraints(network)
+    trained = any(group.log_tables.requires_grad for group in network.groups)
+    if trained or network.batch > 1 or hard < _HARD * max(joint, 1):
+        return "", None
+    why = f"{hard:,} of {joint:,} factors are constraints alone"
+    if not has_counter():
+        return f"estimated; pip install 'rdpgraph[counting]' to count it, as {why}", None
+    return f"counted first, as {why}", partial(_counted, network, memory)
 
 
 def _counted(network: Network, memory: float, seconds: float) -> CountedSolution:
-    """Log Z of a reduced network, within bytes and seconds of the clock."""
-    return CountedSolution(network, memory, Allowance(seconds))
-
-
-def counting_of(network: Network, memory: float) -> tuple[Callable[[float], Solution] | None, str]:
-    """Gives log Z from seconds, and why; None and nothing where there is no reason to count."""
-    hard, joint = _constraints(network)
-    if hard < _HARD * max(joint, 1):
-        return None, ""
-    why = f"{hard:,} of {joint:,} factors are constraints alone"
-    if not has_counter():
-        return None, f"estimated; pip install 'rdpgraph[counting]' to count it, as {why}"
-    return partial(_counted, network, memory), f"counted first, as {why}"
+    return CountedSolution(network, memory, Allowance(seconds), _compiler())
 
 
 def _constraints(network: Network) -> tuple[int, int]:

@@ -126,7 +126,71 @@ def test_auto_says_that_it_counts() -> None:
     assert "log Z alone is counted first, as 540 of 540 factors are constraints alone" in plan.why
 
 
-def test_other_questions_are_refused() -> None:
-    posterior = rg.infer(random_graph(3), scheduler=rg.Counting(memory=1e9))
-    with pytest.raises(rg.errors.UnsupportedError, match="log Z alone"):
+def test_marginal_modes_are_refused() -> None:
+    graph = random_graph(3)
+    with pytest.raises(rg.errors.UnsupportedError, match="no marginal modes"):
+        rg.infer(graph, scheduler=rg.Counting(memory=1e9)).marginal_mode(graph.variables[:1])
+
+
+def asked(graph: rg.FactorGraph, scheduler: rg.extend.Scheduler) -> list[torch.Tensor]:
+    """Answers of a graph that some configuration of is possible."""
+    posterior = rg.infer(graph, scheduler=scheduler)
+    answers = [posterior.marginal(v) for v in graph.variables]
+    answers += [posterior.factor_marginal(factor) for factor in graph.factors()]
+    answers += [posterior.max_marginals()[v] for v in graph.variables]
+    return [*answers, posterior.entropy(), graph.score(posterior.mode())]
+
+
+@pytest.mark.parametrize("seed", [s for s in range(40) if enumerated(random_graph(s)) > -math.inf])
+def test_circuits_answer_as_contraction_does(seed: int) -> None:
+    graph = random_graph(seed)
+    circuits, exact = asked(graph, rg.Counting(memory=1e9)), asked(graph, rg.Contraction())
+    for own, expected in zip(circuits, exact, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_of_a_batch_are_those_of_contraction() -> None:
+    x, y, z = (rg.Variable(name, 3) for name in "xyz")
+    first = torch.randn(4, 3, 3, generator=seeded(), dtype=torch.float64)
+    gone = torch.rand(4, 3, 3, generator=seeded(1)) < 0.3
+    second = torch.randn(3, 3, generator=seeded(2), dtype=torch.float64)
+    answers: list[tuple[torch.Tensor, ...]] = []
+    for scheduler in (rg.Counting(memory=1e9), rg.Contraction()):
+        a, b = first.clone().requires_grad_(), second.clone().requires_grad_()
+        own = rg.Table(a.masked_fill(gone, -math.inf))
+        graph = rg.FactorGraph([rg.Factor((x, y), own), rg.Factor((y, z), rg.Table(b))])
+        rows = graph.condition({z: [0, 2, -1, 1], x: [-1, -1, 2, -1]})
+        log_z = rg.infer(rows, scheduler=scheduler).log_partition
+        answers.append((log_z, *torch.autograd.grad(log_z.sum(), (a, b))))
+    for own, expected in zip(*answers, strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+def test_draws_have_the_marginals_of_the_circuit() -> None:
+    posterior = rg.infer(random_graph(2), scheduler=rg.Counting(memory=1e9))
+    draws = posterior.sample(600, generator=seeded())
+    for variable, states in draws.items():
+        marginal = posterior.marginal(variable)
+        frequencies = torch.nn.functional.one_hot(states, len(marginal)).double().mean(0)
+        torch.testing.assert_close(frequencies, marginal, rtol=0, atol=0.12)
+
+
+def test_one_circuit_serves_all_weights_of_the_same_clauses() -> None:
+    bits = rg.VariableArray("x", (6,), 2)
+    hard = torch.tensor([[0.0, 0.0], [0.0, -math.inf]], dtype=torch.float64)
+    solutions = []
+    for seed in range(2):
+        weights = torch.randn(6, 2, generator=seeded(seed), dtype=torch.float64)
+        pairs = rg.FactorBlock((bits[1:], bits[:-1]), rg.Table(hard))
+        graph = rg.FactorGraph([pairs, rg.FactorBlock((bits,), rg.Table(weights))])
+        posterior = rg.infer(graph, scheduler=rg.Counting(memory=1e9))
+        expected = rg.infer(graph, rg.Contraction()).marginal(bits)
+        torch.testing.assert_close(posterior.marginal(bits), expected)
+        solutions.append(posterior.solution)
+    assert solutions[0].circuit is solutions[1].circuit
+
+
+def test_circuits_that_do_not_fit_are_refused_in_time() -> None:
+    posterior = rg.infer(hard_clauses(300), scheduler=rg.Counting(seconds=0.3, memory=1e8))
+    with pytest.raises(rg.errors.BudgetError, match="No circuit of 300 literals and 540 clauses"):
         posterior.marginals()

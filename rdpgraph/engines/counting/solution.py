@@ -1,74 +1,268 @@
-"""Answers of a network by a counter."""
+"""Answers of a network by a counter and by a circuit, and before approximate ones."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rdpgraph._core.cache import cached_property
-from rdpgraph.engines.counting.counter import log_counts
-from rdpgraph.engines.counting.encoding import encoded
+from rdpgraph.engines.counting.circuit import Circuit, LogSum, compiled
+from rdpgraph.engines.counting.counter import has_counter, log_counts
+from rdpgraph.engines.counting.encoding import Encoding, encoded, place
 from rdpgraph.engines.reduction.network import Network
-from rdpgraph.engines.solution import Delegate, Question, Status, Value
-from rdpgraph.errors import UnsupportedError
+from rdpgraph.engines.reduction.numbering import factor_tables, full_states, variable_table
+from rdpgraph.engines.solution import Delegate, Question, Solution, Status, Value
+from rdpgraph.errors import BudgetError, UnsupportedError
 from rdpgraph.plan.clock import Allowance
+
+_CELLS = 1 << 24
+"""Values of nodes that are held at a time, where many rows of weights are asked about."""
+
+_AT_ONCE = 0.1
+"""The part of the time in which a circuit is compiled before log Z is counted."""
+
+_SUMS = (
+    "log_partition", "log_partitions", "log_partition_errors", "bounds", "interval", "possible",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class CountedSolution(Delegate):
-    """Exact log Z, counted, without gradients; other questions are not answered.
+class CountedSolution(Solution):
+    """Log Z by a counter, and every other answer, gradients and batches by a compiled circuit.
 
     Attributes:
         network: the reduced model, without whole potentials.
-        memory: bytes that the counter may take.
-        allowance: its seconds.
+        memory: bytes for the counter, or the circuit.
+        allowance: seconds for all of them.
+        compiler: of the machine's library; None: there is none.
     """
 
     network: Network
     memory: float
     allowance: Allowance = field(repr=False)
+    compiler: Callable[..., None] | None = field(repr=False)
 
     def status(self) -> Status:
-        """Status of log Z, which is exact."""
+        """Status of all answers, which are exact."""
         return Status(method="counting")
 
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """(B,) and (B,): log Z."""
-        return self._counted, self._counted
+    @cached_property
+    def _encoding(self) -> Encoding:
+        return encoded(self.network)
 
-    def log_partition_errors(self) -> None:
-        """No errors: the count is exact."""
+    @cached_property
+    def circuit(self) -> Circuit:
+        """The circuit of all items.
 
-    def possible(self) -> Tensor:
-        """(B,) whether any configuration is, by log Z."""
-        return self._counted > -math.inf
+        Raises:
+            BudgetError: it does not fit.
+            UnsupportedError: there is no compiler.
+        """
+        if self.compiler is None:
+            raise UnsupportedError(
+                "A circuit needs the compiled library, which is not to be had here; without it "
+                "Counting answers log Z alone, without gradients."
+            )
+        with self.allowance.spending():
+            seconds = self.allowance.left()
+            return compiled(self._encoding, self.compiler, seconds=seconds, memory=self.memory)
 
     def log_partition(self) -> Tensor:
-        return self._counted
+        network = self.network
+        if network.impossible:
+            return network.constant.new_full((network.batch,), -math.inf)
+        if network.batch == 1 and not self._has_gradients and has_counter():
+            return self._counted if "circuit" not in self.__dict__ else self._log_z
+        return self._log_z
 
-    def log_partitions(self) -> Tensor:
-        """(1, B) log Z."""
-        return self._counted.unsqueeze(0)
+    @cached_property
+    def _has_gradients(self) -> bool:
+        tables = (self.network.constant, *(group.log_tables for group in self.network.groups))
+        return any(part.requires_grad for part in tables)
 
     @cached_property
     def _counted(self) -> Tensor:
-        """(B,) nats.
+        """(1,) nats; by a circuit where one is compiled at once."""
+        with self.allowance.spending(), torch.no_grad():
+            seconds = _AT_ONCE * self.allowance.left()
+            if self.compiler is not None and self._encoding.clauses:
+                arguments = self._encoding, self.compiler
+                with suppress(BudgetError):
+                    vars(self)["circuit"] = compiled(
+                        *arguments, seconds=seconds, memory=self.memory
+                    )
+                    return self._log_z
+            left = self.allowance.left()
+            counts = log_counts([self._encoding], seconds=left, memory=self.memory)
+        return self.network.constant.new_tensor(counts)
+
+    @property
+    def _log_z(self) -> Tensor:
+        """(B,) nats, by the circuit."""
+        if self.circuit.impossible:
+            return self.network.constant.new_full((self.network.batch,), -math.inf)
+        summed: Tensor = LogSum.apply(self._encoding.log_weights, self.circuit)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+        return (self._encoding.constant + summed).expand(self.network.batch)
+
+    @cached_property
+    def _none(self) -> bool:
+        return self.network.impossible or self.circuit.impossible
+
+    @cached_property
+    def _weights(self) -> Tensor:
+        """(B, 2 n) log-weights of the literals, without gradients."""
+        return self._encoding.log_weights.detach().expand(self.network.batch, -1)
+
+    @cached_property
+    def _sums(self) -> Tensor:
+        """(N, B) of all nodes."""
+        return self.circuit.up(self._weights)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """(B, 2 n) the probability of each literal."""
+        alive = (self._sums[-1] > -math.inf).to(self._sums)
+        return self.circuit.down(self._sums, alive).T
+
+    def _of_states(self, values: Tensor, empty: float, settled: Tensor | float) -> Tensor:
+        """(B, S) of values (B, 2 n) of literals."""
+        parts: list[tuple[Tensor, Tensor]] = []
+        for size in sorted(set(self.network.sizes)):
+            chosen = [v for v, other in enumerate(self.network.sizes) if other == size]
+            places = [place(x) for v in chosen for x in self._encoding.literals[v]]
+            part = values[:, places].reshape(len(values), len(chosen), size)
+            parts.append((torch.tensor(chosen, device="cpu"), part))
+        return variable_table(self.network, parts, empty, settled)
+
+    def variable_marginals(self) -> Tensor:
+        """(B, S) probabilities, by one pass down the circuit; without gradients."""
+        if self._none:
+            return variable_table(self.network, (), 0.0, 0.0)
+        alive = (self._sums[-1] > -math.inf).to(self._sums)
+        return self._of_states(self._shares, 0.0, alive)
+
+    def _given(self, rows: list[list[int]], *, maximum: bool = False) -> Tensor:
+        """(B, n) the log of the sum, or the maximum, where the literals of each row hold."""
+        sums = [self._weights[:, :0]]
+        step = max(_CELLS // (self.circuit.size * self.network.batch), 1)
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step]
+            weights = self._weights.unsqueeze(1).repeat(1, len(part), 1)
+            for number, row in enumerate(part):
+                weights[:, number, [place(-x) for x in row]] = -math.inf
+            values = self.circuit.up(weights.flatten(0, 1), maximum=maximum)
+            sums.append(values[-1].reshape(self.network.batch, -1))
+        return torch.cat(sums, 1)
+
+    def factor_marginals(self, block: int) -> Tensor:
+        """(B, F, *sizes) by a row of evidence for each configuration; without gradients."""
+        return factor_tables(self.network, block, self._beliefs)
+
+    def _beliefs(self, group: int) -> Tensor:
+        scopes = self.network.groups[group].scopes
+        shape = self.network.groups[group].log_tables.shape[2:]
+        cells = torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist()
+        own = self._encoding.literals
+        rows = [
+            [own[v][s] for v, s in zip(scope, cell, strict=True)]
+            for scope in scopes.tolist()
+            for cell in cells
+        ]
+        log_z = self._sums[-1].unsqueeze(1)
+        ratios = (self._given(rows) - torch.where(log_z > -math.inf, log_z, 0.0)).exp()
+        return ratios.reshape(self.network.batch, len(scopes), *shape)
+
+    def expected_score(self) -> Tensor:
+        """(B,) nats, of the literals' weights; without gradients."""
+        if self._none:
+            return self._encoding.constant.detach().expand(self.network.batch)
+        terms = torch.where(self._shares > 0.0, self._shares * self._weights, 0.0)
+        alive = self._sums[-1] > -math.inf
+        return torch.where(alive, terms.sum(1) + self._encoding.constant.detach(), 0.0)
+
+    def max_marginals(self) -> Tensor:
+        """(B, S) nats, by a row of evidence for each literal; without gradients."""
+        if self._none:
+            return variable_table(self.network, (), -math.inf, -math.inf)
+        count = self._encoding.count
+        literals = [[sign * x] for x in range(1, count + 1) for sign in (1, -1)]
+        own = self._given(literals, maximum=True)
+        constant = self._encoding.constant.detach().unsqueeze(1)
+        best = self.circuit.up(self._weights, maximum=True)[-1]
+        return self._of_states(own + constant, -math.inf, best + constant[:, 0])
+
+    def _states(self, chosen: Tensor) -> Tensor:
+        """(B, V) of the literals (2 n, B) that hold."""
+        literals = self._encoding.literals
+        states = torch.zeros(chosen.shape[1], len(literals), dtype=torch.long, device="cpu")
+        for v, own in enumerate(literals):
+            states[:, v] = chosen[[place(x) for x in own]].long().argmax(0).cpu()
+        return states
+
+    def mode(self) -> Tensor:
+        if self._none:
+            return full_states(
+                self.network, torch.zeros(1, self.network.batch, len(self.network.sizes)).long()
+            )[0]
+        values = self.circuit.up(self._weights, maximum=True)
+        states = self._states(self.circuit.descend(values, None, best=True))
+        return full_states(self.network, states.unsqueeze(0))[0].to(self.network.constant.device)
+
+    def sample(self, count: int, generator: torch.Generator | None) -> Tensor:
+        draws = [self.circuit.descend(self._sums, generator, best=False) for _ in range(count)]
+        states = torch.stack([self._states(one) for one in draws])
+        return full_states(self.network, states).to(self.network.constant.device)
+
+    def marginal_mode(self, numbers: Tensor) -> Tensor:
+        """Not available.
 
         Raises:
-            BudgetError: the count does not fit.
+            UnsupportedError: always.
         """
-        network = self.network
-        log_z = torch.full((network.batch,), -math.inf, dtype=network.constant.dtype, device="cpu")
-        if not network.impossible:
-            with self.allowance.spending(), torch.no_grad():
-                every = [encoded(network, item) for item in range(network.batch)]
-                counts = log_counts(every, seconds=self.allowance.left(), memory=self.memory)
-                log_z = torch.tensor(counts, dtype=log_z.dtype, device="cpu")
-        return log_z.to(network.constant.device)
+        raise UnsupportedError("Counting has no marginal modes; use Auto() or Contraction().")
+
+
+@dataclass(frozen=True, eq=False)
+class CountedFirst(Delegate):
+    """Log Z by a count if that ends in time; all else, and log Z if not, by another solution.
+
+    Attributes:
+        count: gives log Z, or raises `BudgetError`.
+        otherwise: gives the other solution, from the seconds that the count took.
+        taken: these seconds.
+    """
+
+    count: Solution = field(repr=False)
+    otherwise: Callable[[float], Solution] = field(repr=False)
+    taken: Allowance = field(default_factory=partial(Allowance, math.inf), repr=False)
+
+    @cached_property
+    def _counted(self) -> Solution | None:
+        try:
+            with self.taken.spending(), torch.no_grad():
+                self.count.log_partition()
+        except BudgetError:
+            return None
+        return self.count
+
+    @cached_property
+    def _other(self) -> Solution:
+        return self.otherwise(self.taken.spent)
 
     def _ask(self, question: Question[Value]) -> Value:
-        raise UnsupportedError(
-            f"A counter gives log Z alone, not {question.name}; ask Auto() for approximate "
-            "answers, or condition on a state for its probability."
-        )
+        if question.name in _SUMS and self._counted is not None:
+            return question(self._counted)
+        return question(self._other)
+
+    def status(self) -> Status:
+        """The status of log Z if that alone was asked for, else that of the other answers."""
+        if self.__dict__.get("_counted") is None:
+            return self._other.status()
+        if "_other" not in self.__dict__:
+            return self.count.status()
+        status = self._other.status()
+        return replace(status, method=f"log Z by counting; others by {status.method}")

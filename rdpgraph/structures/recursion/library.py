@@ -40,6 +40,7 @@ _SIGNATURES = {
     "descend": (7, 4, 0, 2),
     "lists": (8, 3, 0, 1),
     "taken": (2, 0, 0, 0),
+    "compile": (5, 3, 1, 0),
 }
 """Numbers of pointers, sizes, reals and small integers, in this order."""
 _OF_PARITIES = {

@@ -1,5 +1,6 @@
 // What the library of kernels offers, of chains and of tapes, for each type of number.
 
+#include "circuit.h"
 #include "paths.h"
 #include "sums.h"
 
@@ -105,6 +106,13 @@ int64_t chain_panel_width(int64_t bytes) { return 2 * kBytes / bytes; }
     auto* all = reinterpret_cast<std::vector<Used>*>(found[0]);                                   \
     std::memcpy(result, all->data(), all->size() * sizeof(Used));                                 \
     delete all;                                                                                   \
+  }                                                                                               \
+  void chain_compile_##name(const int32_t* literals, const int64_t* starts, const int32_t* order, \
+                            int32_t* out, int64_t* found, int64_t count, int64_t clauses,         \
+                            int64_t capacity, double seconds) {                                   \
+    Compiler compiler{literals, starts, order, out, count, clauses, capacity, seconds};           \
+    found[0] = compiler.run();                                                                    \
+    found[1] = compiler.used;                                                                     \
   }
 
 #ifdef CHAIN_FLOAT

@@ -1,0 +1,220 @@
+"""A compiled circuit of clauses, evaluated level by level for any weights of the literals."""
+
+import ctypes
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rdpgraph.engines.counting.encoding import Clause, Encoding
+from rdpgraph.errors import BudgetError
+from rdpgraph.plan import clock
+from rdpgraph.plan.orders import min_weight, primal_graph
+from rdpgraph.plan.topology import Topology
+
+_WIDE = 1e8
+"""Cells of all tables of an order beyond which branches do not follow it."""
+
+_ORDERING = 0.25
+"""The part of the time in which an order is sought."""
+
+_KEPT = 16
+_known: OrderedDict[tuple[int, tuple[Clause, ...]], "Circuit"] = OrderedDict()
+_lock = Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Circuit:
+    """Products and sums of literals: smooth, deterministic and decomposable.
+
+    Nodes 0 to 2 n - 1 are the literals, in the order of weights; the others come after their
+    children, and the last one is the root.
+
+    Attributes:
+        literals: n.
+        levels: the sums (m, 2) of a level, and of its products the children and the number of each
+            one's product in the level; products come before sums.
+        impossible: nothing holds.
+    """
+
+    literals: int
+    levels: tuple[tuple[Tensor, Tensor, int, Tensor], ...]
+    impossible: bool
+
+    @property
+    def size(self) -> int:
+        """The number of nodes."""
+        return 2 * self.literals + sum(count + len(sums) for _, _, count, sums in self.levels)
+
+    def up(self, log_weights: Tensor, *, maximum: bool = False) -> Tensor:
+        """(N, B) the log of the sum, or the maximum, over the models of each node; no gradients.
+
+        Args:
+            log_weights: (B, 2 n).
+            maximum: the heaviest model, not the sum of all.
+        """
+        values = log_weights.new_empty(self.size, len(log_weights))
+        at = 2 * self.literals
+        values[:at] = log_weights.T
+        for children, owners, count, sums in self.levels:
+            products = values.new_zeros(count, values.shape[1])
+            values[at : at + count] = products.index_add_(0, owners, values[children])
+            at += count
+            pair = values[sums[:, 0]], values[sums[:, 1]]
+            join = torch.maximum if maximum else torch.logaddexp
+            values[at : at + len(sums)] = join(*pair)
+            at += len(sums)
+        return values
+
+    def down(self, values: Tensor, flow: Tensor) -> Tensor:
+        """(2 n, B) the gradient of the root in each literal's log-weight, times a flow (B,)."""
+        flows = torch.zeros_like(values)
+        flows[-1] = flow
+        at = len(values)
+        for children, owners, count, sums in reversed(self.levels):
+            at -= len(sums)
+            for child in sums.T:
+                share = (values[child] - values[at : at + len(sums)]).exp()
+                share = torch.where(values[child] > -math.inf, share, 0.0)
+                flows.index_add_(0, child, share * flows[at : at + len(sums)])
+            at -= count
+            flows.index_add_(0, children, flows[at : at + count][owners])
+        return flows[: 2 * self.literals]
+
+    def descend(self, values: Tensor, generator: torch.Generator | None, *, best: bool) -> Tensor:
+        """(2 n, B) bool, the literals of one model: the best, or a draw."""
+        chosen = torch.zeros_like(values, dtype=torch.bool)
+        chosen[-1] = True
+        at = len(values)
+        for children, owners, count, sums in reversed(self.levels):
+            at -= len(sums)
+            one, other = values[sums[:, 0]], values[sums[:, 1]]
+            if best:
+                first = one >= other
+            else:
+                draws = torch.rand(one.shape, generator=generator, dtype=one.dtype, device="cpu")
+                first = draws.to(one.device) < torch.sigmoid(one - other)
+                first = torch.where(other == -math.inf, one > -math.inf, first)
+            here = chosen[at : at + len(sums)]
+            for child, taken in ((sums[:, 0], here & first), (sums[:, 1], here & ~first)):
+                chosen.index_put_((child,), taken, accumulate=True)
+            at -= count
+            chosen.index_put_((children,), chosen[at : at + count][owners], accumulate=True)
+        return chosen[: 2 * self.literals]
+
+
+class LogSum(torch.autograd.Function):
+    """The root of a circuit (B,) of log-weights (B, 2 n), with one pass down for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, log_weights: Tensor, circuit: Circuit) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        values = circuit.up(log_weights.detach())
+        ctx.save_for_backward(values)
+        ctx.circuit = circuit
+        return values[-1].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.circuit.down(ctx.saved_tensors[0], grads[0]).T, None
+
+
+def compiled(
+    encoding: Encoding, compiler: Callable[..., None], *, seconds: float, memory: float
+) -> Circuit:
+    """The circuit of an encoding's clauses, whatever its weights; the last ones are kept.
+
+    Args:
+        encoding: the clauses.
+        compiler: of the machine's library.
+        seconds: on the clock.
+        memory: bytes; the circuit may take a quarter.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    key = encoding.count, encoding.clauses
+    with _lock:
+        if key in _known:
+            _known.move_to_end(key)
+            return _known[key]
+    count, clauses = encoding.count, encoding.clauses
+    end = clock.now() + seconds
+    scopes = tuple(tuple({abs(x) - 1 for x in clause}) for clause in clauses)
+    elimination = min_weight(
+        primal_graph(Topology(scopes, (2,) * count)),
+        limit=_WIDE,
+        deadline=clock.now() + _ORDERING * seconds,
+    )
+    order = np.zeros(count, np.int32)
+    if elimination is not None:
+        order[elimination] = np.arange(count)
+    literals = np.array([x for clause in clauses for x in clause], np.int32)
+    starts = np.cumsum([0, *map(len, clauses)], dtype=np.int64)
+    capacity = int(min(memory / 16, 2**31 - 1))
+    out, answer = np.empty(capacity, np.int32), np.zeros(2, np.int64)
+    places = (ctypes.c_void_p(each.ctypes.data) for each in (literals, starts, order, out, answer))
+    compiler(*places, count, len(clauses), capacity, max(end - clock.now(), 0.0))
+    if answer[0] == -2:
+        raise BudgetError(
+            f"No circuit of {count:,} literals and {len(clauses):,} clauses was compiled in "
+            f"{seconds:.3g} s and {memory / 1e9:.3g} GB; "
+            f"{clock.ways_out(seconds, 'time or memory', 'use an approximate method')}."
+        )
+    circuit = _levelled(count, out[: answer[1]], int(answer[0]))
+    with _lock:
+        _known[key] = circuit
+        while len(_known) > _KEPT:
+            _known.popitem(last=False)
+    return circuit
+
+
+def _levelled(literals: int, listed: Any, root: int) -> Circuit:
+    """The nodes that the root needs, in levels."""
+    if root < 0:
+        return Circuit(literals, (), impossible=True)
+    flat, at, nodes = listed.tolist(), 0, list[tuple[int, list[int]]]()
+    while at < len(flat):
+        kind, count = flat[at], flat[at + 1]
+        nodes.append((kind, flat[at + 2 : at + 2 + count]))
+        at += 2 + count
+    first = 2 * literals
+    needed, level = bytearray(first + len(nodes)), [0] * (first + len(nodes))
+    needed[root] = 1
+    for number in range(len(nodes) - 1, -1, -1):
+        if needed[first + number]:
+            for child in nodes[number][1]:
+                needed[child] = 1
+    by_level: dict[int, tuple[list[int], list[int]]] = {}
+    for number, (kind, children) in enumerate(nodes, first):
+        if needed[number]:
+            level[number] = 1 + max((level[child] for child in children), default=0)
+            by_level.setdefault(level[number], ([], []))[kind].append(number)
+    if root < first or nodes[root - first][0]:  # the root is a product, alone in its level
+        nodes.append((0, [root]))
+        level.append(level[root] + 1)
+        by_level[level[root] + 1] = ([first + len(nodes) - 1], [])
+    place = [*range(first), *[0] * len(nodes)]
+    count, levels = first, list[tuple[Tensor, Tensor, int, Tensor]]()
+    for _, (products, sums) in sorted(by_level.items()):
+        own = [[place[child] for child in nodes[number - first][1]] for number in products]
+        for number in (*products, *sums):
+            place[number] = count
+            count += 1
+        owners = np.repeat(np.arange(len(own)), [len(children) for children in own])
+        pairs = [[place[child] for child in nodes[number - first][1]] for number in sums]
+        levels.append(
+            (
+                torch.tensor([child for children in own for child in children]).long(),
+                torch.from_numpy(owners).long(),
+                len(own),
+                torch.tensor(pairs).long().reshape(-1, 2),
+            )
+        )
+    return Circuit(literals, tuple(levels), impossible=False)
