@@ -1,5 +1,6 @@
 """Structures: model types with a recursion of their own, and the registry that recognises them."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rdpgraph._core.compiler import Opaque
+from rdpgraph._core.notebook import panel, picture
 from rdpgraph.errors import ModelError, UnsupportedError
 from rdpgraph.interface.masks import Masks
 from rdpgraph.interface.sites import Sites
@@ -74,6 +76,23 @@ class Structure(Opaque, ABC):
 
     def __repr__(self) -> str:
         return summary(self)
+
+    def _repr_html_(self) -> str:
+        """A summary, and the sites of the first item, where they are few."""
+        shape = tuple(self.states_shape[len(self.batch_shape) :])
+        if math.prod(shape) > 200:
+            return panel(summary(self))
+        sites = list(itertools.product(*map(range, shape)))
+        names = {site: site[0] if len(site) == 1 else site for site in sites}
+        places = {names[site]: self.place(site) for site in sites}
+        pairs = self.joined(dict.fromkeys(sites, 0)) if len(shape) == 1 else ()
+        return panel(
+            summary(self),
+            picture(
+                {site: place for site, place in places.items() if place is not None},
+                [(names[one], names[other]) for one, other in pairs],
+            ),
+        )
 
     @abstractmethod
     def log_partition(self) -> Tensor:

@@ -26,7 +26,7 @@ from rdpgraph.model.factor import Factor, FactorBlock, listed
 from rdpgraph.model.frames import Labels
 from rdpgraph.model.potentials.table import Table
 from rdpgraph.model.restriction import Support, restrict_blocks
-from rdpgraph.model.scores import described, log_values_at, moved_blocks, outliving
+from rdpgraph.model.scores import described, log_values_at, moved_blocks, outliving, pictured
 from rdpgraph.model.variable import Variable, VariableArray
 
 if TYPE_CHECKING:
@@ -395,3 +395,6 @@ class FactorGraph(Opaque):
 
     def __repr__(self) -> str:
         return described(self.domain, self.blocks, self.observed, self.batch_shape)
+
+    def _repr_html_(self) -> str:
+        return pictured(repr(self), self.domain, self.blocks)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rdpgraph._core.notebook import circle, panel
 from rdpgraph.errors import EvidenceError, ModelError
 from rdpgraph.model.block import Block
 from rdpgraph.model.domain import Domain, Entry
@@ -85,6 +86,15 @@ def described(
         seen = (observed != MISSING).reshape(-1, domain.count).any(0)
         lines.append(f"  observed: {int(seen.sum()):,} variables")
     return "\n".join(lines)
+
+
+def pictured(text: str, domain: Domain, blocks: Sequence[Block]) -> str:
+    """A description as HTML, with variables and factors where they are few."""
+    if not 0 < domain.count <= 24 or sum(block.count for block in blocks) > 100:
+        return panel(text)
+    names = [domain.variable(number).name for number in range(domain.count)]
+    scopes = (scope for block in blocks for scope in block.scopes.tolist())
+    return panel(text, circle(names, ([names[number] for number in scope] for scope in scopes)))
 
 
 def _described(entry: Entry) -> str:

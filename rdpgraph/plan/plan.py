@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf, log2, prod
 from pathlib import Path
 
+from rdpgraph._core.notebook import panel
 from rdpgraph.errors import BudgetError, ModelError
 from rdpgraph.plan.tree import ContractionTree
 
@@ -283,6 +284,9 @@ class Plan:
         if self.remedy:
             lines.append(f"  remedy     {self.remedy}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return panel(str(self))
 
 
 def structure_plan(

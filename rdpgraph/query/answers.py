@@ -3,17 +3,19 @@
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from rdpgraph._core.notebook import bars, table
 from rdpgraph._core.numbers import is_whole
 from rdpgraph.errors import EvidenceError, ModelError, UnknownVariableError
 from rdpgraph.model.domain import Domain, Entry, Named
 from rdpgraph.model.frames import Labels, frame_of_joint, frame_of_states, frame_of_values
 from rdpgraph.model.graph import FactorGraph
-from rdpgraph.model.variable import Variable
+from rdpgraph.model.variable import Variable, names_of
 from rdpgraph.plan.plan import require_room
 
 
@@ -99,6 +101,18 @@ class Answers(dict[Entry, Tensor]):
 
     def __reduce__(self) -> Any:
         return type(self), (dict(self), self.domain), self.__dict__
+
+    def _repr_html_(self) -> str:
+        """A row for each entry: its state, a bar for each state, or the shape of its numbers."""
+        rows: list[tuple[str, str]] = []
+        for key, value in self.items():
+            states = names_of(key.states) if isinstance(key, Variable) else ()
+            html = f"numbers of shape {tuple(value.shape)}"
+            if states and value.ndim == self.trailing:
+                numbers = value.detach().reshape(-1).tolist()
+                html = bars(numbers, states) if self.trailing else escape(str(states[numbers[0]]))
+            rows.append((key.name, html))
+        return table(type(self).__name__, rows)
 
 
 class Assignment(Answers):

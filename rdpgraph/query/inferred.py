@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rdpgraph._core.cache import cached_property, differentiable_property
 from rdpgraph._core.compiler import Opaque
+from rdpgraph._core.notebook import panel
 from rdpgraph._core.portable import Portable, tensors_in
 from rdpgraph.engines.solution import Solution, Status
 from rdpgraph.errors import BudgetError, ModelError, UnsupportedError
@@ -51,6 +52,9 @@ class Inferred(Portable, Opaque, ABC):
         read = (model.blocks, model.observed) if isinstance(model, FactorGraph) else model
         parts = [part for part in tensors_in(read) if not part.is_inference()]
         vars(self)["_versions"] = [(part, part.detach(), part._version) for part in parts]
+
+    def _repr_html_(self) -> str:
+        return panel(f"{self!r}\n{self.plan}")  # what is known without an answer
 
     @property
     @abstractmethod

@@ -1,0 +1,119 @@
+"""Objects as notebooks show them: tables and small pictures, in the colours of the page."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from rdpgraph.errors import printable
+
+Point = tuple[float, float]
+
+_MOST_ROWS, _MOST_DOTS, _LONGEST = 20, 200, 80
+_BOX = "font-family:ui-sans-serif,sans-serif;font-size:13px;line-height:1.5"
+_CELL = "text-align:left;vertical-align:top;padding:1px 12px 1px 0;color:inherit"
+_BAR = "display:inline-block;height:.7em;background:currentColor;opacity:.45;margin-right:6px"
+
+
+def panel(text: str, picture: str = "") -> str:
+    """Lines of text as a title and a table, and a picture below.
+
+    Args:
+        text: the title, then lines of a word or two, a colon or spaces, and what they are.
+        picture: HTML.
+    """
+    title, *lines = text.splitlines()
+    parts = (re.split(r":\s+|\s{2,}", line.strip(), maxsplit=1) for line in lines)
+    return table(title, [(key, _text("".join(value), 400)) for key, *value in parts], picture)
+
+
+def table(title: str, rows: Iterable[tuple[str, str]], below: str = "") -> str:
+    """A title and a table of names, which are escaped, and HTML."""
+    every = list(rows)
+    if len(every) > _MOST_ROWS:
+        every[_MOST_ROWS:] = [(f"and {len(every) - _MOST_ROWS:,} more", "")]
+    body = "".join(
+        f'<tr style="background:none"><th style="{_CELL};font-weight:600">{_text(name)}</th>'
+        f'<td style="{_CELL}">{html}</td></tr>'
+        for name, html in every
+    )
+    return (
+        f'<div style="{_BOX}"><div style="font-weight:600;max-width:60em">{_text(title, 400)}</div>'
+        f'<table style="border:none;border-collapse:collapse;font:inherit;color:inherit">{body}</table>'
+        f"{below}</div>"
+    )
+
+
+def bars(probabilities: Sequence[float], names: Iterable[object]) -> str:
+    """A bar for each state, of a length in proportion."""
+    shown = [
+        f'<span style="{_BAR};width:{80 * min(max(each, 0.0), 1.0):.0f}px"></span>'
+        f"{each:.3f} {_text(str(name))}"
+        for each, name in list(zip(probabilities, names, strict=False))[:_MOST_ROWS]
+    ]
+    return "<br>".join(shown if len(probabilities) <= _MOST_ROWS else [*shown, "..."])
+
+
+def picture(
+    places: Mapping[object, Point],
+    edges: Iterable[tuple[object, object]],
+    *,
+    squares: Sequence[object] = (),
+) -> str:
+    """Dots with names, joined by lines, as SVG; nothing where there are too many.
+
+    Args:
+        places: of each node, y upwards, about one apart.
+        edges: pairs of nodes.
+        squares: nodes that are squares without a name.
+    """
+    if not 0 < len(places) <= _MOST_DOTS:
+        return ""
+    unit, dot = 44.0, 4.0
+    left, top = min(x for x, _ in places.values()), max(y for _, y in places.values())
+    at = {
+        node: (unit * (x - left + 0.6), unit * (top - y + 0.5)) for node, (x, y) in places.items()
+    }
+    wide, high = (max(point[side] for point in at.values()) + 0.6 * unit for side in (0, 1))
+    parts = [
+        f'<line x1="{at[one][0]:.1f}" y1="{at[one][1]:.1f}" x2="{at[other][0]:.1f}" '
+        f'y2="{at[other][1]:.1f}" stroke="currentColor" stroke-opacity=".4"/>'
+        for one, other in edges
+    ]
+    for node, (x, y) in at.items():
+        if node in squares:
+            parts.append(
+                f'<rect x="{x - dot:.1f}" y="{y - dot:.1f}" width="{2 * dot}" height="{2 * dot}"/>'
+            )
+            continue
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{dot}"/><text x="{x:.1f}" y="{y + 16:.1f}" '
+            f'font-size="10" text-anchor="middle">{_text(str(node), 12)}</text>'
+        )
+    return (
+        f'<svg width="{wide:.0f}" height="{high:.0f}" viewBox="0 0 {wide:.0f} {high:.0f}" '
+        f'fill="currentColor" style="max-width:100%" role="img">{"".join(parts)}</svg>'
+    )
+
+
+def circle(names: Sequence[str], scopes: Iterable[Sequence[str]]) -> str:
+    """Variables in a circle, and a square for each factor of two and more."""
+    radius = max(1.0, len(names) / 5)
+    places: dict[object, Point] = {}
+    for place, name in enumerate(names):
+        angle = 2 * math.pi * place / len(names)
+        places[name] = (radius * math.sin(angle), radius * math.cos(angle))
+    edges: list[tuple[object, object]] = []
+    squares: list[object] = []
+    for number, scope in enumerate(scopes):
+        if len(scope) > 1:
+            xs, ys = zip(*(places[name] for name in scope), strict=True)
+            squares.append(number)
+            places[number] = (sum(xs) / len(scope), sum(ys) / len(scope))
+            edges += ((number, name) for name in scope)
+    return picture(places, edges, squares=squares)
+
+
+def _text(text: str, most: int = _LONGEST) -> str:
+    shown = printable(" ".join(text.split()))
+    return escape(shown if len(shown) <= most else f"{shown[: most - 3]}...")

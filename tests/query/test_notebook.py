@@ -1,0 +1,62 @@
+"""HTML of objects: well formed, escaped, in the page's colours, and made without an answer."""
+
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import rdpgraph as rg
+
+ONES = rg.Table(torch.zeros(2))
+NAME = "<b>&\"'\n</td>"
+
+
+def html_of(thing):
+    html = thing._repr_html_()
+    ElementTree.fromstring(html.replace("<br>", "<br/>"))
+    assert "#" not in html.replace("&#", "")  # no colour of its own
+    assert "currentColor" in html or "<svg" not in html
+    return html
+
+
+def graph():
+    x, y = rg.Variable(NAME, ("<i>", "no")), rg.VariableArray("y", (3,), 2)
+    return rg.FactorGraph(
+        [rg.Factor((x, y[0]), rg.Table(torch.zeros(2, 2))), rg.FactorBlock((y,), ONES)]
+    )
+
+
+def test_a_graph_its_plan_and_its_answers():
+    model = graph()
+    posterior = rg.infer(model)
+    for thing in (model, rg.explain(model), posterior, posterior.marginals(), posterior.mode()):
+        html = html_of(thing)
+        assert NAME not in html
+        assert "<i>" not in html
+    assert html_of(model).count("<circle") == 4
+    assert html_of(posterior.marginals()).count("width:40px") == 2
+    assert "&lt;i&gt;" in html_of(posterior.mode())
+    many = rg.VariableArray("z", (10_000,), 2)
+    large = html_of(rg.FactorGraph([rg.FactorBlock((many,), ONES)]))
+    assert len(large) < 3000
+
+
+STRUCTURES = {
+    "chain": lambda: rg.Chain(torch.zeros(4, 3), torch.zeros(3, 3)),
+    "tree": lambda: rg.Hypertree(torch.zeros(3, 3, 2)),
+    "heads": lambda: rg.ProjectiveDependencies(torch.zeros(2, 4, 5)),
+    "segments": lambda: rg.SemiMarkov(torch.zeros(3, 2, 1), torch.zeros(1, 1)),
+    "alignment": lambda: rg.Alignment(torch.zeros(3, 4, 3)),
+    "bitext": lambda: rg.Bitext.words(torch.zeros(2, 3), torch.zeros(2), torch.zeros(3)),
+    "empty": lambda: rg.Chain(torch.zeros(0, 3), torch.zeros(3, 3)),
+    "long": lambda: rg.Chain(torch.zeros(1000, 3), torch.zeros(3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_structure_and_its_posterior(name):
+    structure = STRUCTURES[name]()
+    html = html_of(structure)
+    assert ("<svg" in html) == (name not in ("empty", "long"))
+    assert ("<line" in html) == (name == "chain")
+    html_of(rg.infer(structure))
